@@ -1,0 +1,86 @@
+"""kvplan: a layout-aware KV-cache descriptor compiler.
+
+Describe two layouts, compile the pair once, plan each transfer from block ids, execute it at the speed of the link.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import (
+    BlockIndexError,
+    HostMemoryError,
+    IncompatibleLayoutsError,
+    KVPlanError,
+    LayoutError,
+    NotationError,
+    OverlapError,
+    PathError,
+    TransferError,
+)
+from kvplan.layout import KVLayout
+from kvplan.version import __version__
+
+if TYPE_CHECKING:
+    from kvplan.allocate import allocate
+    from kvplan.execute import Executor, Policy, Transfer, TransferResult
+    from kvplan.facade import CopyProgram, compile  # noqa: A004
+    from kvplan.lower import StridedRows
+    from kvplan.plan import Plan, join
+    from kvplan.twin import Descriptors
+
+
+__all__ = [
+    "BlockIndexError",
+    "CopyProgram",
+    "Descriptors",
+    "Executor",
+    "HostMemoryError",
+    "IncompatibleLayoutsError",
+    "KVLayout",
+    "KVPlanError",
+    "LayoutError",
+    "NotationError",
+    "OverlapError",
+    "PathError",
+    "Plan",
+    "Policy",
+    "StridedRows",
+    "Transfer",
+    "TransferError",
+    "TransferResult",
+    "__version__",
+    "allocate",
+    "compile",
+    "join",
+]
+
+# Later stages load when they are first asked for, so that `import kvplan` stays light.
+_LATER = {
+    "CopyProgram": "kvplan.facade",
+    "Descriptors": "kvplan.twin",
+    "Executor": "kvplan.execute",
+    "Plan": "kvplan.plan",
+    "Policy": "kvplan.execute",
+    "StridedRows": "kvplan.lower",
+    "Transfer": "kvplan.execute",
+    "TransferResult": "kvplan.execute",
+    "allocate": "kvplan.allocate",
+    "compile": "kvplan.facade",
+    "join": "kvplan.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvplan' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -1,0 +1,229 @@
+"""Algebra of strided axes: tuples of (extent, stride in bytes) factors, outermost first.
+
+A factor list maps a coordinate to a byte offset by its mixed-radix digits. Everything here is a pure function of
+Python integers, so nothing can overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+Factor = tuple[int, int]  # (extent, stride in bytes)
+Factors = tuple[Factor, ...]  # outermost first; () has the one coordinate 0
+Loop = tuple[int, int, int]  # (count, source stride, destination stride), strides in bytes
+
+
+def extent(factors: Factors) -> int:
+    """Number of coordinates: the product of the extents.
+
+    >>> extent(((4, 100), (16, 2)))
+    64
+    """
+    return prod(count for count, _ in factors)
+
+
+def normal(factors: Iterable[Factor]) -> Factors:
+    """The shortest factor list of the same map: no extent 1, no two factors that are one loop.
+
+    >>> normal(((4, 32), (1, 7), (16, 2)))
+    ((64, 2),)
+    """
+    out: list[Factor] = []
+    for count, stride in factors:
+        if count == 1:
+            continue
+        if out and out[-1][1] == count * stride:
+            out[-1] = (out[-1][0] * count, stride)
+        else:
+            out.append((count, stride))
+    return tuple(out)
+
+
+def offset(factors: Factors, coordinate: int) -> int:
+    """Byte offset of a coordinate.
+
+    >>> offset(((4, 100), (16, 2)), 17)
+    102
+    """
+    total = 0
+    for count, stride in reversed(factors):
+        coordinate, digit = divmod(coordinate, count)
+        total += digit * stride
+    return total
+
+
+def span(factors: Factors) -> int:
+    """Largest offset of any coordinate (strides are not negative).
+
+    >>> span(((4, 100), (16, 2)))
+    330
+    """
+    return sum((count - 1) * stride for count, stride in factors)
+
+
+class Piece(NamedTuple):
+    """Coordinates of two axes that run side by side: two first offsets (bytes) and the loops from there."""
+
+    src: int
+    dst: int
+    loops: tuple[Loop, ...]
+
+
+def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: int) -> list[Piece]:
+    """Common refinement of ``count`` coordinates of two axes, beginning at ``src_start`` and ``dst_start``.
+
+    The pieces together visit every coordinate once, in order. One piece is enough where the radices divide each
+    other; where they do not, the range is cut at the boundaries that do not meet.
+
+    >>> refine(((8, 1),), 0, ((2, 100), (4, 1)), 0, 8)
+    [Piece(src=0, dst=0, loops=((2, 4, 100), (4, 1, 1)))]
+    >>> refine(((8, 1),), 0, ((2, 100), (4, 1)), 2, 4)
+    [Piece(src=0, dst=2, loops=((2, 1, 1),)), Piece(src=2, dst=100, loops=((2, 1, 1),))]
+    """
+    if count == 1:
+        return [Piece(offset(src, src_start), offset(dst, dst_start), ())]
+    # The largest boundary that the range crosses on either side; place 1 is always crossed.
+    place, start = max(
+        (place, start)
+        for factors, start in ((src, src_start), (dst, dst_start))
+        for place in _places(factors)
+        if start // place != (start + count - 1) // place
+    )
+    lead = -start % place  # coordinates before the first boundary
+    middle = (count - lead) // place  # whole stretches between boundaries
+    pieces: list[Piece] = []
+    if lead:
+        pieces += refine(src, src_start, dst, dst_start, lead)
+    at_src, at_dst = src_start + lead, dst_start + lead
+    src_stride = _stride(src, at_src, place, middle)
+    dst_stride = _stride(dst, at_dst, place, middle)
+    if middle > 1 and src_stride is not None and dst_stride is not None:
+        loop = (middle, src_stride, dst_stride)
+        for inner in refine(src, at_src, dst, at_dst, place):
+            pieces.append(Piece(inner.src, inner.dst, (loop, *inner.loops)))
+    else:
+        for k in range(middle):
+            pieces += refine(src, at_src + k * place, dst, at_dst + k * place, place)
+    tail = count - lead - middle * place
+    if tail:
+        done = lead + middle * place
+        pieces += refine(src, src_start + done, dst, dst_start + done, tail)
+    return pieces
+
+
+def _places(factors: Factors) -> list[int]:
+    """Place value of each factor: coordinates that one step of it skips. Always ends with 1."""
+    places, value = [1], 1
+    for count, _ in reversed(factors[1:]):
+        value *= count
+        places.append(value)
+    return places[::-1]
+
+
+def _stride(factors: Factors, start: int, step: int, count: int) -> int | None:
+    """Bytes between coordinates ``step`` apart, if ``count * step`` coordinates from ``start`` see just one answer."""
+    place = 1
+    for size, stride in reversed(factors):
+        wrap = place * size
+        if step % place == 0 and start % wrap + step * count <= wrap:
+            return stride * (step // place)
+        place *= size
+    return None
+
+
+def coalesce(nbytes: int, loops: Sequence[Loop]) -> tuple[int, tuple[Loop, ...]]:
+    """Normal form of a strided copy: the longest run, then the fewest loops, outermost first.
+
+    A loop joins the run where both strides equal the run's bytes; it joins another loop where it begins on both
+    sides just where that one ends.
+
+    >>> coalesce(1, [(2, 4096, 512), (16, 256, 256), (256, 1, 1)])
+    (4096, ((2, 4096, 512),))
+    >>> coalesce(8, [(3, 80, 200), (10, 8, 20)])
+    (8, ((30, 8, 20),))
+    """
+    rest = [loop for loop in loops if loop[0] != 1]
+    grown = True
+    while grown:
+        grown = False
+        for loop in rest:
+            if loop[1] == nbytes and loop[2] == nbytes:
+                nbytes *= loop[0]
+                rest.remove(loop)
+                grown = True
+                break
+    grown = True
+    while grown:
+        grown = False
+        for outer in rest:
+            for inner in rest:
+                if outer[1] == inner[0] * inner[1] and outer[2] == inner[0] * inner[2]:
+                    rest.remove(outer)
+                    rest.remove(inner)
+                    rest.append((outer[0] * inner[0], inner[1], inner[2]))
+                    grown = True
+                    break
+            if grown:
+                break
+    return nbytes, tuple(sorted(rest, key=lambda loop: (abs(loop[2]), abs(loop[1]), loop), reverse=True))
+
+
+Term = tuple[int, int, int]  # (stride, least multiple, greatest multiple)
+
+
+def _reaches(terms: tuple[Term, ...], distance: int) -> bool:
+    """Whether ``distance`` is a sum of one multiple of each stride; terms in descending order of stride."""
+    if not terms:
+        return distance == 0
+    stride, least, greatest = terms[0]
+    rest = terms[1:]
+    if stride == 0:
+        return _reaches(rest, distance)
+    low = sum(s * a for s, a, _ in rest)
+    high = sum(s * b for s, _, b in rest)
+    first = max(least, -((high - distance) // stride))
+    last = min(greatest, (distance - low) // stride)
+    return any(_reaches(rest, distance - stride * k) for k in range(first, last + 1))
+
+
+def meets(a: Factors, b: Factors, distance: int) -> bool:
+    """Whether two byte sets overlap, set ``b`` beginning ``distance`` bytes after set ``a``.
+
+    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 10)
+    False
+    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 95)
+    True
+    """
+    bounds: dict[int, tuple[int, int]] = {}
+    for count, stride in a:
+        low, high = bounds.get(stride, (0, 0))
+        bounds[stride] = (low, high + count - 1)
+    for count, stride in b:
+        low, high = bounds.get(stride, (0, 0))
+        bounds[stride] = (low - count + 1, high)
+    terms = sorted(((s, low, high) for s, (low, high) in bounds.items()), reverse=True)
+    return _reaches(tuple(terms), distance)
+
+
+def injective(factors: Factors) -> bool:
+    """Whether no two coordinates share an offset.
+
+    >>> injective(((4, 64), (64, 1))), injective(((4, 63), (64, 1))), injective(((4, 0), (64, 1)))
+    (True, False, False)
+    """
+    ordered = sorted((stride, count) for count, stride in factors if count > 1)
+    reach = 0
+    nested = True
+    for stride, count in ordered:
+        nested = nested and stride > reach
+        reach += (count - 1) * stride
+    if nested:
+        return True
+    # Not nested: two coordinates meet where a leading positive difference is undone by the factors after it.
+    terms = [(stride, 1 - count, count - 1) for stride, count in reversed(ordered)]
+    for k, (stride, _, most) in enumerate(terms):
+        if stride == 0 or any(_reaches(tuple(terms[k + 1 :]), -stride * m) for m in range(1, most + 1)):
+            return False
+    return True

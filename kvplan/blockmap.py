@@ -1,0 +1,165 @@
+"""Block ids in, unit addresses out.
+
+A unit is the smallest stretch of tokens that blocks of both sides are made of. A block holds one unit or several; ids
+arrive as engines give them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import BlockIndexError, OverlapError
+from kvplan.program import BlockAxis, Int64Array, Program
+
+_INT64 = np.dtype(np.int64)
+
+
+class Side(NamedTuple):
+    """One side of a program, as the placing loop reads it.
+
+    Attributes:
+        axes: (groups, 3 + units a block) int64: base address, block stride, row of ``tables`` or -1, unit offsets.
+        tables: (tables, blocks) int64: bytes from block 0 to each block, where no stride tells.
+        units: units a block.
+        num_blocks: blocks there are.
+    """
+
+    axes: Int64Array
+    tables: Int64Array
+    units: int
+    num_blocks: int
+
+
+def sides(program: Program) -> tuple[Side, Side]:
+    """Source and destination of a program, as arrays."""
+    return (
+        _side([(g.src, g.src_base) for g in program.groups], program.src_units),
+        _side([(g.dst, g.dst_base) for g in program.groups], program.dst_units),
+    )
+
+
+def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
+    axes = np.zeros((len(groups), 3 + units), dtype=np.int64)
+    tables: list[Int64Array] = []
+    for row, (axis, base) in enumerate(groups):
+        stride = axis.stride
+        axes[row, :3] = (base, stride or 0, -1 if stride is not None else len(tables))
+        axes[row, 3:] = axis.units
+        if stride is None:
+            tables.append(axis.block_offsets())
+    stacked = np.array(tables, dtype=np.int64).reshape(len(tables), groups[0][0].num_blocks if tables else 0)
+    return Side(axes, stacked, units, groups[0][0].num_blocks)
+
+
+def block_ids(ids: Any, name: str) -> Int64Array:
+    """Block ids as a writable C-contiguous int64 array.
+
+    Args:
+        ids: a sequence of int, a numpy array of any integer type (read-only and strided too), or a torch CPU tensor.
+        name: what the caller calls it, for messages.
+
+    Raises:
+        BlockIndexError: not one-dimensional, not integers, ragged, or past int64.
+
+    >>> block_ids([3, 1, 2], "src_blocks")
+    array([3, 1, 2])
+    """
+    if type(ids) is np.ndarray and ids.dtype is _INT64 and ids.ndim == 1:
+        flags = ids.flags
+        if flags.c_contiguous and flags.writeable:
+            return ids
+    if hasattr(ids, "data_ptr"):
+        if str(ids.device) != "cpu":
+            raise BlockIndexError(f"{name} is on {ids.device}; block ids are planned on the CPU: pass ids.cpu()")
+        ids = ids.numpy()
+    try:
+        array = np.asarray(ids)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BlockIndexError(f"{name} is ragged or holds no integers: {error}") from None
+    if array.ndim != 1:
+        raise BlockIndexError(f"{name} has shape {array.shape}; block ids are one-dimensional")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        raise BlockIndexError(f"{name} holds {array.dtype}; block ids are integers")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > np.iinfo(np.int64).max:
+        raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
+    return np.array(array, dtype=np.int64, order="C")
+
+
+def count_units(src: Int64Array, dst: Int64Array, src_skip: int, dst_skip: int, units: tuple[int, int]) -> int:
+    """Units that both id lists cover.
+
+    The first block of a side may be entered ``skip`` units late and its last may be partly used; beyond that, both
+    lists must cover the same units.
+
+    Raises:
+        BlockIndexError: a skip that is none, or lists that cover different numbers of units.
+
+    >>> import numpy as np
+    >>> count_units(np.arange(11), np.array([0, 1, 3]), 0, 1, (1, 4))
+    11
+    """
+    for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
+        if type(skip) is not int and (isinstance(skip, bool) or not hasattr(skip, "__index__")):
+            raise BlockIndexError(f"{name}_skip is {skip!r}; it counts units and is an integer")
+        if not 0 <= skip < side_units:
+            raise BlockIndexError(
+                f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
+                f"0{f' to {side_units - 1}' * (side_units > 1)}"
+            )
+    if not len(src) and not len(dst):
+        return 0
+    src_covers, dst_covers = len(src) * units[0] - src_skip, len(dst) * units[1] - dst_skip
+    count = min(src_covers, dst_covers)
+    if src_covers - count >= units[0] or dst_covers - count >= units[1] or count <= 0:
+        raise BlockIndexError(
+            f"{len(src)} src blocks cover {max(src_covers, 0)} units, {len(dst)} dst blocks cover "
+            f"{max(dst_covers, 0)}; only the last larger block may be partly used"
+        )
+    return count
+
+
+class _Scratch(threading.local):
+    """A bit a destination unit, all clear between calls; one for each thread."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(64, dtype=np.uint64)
+
+    def of(self, bits: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        if self.words.size * 64 < bits:
+            self.words = np.zeros(-(-bits // 64), dtype=np.uint64)
+        return self.words
+
+
+_scratch = _Scratch()
+
+
+def place(
+    src: Side, dst: Side, src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, count: int
+) -> Int64Array:
+    """Addresses of ``count`` units: (groups, 2, units) int64, source and destination.
+
+    Raises:
+        BlockIndexError: an id that is negative or past the last block.
+        OverlapError: a destination unit that is named twice.
+    """
+    from kvplan import expand
+
+    out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
+    seen = _scratch.of(dst.num_blocks * dst.units)
+    kind, at = expand.place_units(
+        src_ids, dst_ids, src_skip, dst_skip, src.axes, dst.axes, src.tables, dst.tables,
+        src.num_blocks, dst.num_blocks, seen, out,
+    )  # fmt: skip
+    if kind == expand.PLACED:
+        return out
+    if kind == expand.TWICE:
+        block, unit = divmod(at, dst.units)
+        where = f" (unit {unit} of it)" if dst.units > 1 else ""
+        raise OverlapError(f"dst_blocks name block {block}{where} more than once; each destination is written once")
+    ids, side, name = (src_ids, src, "src") if kind == expand.SRC_OUTSIDE else (dst_ids, dst, "dst")
+    raise BlockIndexError(f"{name}_blocks[{at}] is {int(ids[at])}; {name} blocks are 0 to {side.num_blocks - 1}")

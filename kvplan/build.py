@@ -1,0 +1,287 @@
+"""Notation and tensors in, components out: extents are resolved, layer and kv unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.algebra import Factors, normal, offset
+from kvplan.components import Component, Form, Region, check_bounds, check_disjoint
+from kvplan.errors import LayoutError
+from kvplan.notation import Atom, Dim, Notation
+from kvplan.tensors import TensorFacts, facts, is_tensor
+
+
+class Built(NamedTuple):
+    """The parts of a layout before it has a face.
+
+    Attributes:
+        components: in order of layer, then part.
+        sizes: extent of each axis of the notation, in elements for dim.
+    """
+
+    components: tuple[Component, ...]
+    regions: tuple[Region, ...]
+    num_blocks: int
+    block_tokens: int
+    sizes: dict[str, int]
+    dtype: str
+
+
+class Naming(NamedTuple):
+    """Global names of what the tensors hold.
+
+    Attributes:
+        layers: global number of each layer held, or the first of them.
+        head_start: global number of the first head.
+        part: name of the content where the notation has no kv axis.
+    """
+
+    layers: int | Sequence[int] = 0
+    head_start: int = 0
+    part: str = "kv"
+
+    @property
+    def kv_parts(self) -> tuple[str, str]:
+        """Names of the two halves of a kv axis."""
+        return ("k", "v") if self.part == "kv" else (f"k_{self.part}", f"v_{self.part}")
+
+
+def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
+    """Flatten nested sequences by the axes left of the colon; extents of those axes beside.
+
+    Raises:
+        LayoutError: a sequence where a tensor is due or the other way round, ragged or empty nesting.
+    """
+    extents: dict[str, int] = {}
+    level: list[Any] = [tensors]
+    for axis in notation.nesting:
+        counts: set[int] = set()
+        for value in level:
+            if is_tensor(value) or not isinstance(value, list | tuple):
+                given = "one tensor" if is_tensor(value) else type(value).__name__
+                raise LayoutError(f"{axis!r} stands left of the ':' in '{notation}', which asks for a sequence of "
+                                  f"tensors there; got {given}")  # fmt: skip
+            counts.add(len(value))
+        if len(counts) != 1:
+            raise LayoutError(f"ragged nesting: {sorted(counts)} tensors along {axis!r}; every sequence must have "
+                              "the same length")  # fmt: skip
+        extents[axis] = counts.pop()
+        if not extents[axis]:
+            raise LayoutError(f"no tensors along {axis!r}; a layout has at least one")
+        level = [item for value in level for item in value]
+    for value in level:
+        if not is_tensor(value):
+            raise LayoutError(f"a tensor is due where '{notation}' has its dims; got {type(value).__name__}")
+    return [facts(value) for value in level], extents
+
+
+def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
+    """All tensors of one notation have one shape, strides, element size and device.
+
+    Raises:
+        LayoutError: naming the first tensor that differs from tensor 0, or a dim of extent zero.
+    """
+    first = tensors[0]
+    if len(first.shape) != len(notation.dims):
+        raise LayoutError(f"'{notation}' has {len(notation.dims)} dims; the tensor's shape {first.shape} has "
+                          f"{len(first.shape)}")  # fmt: skip
+    for name in ("shape", "strides", "itemsize", "dtype"):
+        for k, other in enumerate(tensors):
+            if getattr(other, name) != getattr(first, name):
+                raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
+                                  f"{getattr(first, name)}; those of one notation must agree")  # fmt: skip
+    for k, other in enumerate(tensors):
+        if other.region.device != first.region.device:
+            raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
+                              "a layout lives on one device")  # fmt: skip
+    if 0 in first.shape:
+        raise LayoutError(f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of '{notation}' is zero")
+    if min(first.strides, default=0) < 0:
+        raise LayoutError(f"strides {first.strides} (bytes) of '{notation}' run backwards; pass the tensor unflipped")
+
+
+def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
+    """Extent of every atom, from the shape and the sizes.
+
+    Args:
+        sizes: by axis (``"token"``) or by factor (``"head.0"``), where the shape doesn't tell.
+
+    Raises:
+        LayoutError: an extent that nothing tells, or two that disagree.
+    """
+    given = _given(notation, sizes)
+    extents: dict[Atom, int] = {}
+    for dim, size in zip(notation.dims, shape, strict=True):
+        known = {atom: 2 if atom.axis == "kv" else given[str(atom)] for atom in dim
+                 if atom.axis == "kv" or str(atom) in given}  # fmt: skip
+        unknown = [atom for atom in dim if atom not in known]
+        total = prod(known.values())
+        if len(unknown) > 1:
+            names = " or ".join(repr(str(atom)) for atom in unknown)
+            raise LayoutError(f"dim ({_names(dim)}) of '{notation}' has extent {size}: give sizes={{...}} for {names}")
+        if size % total or (not unknown and size != total):
+            factors = " * ".join(f"{atom}={known[atom]}" if atom in known else f"{atom}=?" for atom in dim) or "1"
+            raise LayoutError(f"dim of extent {size} in '{notation}' cannot be {factors}")
+        extents |= known | {atom: size // total for atom in unknown}
+    for axis in ("layer", "block", "token", "head", "dim"):
+        factors_of = [extents[atom] for atom in notation.factors(axis)]
+        if axis in given and factors_of and prod(factors_of) != given[axis]:
+            raise LayoutError(f"sizes say {axis}={given[axis]}, the shape {tuple(shape)} says {prod(factors_of)}")
+    return extents
+
+
+def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
+    names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
+    for name, size in sizes.items():
+        if name not in names:
+            raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
+        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+            raise LayoutError(f"sizes[{name!r}] is {size!r}; an extent is an integer of at least 1")
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def _names(dim: Dim) -> str:
+    return " ".join(map(str, dim))
+
+
+def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Sequence[int]) -> dict[str, Factors]:
+    """Factors of each axis right of the colon, strides in bytes; not in normal form.
+
+    >>> from kvplan.notation import parse
+    >>> n = parse("(block token) dim")
+    >>> axis_factors(n, resolve(n, (64, 8), {"token": 16}), (16, 2))
+    {'block': ((4, 256),), 'token': ((16, 16),), 'dim': ((8, 2),)}
+    """
+    stride_of: dict[Atom, int] = {}
+    for dim, stride in zip(notation.dims, strides, strict=True):
+        step = stride
+        for atom in reversed(dim):
+            stride_of[atom] = step
+            step *= extents[atom]
+    axes = dict.fromkeys(atom.axis for dim in notation.dims for atom in dim)
+    return {axis: tuple((extents[atom], stride_of[atom]) for atom in notation.factors(axis)) for axis in axes}
+
+
+def build(notation: Notation, tensors: Any, sizes: Mapping[str, int], naming: Naming, seams: Sequence[int]) -> Built:
+    """Everything :meth:`kvplan.KVLayout.from_tensors` does, short of the class."""
+    gathered, nested = gather(notation, tensors)
+    return assemble(notation, gathered, nested, sizes, naming, seams)
+
+
+def assemble(
+    notation: Notation,
+    tensors: Sequence[TensorFacts],
+    nested: Mapping[str, int],
+    sizes: Mapping[str, int],
+    naming: Naming,
+    seams: Sequence[int],
+) -> Built:
+    """Components of tensors whose facts are known."""
+    check_alike(notation, tensors)
+    if nested.get("kv", 2) != 2:
+        raise LayoutError(f"{nested['kv']} tensors along 'kv' in '{notation}'; there are two, K and V")
+    for axis, count in nested.items():
+        if sizes.get(axis, count) != count:
+            raise LayoutError(f"sizes say {axis}={sizes[axis]}, the sequence has {count} tensors along it")
+    first = tensors[0]
+    extents = resolve(notation, first.shape, {k: v for k, v in sizes.items() if k not in nested})
+    factors = axis_factors(notation, extents, first.strides)
+    counts = {axis: prod(count for count, _ in axis_factor) for axis, axis_factor in factors.items()} | dict(nested)
+    regions = _regions([tensor.region for tensor in tensors], seams)
+    num_blocks, layers = counts.get("block", 1), _layers(naming.layers, counts.get("layer", 1))
+    content = normal((*factors.get("dim", ()), (first.itemsize, 1)))
+    components: list[Component] = []
+    for layer, number in enumerate(layers):
+        for kv, part in enumerate(naming.kv_parts if "kv" in counts else (naming.part,)):
+            inside = offset(factors.get("layer", ()), layer) if "layer" in factors else 0
+            inside += offset(factors["kv"], kv) if "kv" in factors else 0
+            where = {"layer": layer, "kv": kv}
+            held = [tensors[k].address for k in _indices(notation, nested, where)]
+            block, table = _block_axis(normal(factors.get("block", ())), held, regions)
+            form = Form(
+                block=block,
+                token=normal(factors.get("token", ())),
+                head=normal(factors.get("head", ())),
+                dim=content,
+                head_start=naming.head_start,
+                headed="head" in counts,
+                opaque="token" not in counts,
+                table=table,
+            )
+            components.append(Component(number, part, held[0] + inside, form))
+    shared: dict[Form, Form] = {}  # one object a form, so that identity can stand for equality downstream
+    components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+    check_bounds(components, regions, num_blocks)
+    check_disjoint(components, num_blocks)
+    order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
+    return Built(tuple(components), regions, num_blocks, counts.get("token", 1), order, first.dtype)
+
+
+_AXIS_ORDER = ("layer", "kv", "block", "token", "head", "dim")
+
+
+def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
+    if isinstance(layers, int):
+        if layers < 0:
+            raise LayoutError(f"layer_start is {layers}; layers are numbered from 0")
+        return tuple(range(layers, layers + count))
+    numbers = tuple(int(number) for number in layers)
+    if len(numbers) != count or len(set(numbers)) != count or min(numbers) < 0:
+        raise LayoutError(f"layers are {numbers}; the tensors hold {count}, each with its own global number")
+    return numbers
+
+
+def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
+    """Flat positions of the tensors that hold one (layer, kv): one, or one a block in order."""
+    choices = [range(nested[axis]) if axis == "block" else (where[axis],) for axis in notation.nesting]
+    for position in product(*choices):
+        flat = 0
+        for axis, index in zip(notation.nesting, position, strict=True):
+            flat = flat * nested[axis] + index
+        yield flat
+
+
+def _block_axis(
+    factors: Factors, held: Sequence[int], regions: Sequence[Region]
+) -> tuple[Factors, tuple[int, ...] | None]:
+    """Blocks by stride, or by table where each block is an allocation of its own."""
+    if len(held) == 1:
+        return factors, None
+    table = np.asarray(held, dtype=np.int64) - held[0]
+    steps = np.diff(table)
+    # Equal steps inside one allocation are views of one tensor: a stride again.
+    if len(regions) == 1 and steps[0] > 0 and bool(np.all(steps == steps[0])):
+        return ((len(held), int(steps[0])),), None
+    return (), tuple(table.tolist())
+
+
+def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...]:
+    """One region an allocation, in order of address, with the seams that fall inside it."""
+    unique: dict[tuple[int, int], Region] = {}
+    for region in found:
+        known = unique.setdefault((region.address, region.nbytes), region)
+        if known.writable and not region.writable:
+            unique[region.address, region.nbytes] = region
+    ordered = sorted(unique.values(), key=lambda region: region.address)
+    marks: list[int] = []
+    for seam in seams:
+        if isinstance(seam, bool) or not hasattr(seam, "__index__"):
+            raise LayoutError(f"seam {seam!r} is no address; seams are integers")
+        marks.append(int(seam))
+        if not any(region.address <= int(seam) <= region.end for region in ordered):
+            raise LayoutError(f"seam {int(seam):#x} lies in no allocation of this layout")
+    # Two pinned allocations that happen to touch are two registrations: no copy may span them.
+    touching = {
+        a.end for a, b in zip(ordered, ordered[1:], strict=False) if a.end == b.address and (a.pinned or b.pinned)
+    }
+    marks.extend(touching)
+    return tuple(
+        Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
+               tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner)
+        for r in ordered
+    )  # fmt: skip

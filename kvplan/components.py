@@ -1,0 +1,211 @@
+"""What a layout is made of: regions of memory, and one strided view for each (layer, part)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvplan.algebra import Factors, extent, injective, meets, offset, span
+from kvplan.errors import LayoutError
+
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One allocation, or the part of one that a layout may touch.
+
+    Attributes:
+        address: first byte.
+        nbytes: bytes from there on.
+        device: ``"cpu"``, ``"cuda:0"``, ...
+        pinned: page-locked host memory, which a GPU can reach.
+        writable: False for read-only arrays.
+        virtual: addresses are made up (a spec): nothing can be moved.
+        seams: addresses inside that no descriptor may cross, ascending.
+        owner: keeps the memory alive; never compared.
+    """
+
+    address: int
+    nbytes: int
+    device: str = "cpu"
+    pinned: bool = False
+    writable: bool = True
+    virtual: bool = False
+    seams: tuple[int, ...] = ()
+    owner: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def end(self) -> int:
+        """First byte after the region."""
+        return self.address + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The shape that many components share: factors of every axis, strides in bytes, and no address.
+
+    Attributes:
+        block: factors of the block axis; ``()`` where ``table`` says where blocks are, or where there is one block.
+        token: factors of the token slots of a block; ``()`` for one.
+        head: factors of the heads held here.
+        dim: factors of the content of one (token, head), counted in bytes.
+        head_start: global number of the first head.
+        headed: whether the notation has a head axis; content without one belongs to no head.
+        opaque: whether the notation has no token axis: a block moves whole or not at all.
+        table: bytes from block 0 to each block, where blocks are separate allocations.
+    """
+
+    block: Factors
+    token: Factors
+    head: Factors
+    dim: Factors
+    head_start: int = 0
+    headed: bool = True
+    opaque: bool = False
+    table: tuple[int, ...] | None = None
+
+    @property
+    def heads(self) -> range:
+        """Global numbers of the heads held here."""
+        return range(self.head_start, self.head_start + extent(self.head))
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of content a block."""
+        return extent(self.token) * extent(self.head) * extent(self.dim)
+
+    @property
+    def inner(self) -> Factors:
+        """Factors of everything inside a block."""
+        return (*self.token, *self.head, *self.dim)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last byte that any block touches, relative to the component's address."""
+        reach = span(self.inner)
+        if self.table is not None:
+            return min(self.table), max(self.table) + reach
+        return 0, span(self.block) + reach
+
+    def block_offset(self, block: int) -> int:
+        """Bytes from block 0 to ``block``."""
+        return self.table[block] if self.table is not None else offset(self.block, block)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One (layer, part) of a cache: a form, placed at an address.
+
+    Attributes:
+        layer: global number of the layer.
+        part: ``"k"``, ``"v"``, ``"kv"`` or a named extra.
+        address: of block 0, token 0, first head, first byte.
+    """
+
+    layer: int
+    part: str
+    address: int
+    form: Form
+
+    def __str__(self) -> str:
+        return f"layer {self.layer} {self.part!r}"
+
+    def hull(self) -> tuple[int, int]:
+        """First byte, and first byte after the last."""
+        low, high = self.form.bounds
+        return self.address + low, self.address + high + 1
+
+
+def check_bounds(components: Iterable[Component], regions: Sequence[Region], num_blocks: int) -> None:
+    """Every byte of every component lies inside one region; afterwards, checking block ids is enough.
+
+    Raises:
+        LayoutError: naming the component, its reach, and the region it leaves.
+    """
+    ordered = sorted(regions, key=lambda region: region.address)
+    starts = [region.address for region in ordered]
+    for component in components:
+        form = component.form
+        reach = span(form.inner) + 1 if form.table is not None else form.bounds[1] + 1
+        for first in {component.address + t for t in form.table} if form.table is not None else {component.address}:
+            region = ordered[max(bisect_right(starts, first) - 1, 0)]
+            if first < region.address or first + reach > region.end:
+                raise LayoutError(
+                    f"{component} reaches bytes [{first:#x}, {first + reach:#x}), outside its allocation "
+                    f"[{region.address:#x}, {region.end:#x}): a stride, size or block count is too large"
+                )
+            if region.end > INT64_MAX:
+                raise LayoutError(f"{component} ends at {region.end:#x}, past the largest int64 address")
+    if num_blocks < 1:
+        raise LayoutError(f"{num_blocks} blocks; a layout has at least one")
+
+
+def check_disjoint(components: Sequence[Component], num_blocks: int) -> None:
+    """No byte belongs to two coordinates.
+
+    Raises:
+        LayoutError: naming the component that overlaps itself, or the two that overlap each other.
+    """
+    for form, component in {component.form: component for component in components}.items():
+        if not injective((*form.block, *form.inner)):
+            raise LayoutError(
+                f"{component} overlaps itself: two coordinates share bytes (an expanded dim, or a stride smaller "
+                "than what it steps over)"
+            )
+    if any(component.form.table is not None for component in components):
+        _check_disjoint_tables(components, num_blocks)
+    else:
+        _check_disjoint_strided(components)
+
+
+def _check_disjoint_strided(components: Sequence[Component]) -> None:
+    known: dict[tuple[int, int, int], bool] = {}
+    active: list[tuple[int, Component]] = []  # (end, component), those the sweep has not passed
+    forms: dict[int, Factors] = {}
+    for component in sorted(components, key=lambda c: c.address):
+        start, end = component.hull()
+        active = [entry for entry in active if entry[0] > start]
+        key = id(component.form)
+        forms.setdefault(key, (*component.form.block, *component.form.inner))
+        for _, other in active:
+            case = (id(other.form), key, component.address - other.address)
+            if case not in known:
+                known[case] = meets(forms[case[0]], forms[key], case[2])
+            if known[case]:
+                raise LayoutError(f"{other} and {component} overlap: they share bytes")
+        active.append((end, component))
+
+
+def _check_disjoint_tables(components: Sequence[Component], num_blocks: int) -> None:
+    """The same, where blocks are looked up: a sweep over (component, block) intervals."""
+    tables = [
+        np.array([c.form.block_offset(b) for b in range(num_blocks)], dtype=np.int64) + c.address for c in components
+    ]
+    spans = [span(c.form.inner) + 1 for c in components]
+    starts = np.concatenate(tables)
+    ends = starts + np.repeat(np.array(spans, dtype=np.int64), num_blocks)
+    order = np.argsort(starts, kind="stable")
+    covered = np.maximum.accumulate(ends[order])
+    if not np.any(starts[order][1:] < covered[:-1]):
+        return
+    known: dict[tuple[Factors, Factors, int], bool] = {}
+    active: list[int] = []
+    for index in order.tolist():
+        active = [k for k in active if ends[k] > starts[index]]
+        here = components[index // num_blocks]
+        for k in active:
+            there = components[k // num_blocks]
+            case = (there.form.inner, here.form.inner, int(starts[index] - starts[k]))
+            if case not in known:
+                known[case] = meets(*case)
+            if known[case]:
+                raise LayoutError(
+                    f"{there} of block {k % num_blocks} and {here} of block {index % num_blocks} overlap: "
+                    "they share bytes"
+                )
+        active.append(index)

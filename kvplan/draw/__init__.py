@@ -1,0 +1,1 @@
+"""Pictures: SVG text, made without a drawing library."""

@@ -1,0 +1,62 @@
+"""The errors of kvplan: one class for each kind of mistake.
+
+Every message names the offending value, where it stands, and what would be right. All of them are raised before
+anything moves.
+"""
+
+from __future__ import annotations
+
+
+class KVPlanError(ValueError):
+    """Base of every error that kvplan raises on purpose.
+
+    >>> issubclass(KVPlanError, ValueError)
+    True
+    """
+
+
+class NotationError(KVPlanError):
+    """A layout notation that cannot be parsed; the message shows the text with a caret under the column.
+
+    Attributes:
+        text: the notation as given.
+        column: 1-based column of the offence.
+
+    >>> print(NotationError("unknown axis 'heads'", text="block heads", column=7))
+    unknown axis 'heads' at column 7
+        block heads
+              ^
+    """
+
+    def __init__(self, problem: str, *, text: str, column: int) -> None:
+        self.text = text
+        self.column = column
+        super().__init__(f"{problem} at column {column}\n    {text}\n    {' ' * (column - 1)}^")
+
+
+class LayoutError(KVPlanError):
+    """Tensors, sizes or a spec that do not make a layout."""
+
+
+class IncompatibleLayoutsError(KVPlanError):
+    """Two layouts between which no copy program exists."""
+
+
+class BlockIndexError(KVPlanError, IndexError):
+    """Block ids or skips that do not fit the layouts."""
+
+
+class OverlapError(KVPlanError):
+    """One destination byte would be written twice, or read and written by the same plan."""
+
+
+class HostMemoryError(KVPlanError):
+    """Host memory that a GPU cannot reach, asked of a path that must reach it."""
+
+
+class PathError(KVPlanError):
+    """A path asked for by name that cannot serve this plan, and why."""
+
+
+class TransferError(KVPlanError, RuntimeError):
+    """A transfer that failed while it ran, or an executor that can take no more."""

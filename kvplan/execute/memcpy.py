@@ -1,0 +1,142 @@
+"""Compiled copy loops over raw addresses: the host path's hands.
+
+Two ways to copy a run. Through the cache, for what is small or soon read. Streaming, for what is larger than the
+cache: stores that bypass it (non-temporal), so that the destination is not read before it is overwritten. One large
+``memcpy`` of the C library does the same; on runs of a few KiB it does not, and loses a third of the bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_compiled = njit(cache=True, nogil=True, boundscheck=False)
+
+LINE = 64  # bytes: a cache line, and one streaming store
+# Streamed runs are copied as two halves side by side, each fetched a little ahead: two pages in flight are what one
+# core needs to keep up with the C library on one large array (measured; four were slower than one).
+LANES = 2
+AHEAD = 256  # bytes
+MIN_STREAMED = 4 * LINE  # shorter runs are nearly all head and tail
+
+
+@intrinsic
+def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+    """``memcpy(dst, src, nbytes)`` of addresses held in int64."""
+    del typingctx, dst, src, nbytes
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        to, source, count = arguments
+        pointer = cgutils.voidptr_t
+        cgutils.raw_memcpy(builder, builder.inttoptr(to, pointer), builder.inttoptr(source, pointer), count, 1)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _stream_line(typingctx: Any, dst: Any, src: Any) -> Any:
+    """Copy 64 bytes past the cache; ``dst`` is a multiple of 64."""
+    del typingctx, dst, src
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        to, source = arguments
+        line = ir.VectorType(ir.IntType(8), LINE)
+        value = builder.load(builder.inttoptr(source, line.as_pointer()), align=1)
+        stored = builder.store(value, builder.inttoptr(to, line.as_pointer()), align=LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), generate
+
+
+@intrinsic
+def _fence(typingctx: Any) -> Any:
+    """Make streaming stores visible before anything that follows."""
+    del typingctx
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature, arguments
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+@intrinsic
+def _prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at ``address``; never faults."""
+    del typingctx, address
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        flag = ir.IntType(32)
+        name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+        ask = cgutils.get_or_insert_function(builder.module, kind, name)
+        builder.call(ask, [builder.inttoptr(arguments[0], cgutils.voidptr_t), flag(0), flag(0), flag(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), generate
+
+
+@_compiled
+def _copy(dst, src, nbytes, following, streaming):
+    if not streaming or nbytes < MIN_STREAMED:
+        _memcpy(dst, src, nbytes)
+        return
+    head = -dst % LINE
+    if head:
+        _memcpy(dst, src, head)
+    at = head
+    lane = (nbytes - head) // (LANES * LINE) * LINE
+    for step in range(0, lane, LINE):
+        ahead = step + AHEAD
+        fetch = src + head + ahead if ahead < lane else following + ahead - lane
+        for k in range(LANES):
+            _prefetch(fetch + k * lane)
+            _stream_line(dst + head + step + k * lane, src + head + step + k * lane)
+    at = head + LANES * lane
+    stop = nbytes - LINE
+    while at <= stop:
+        ahead = at + AHEAD
+        _prefetch(src + ahead if ahead < nbytes else following + ahead - nbytes)
+        _stream_line(dst + at, src + at)
+        at += LINE
+    if at < nbytes:
+        _memcpy(dst + at, src + at, nbytes - at)
+
+
+@_compiled
+def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
+    """Copies ``first`` to ``last`` of a part, counted unit by unit, and within a unit run by run.
+
+    Args:
+        units: (2, n) int64, source and destination address of each unit.
+        run_src, run_dst, run_size: offsets and bytes of each copy of a unit.
+        streaming: whether to bypass the cache.
+    """
+    runs = run_src.size
+    unit, run = first // runs, first % runs
+    for _ in range(last - first):
+        dst, src, nbytes = units[1, unit] + run_dst[run], units[0, unit] + run_src[run], run_size[run]
+        run += 1
+        if run == runs:
+            unit, run = unit + 1, 0
+        following = units[0, unit] + run_src[run] if unit < units.shape[1] else src
+        _copy(dst, src, nbytes, following, streaming)
+    _fence()
+
+
+@_compiled
+def copy_flat(src, dst, size, first, last, streaming):
+    """Descriptors ``first`` to ``last``."""
+    for k in range(first, last):
+        _copy(np.int64(dst[k]), np.int64(src[k]), np.int64(size[k]), src[k] + size[k], streaming)
+    _fence()

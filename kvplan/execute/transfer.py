@@ -1,0 +1,128 @@
+"""A transfer in flight, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NamedTuple
+
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.plan import Plan
+
+
+class TransferResult(NamedTuple):
+    """What a finished transfer did.
+
+    Attributes:
+        nbytes: bytes moved.
+        seconds: from the start of the copying to its end; waiting in line not counted.
+        path: the path that moved them.
+        descriptors: contiguous copies issued.
+        launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
+    """
+
+    nbytes: int
+    seconds: float
+    path: str
+    descriptors: int
+    launches: int
+
+
+class Transfer:
+    """A submitted plan. Keeps the plan, and with it all memory it touches, alive until it is done.
+
+    Made by :meth:`kvplan.Executor.submit`.
+
+    Attributes:
+        plan: what it moves.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._finished = threading.Event()
+        self._result: TransferResult | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it has finished, well or not; never blocks."""
+        return self._finished.is_set()
+
+    def wait(self, stream: Any = None) -> None:
+        """Order what follows on ``stream`` after this transfer.
+
+        The host path has no streams: its bytes must be there before anybody goes on, so this waits for them, whatever
+        the stream.
+
+        Raises:
+            TransferError: the transfer failed.
+        """
+        del stream
+        self.synchronize()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block the calling thread until the transfer has finished.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Raises:
+            TransferError: the transfer failed, or has not finished in time (and goes on).
+        """
+        if not self._finished.wait(timeout):
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+        if self._error is not None:
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+
+    def result(self) -> TransferResult:
+        """What it did; waits for it.
+
+        Raises:
+            TransferError: the transfer failed.
+        """
+        self.synchronize()
+        if self._result is None:
+            raise TransferError("the transfer finished without a result")
+        return self._result
+
+    def _finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
+        self._result, self._error = result, error
+        self._finished.set()
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self.done() else "failed" if self._error else "done"
+        return f"Transfer({self.plan!r}, {state})"
+
+
+def wait_for(after: Any) -> None:
+    """Block until what a submit named with ``after=`` has happened.
+
+    Raises:
+        TransferError: it was a transfer, and it failed.
+    """
+    if after is None:
+        return
+    if hasattr(after, "synchronize"):
+        after.synchronize()
+    else:
+        after.wait()
+
+
+def check_after(after: Any) -> None:
+    """``after`` is None, a transfer, or a stream or event.
+
+    Raises:
+        KVPlanError: it is none of those.
+    """
+    if after is not None and not callable(getattr(after, "synchronize", getattr(after, "wait", None))):
+        raise KVPlanError(f"after is a {type(after).__name__}; give a stream, an event, a Transfer or None")
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds since then."""
+        return time.perf_counter() - self._start

@@ -1,0 +1,125 @@
+"""The public face of compiling: two layouts in, a program that plans transfers out."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from kvplan.blockmap import block_ids, count_units, place, sides
+from kvplan.compiler import compile_geometry
+from kvplan.layout import KVLayout
+from kvplan.lower import Part, Seams
+from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
+from kvplan.program import Program
+
+# Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
+# as long as the entry lives; nothing here keeps a tensor alive.
+_in_use: WeakValueDictionary[tuple[int, int], CopyProgram] = WeakValueDictionary()
+
+
+def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the contract's name
+    """Compile the copy program from one layout to another; cached on the pair.
+
+    Parts are matched by (layer, part), heads by their global numbers, blocks through their common unit of tokens.
+
+    Args:
+        src: layout to read.
+        dst: layout to write.
+
+    Raises:
+        IncompatibleLayoutsError: what one side lacks and is not sliced away, or where the two do not meet.
+
+    >>> import kvplan, numpy as np
+    >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
+    >>> host = kvplan.KVLayout.from_tensors("block kv head token dim", np.zeros((8, 2, 2, 64, 64), np.int8))
+    >>> program = kvplan.compile(gpu, host)
+    >>> program.unit_tokens, program.unit_nbytes, program.runs, program.run_nbytes
+    (16, 4096, 64, (64, 64))
+    """
+    for name, value in (("src", src), ("dst", dst)):
+        if not isinstance(value, KVLayout):
+            raise TypeError(f"{name} is a {type(value).__name__}; compile takes two KVLayouts")
+    key = (id(src), id(dst))
+    program = _in_use.get(key)
+    if program is None:
+        program = CopyProgram(src, dst)
+        _in_use[key] = program
+    return program
+
+
+class CopyProgram:
+    """How to copy one unit of one layout into another. Made by :func:`kvplan.compile`.
+
+    Attributes:
+        src, dst: the two layouts.
+        program: the compiled run groups, plain integers.
+        unit_tokens: token slots a unit.
+        unit_nbytes: bytes a unit.
+        runs: contiguous copies a unit.
+        run_nbytes: bytes of the smallest and of the largest of them.
+        alignment: largest power of two that divides every address, stride and size.
+        direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
+    """
+
+    def __init__(self, src: KVLayout, dst: KVLayout) -> None:
+        self.src = src
+        self.dst = dst
+        self.program: Program = compile_geometry(src.geometry, dst.geometry)
+        self.unit_tokens: int = self.program.unit_tokens
+        self.unit_nbytes: int = self.program.unit_nbytes
+        self.runs: int = self.program.runs
+        self.run_nbytes: tuple[int, int] = self.program.run_nbytes
+        self.alignment: int = self.program.alignment
+        self.direction: str = direction_of(src, dst)
+        self._sides = sides(self.program)
+        self._units = (self.program.src_units, self.program.dst_units)
+        self._layouts = ((src, dst),)
+        self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
+        self._aliased = shares_memory(src, dst)
+
+    def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
+        """Plan one transfer: which units go where.
+
+        Args:
+            src_blocks: block ids in the source, in order of tokens; int sequence, numpy array or torch CPU tensor.
+            dst_blocks: block ids in the destination.
+            src_skip: units skipped at the front of the first source block, where a block holds several.
+            dst_skip: the same in the first destination block.
+
+        Raises:
+            BlockIndexError: ids that are no blocks, lists that cover different units, a skip of a block or more.
+            OverlapError: a destination named twice, or memory both read and written.
+
+        >>> import kvplan, numpy as np
+        >>> gpu = kvplan.KVLayout.from_tensors("block token dim", np.zeros((16, 16, 8), np.int8))
+        >>> host = kvplan.KVLayout.from_tensors("block token dim", np.zeros((4, 64, 8), np.int8))
+        >>> kvplan.compile(gpu, host).plan(range(11), [0, 1, 3], dst_skip=1)
+        Plan(host of 11 units, 1408 bytes)
+        """
+        src_ids, dst_ids = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
+        count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units)
+        placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
+        parts = tuple(map(Part, self.program.groups, placed))
+        plan = Plan(parts, count, count * self.unit_nbytes, self.direction, self._layouts, self._seams)
+        if self._aliased and count:
+            check_not_read(plan)
+        return plan
+
+    def explain(self) -> str:
+        """The program after each pass, as text."""
+        from kvplan.explain import explain
+
+        return explain(self.src, self.dst)
+
+    def diagram(self) -> str:
+        """A picture of one unit's runs between source and destination, as SVG text."""
+        from kvplan.draw.diagram import diagram
+
+        return diagram(self)
+
+    def __repr__(self) -> str:
+        low, high = self.run_nbytes
+        sizes = f"{low}" if low == high else f"{low}-{high}"
+        return f"CopyProgram({self.direction}, unit of {self.unit_tokens} tokens, {self.runs} runs of {sizes} bytes)"

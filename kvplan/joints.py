@@ -1,0 +1,118 @@
+"""Where copies of different runs can touch.
+
+The compiler has already merged what is adjacent inside a unit, and a run's own copies in neighbouring units are merged
+while they are written. What is left are joints: the end of one run of one unit meeting the start of another run of
+another unit (the last row of a block and the first row of the next; the end of the K plane and the start of the V
+plane). Which joints are possible follows from the program alone; most programs have none.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.program import BlockAxis, Int64Array, RunGroup
+
+# Past this many candidates a program is irregular enough that sorting its descriptors is the better way.
+MAX_CANDIDATES = 1 << 22
+
+
+class Joint(NamedTuple):
+    """All run pairs that meet where two units lie a given distance apart.
+
+    Attributes:
+        before, after: positions of the groups of the run that ends and of the run that begins.
+        src, dst: bytes from the unit of ``before`` to that of ``after``.
+        ends: destination offsets, in the unit of ``before``, where they meet.
+    """
+
+    before: int
+    after: int
+    src: int
+    dst: int
+    ends: Int64Array
+
+
+class _Reach(NamedTuple):
+    """Lowest and highest unit address of a group."""
+
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=64)
+def joints(groups: tuple[RunGroup, ...]) -> tuple[Joint, ...] | None:
+    """Every joint that units of these groups can have; None where there are too many candidates to list."""
+    steps = (
+        gcd(*(group.src.step() for group in groups), *(group.src_base - groups[0].src_base for group in groups)),
+        gcd(*(group.dst.step() for group in groups), *(group.dst_base - groups[0].dst_base for group in groups)),
+    )
+    runs = [_absolute(number, group) for number, group in enumerate(groups)]
+    owner, src, dst, size = (np.concatenate(column) for column in zip(*runs, strict=True))
+    start_keys, end_keys = _keys((src, dst), (src + size, dst + size), steps)
+    order = np.argsort(start_keys, kind="stable")
+    first = np.searchsorted(start_keys[order], end_keys, side="left")
+    last = np.searchsorted(start_keys[order], end_keys, side="right")
+    matches = last - first
+    if int(matches.sum()) > MAX_CANDIDATES:
+        return None
+    before = np.repeat(np.arange(src.size), matches)
+    within = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches, matches)
+    after = order[np.repeat(first, matches) + within]
+    bases = np.array([(group.src_base, group.dst_base) for group in groups], dtype=np.int64)
+    # From the unit of the run that ends to the unit of the run that begins.
+    src_gap = (src + size)[before] - src[after] + bases[owner[after], 0] - bases[owner[before], 0]
+    dst_gap = (dst + size)[before] - dst[after] + bases[owner[after], 1] - bases[owner[before], 1]
+    # A run meeting itself is a chain; and one destination unit is never two units of a part.
+    own = (before == after) | ((owner[before] == owner[after]) & (dst_gap == 0))
+    possible = ~own & _within(groups, "src", owner[before], owner[after], src_gap)
+    possible &= _within(groups, "dst", owner[before], owner[after], dst_gap)
+    before, after, src_gap, dst_gap = (column[possible] for column in (before, after, src_gap, dst_gap))
+    ends = (dst + size)[before] - bases[owner[before], 1]
+    cases = np.stack((owner[before], owner[after], src_gap, dst_gap), axis=1)
+    unique, inverse = np.unique(cases, axis=0, return_inverse=True)
+    return tuple(
+        Joint(int(case[0]), int(case[1]), int(case[2]), int(case[3]), np.sort(ends[inverse.ravel() == k]))
+        for k, case in enumerate(unique)
+    )
+
+
+def _absolute(number: int, group: RunGroup) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    src, dst, size = group.offsets
+    return np.full(src.size, number, dtype=np.int64), src + group.src_base, dst + group.dst_base, size
+
+
+_Pairs = tuple[Int64Array, Int64Array]
+
+
+def _keys(starts: _Pairs, ends: _Pairs, steps: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+    """One number for each (source, destination) address pair, modulo the distance between units: equal where two
+    pairs can meet. Where there is one unit the addresses themselves are compared.
+    """
+    keys = np.zeros(starts[0].size + ends[0].size, dtype=np.int64)
+    for start, end, step in zip(starts, ends, steps, strict=True):
+        column = np.concatenate((start, end))
+        values, ranks = np.unique(column % step if step else column, return_inverse=True)
+        keys = keys * values.size + ranks
+    return keys[: starts[0].size], keys[starts[0].size :]
+
+
+def _reach(axis: BlockAxis, base: int) -> _Reach:
+    offsets = axis.table or (0, sum((count - 1) * stride for count, stride in axis.factors))
+    return _Reach(base + min(offsets) + min(axis.units), base + max(offsets) + max(axis.units))
+
+
+def _within(
+    groups: tuple[RunGroup, ...], side: str, before: Int64Array, after: Int64Array, gap: Int64Array
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether two units of these groups can lie that far apart."""
+    if side == "src":
+        reaches = [_reach(group.src, group.src_base) for group in groups]
+    else:
+        reaches = [_reach(group.dst, group.dst_base) for group in groups]
+    low = np.array([reach.low for reach in reaches], dtype=np.int64)
+    high = np.array([reach.high for reach in reaches], dtype=np.int64)
+    return (gap >= low[after] - high[before]) & (gap <= high[after] - low[before])

@@ -1,0 +1,421 @@
+"""KVLayout: where every byte of a KV cache lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvplan.algebra import extent, normal, offset
+from kvplan.build import Built, Naming, build
+from kvplan.components import Component, Form, Region, check_disjoint
+from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.notation import parse
+
+
+class Geometry(NamedTuple):
+    """A layout as the compiler sees it: integers and names, no memory owner."""
+
+    components: tuple[Component, ...]
+    num_blocks: int
+    block_tokens: int
+
+
+class KVLayout:
+    """Where every byte of a KV cache lies: a strided map from (layer, part, block, token, head) to addresses.
+
+    Made by :meth:`from_tensors`, :meth:`from_spec`, :meth:`merge`, :func:`kvplan.allocate` or a backend's
+    ``describe``. Immutable. Two layouts are equal where they hold the same bytes in the same order, however they were
+    written down.
+
+    >>> import numpy as np
+    >>> layout = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 16, 4, 64), np.float16)] * 1)
+    >>> layout.num_blocks, layout.block_tokens, layout.parts, layout.block_nbytes
+    (8, 16, ('k', 'v'), 16384)
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        *,
+        notation: str,
+        tensors: Any = None,
+    ) -> None:
+        self._components = built.components
+        self._by_key = {(c.layer, c.part): c for c in built.components}
+        self.regions: tuple[Region, ...] = built.regions
+        self.num_blocks: int = built.num_blocks
+        self.block_tokens: int = built.block_tokens
+        self.sizes: dict[str, int] = dict(built.sizes)
+        self.dtype: str = built.dtype
+        self.notation: str = notation
+        self.tensors: Any = tensors
+
+    # ---- making one ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensors(
+        cls,
+        notation: str,
+        tensors: Any,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        layer_start: int = 0,
+        head_start: int = 0,
+        part: str = "kv",
+        seams: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> KVLayout:
+        """Describe tensors that exist, by their real strides.
+
+        Args:
+            notation: for example ``"layer: block kv token head dim"``; see :mod:`kvplan.notation`.
+            tensors: nested lists or tuples as the notation's left side says, or one tensor. torch tensors, numpy
+                arrays, or anything with their members.
+            sizes: extents in elements, by axis or factor, that shapes don't tell (``{"token": 16}``).
+            layer_start: global number of the first layer held.
+            head_start: global number of the first KV head held.
+            part: name of the content where the notation has no kv axis. With a kv axis the parts are ``"k"`` and
+                ``"v"``, or ``"k_scale"`` and ``"v_scale"`` for ``part="scale"``.
+            seams: addresses that no descriptor may cross (boundaries between host registrations).
+            layers: global number of every layer, where they do not follow one another.
+
+        Raises:
+            NotationError: the notation does not parse.
+            LayoutError: tensors and notation disagree, tensors differ, or bytes overlap or leave the allocation.
+
+        >>> import numpy as np
+        >>> KVLayout.from_tensors("(block token) head dim", np.zeros((64, 2, 8), np.int8), sizes={"token": 16})
+        KVLayout('(block token) head dim | block=4 token=16 head=2 dim=8 | int8 on cpu')
+        """
+        parsed = parse(notation)
+        if head_start < 0:
+            raise LayoutError(f"head_start is {head_start}; heads are numbered from 0")
+        naming = Naming(layer_start if layers is None else tuple(layers), head_start, _part_name(part))
+        built = build(parsed, tensors, dict(sizes or {}), naming, seams)
+        return cls(built, notation=str(parsed), tensors=tensors)
+
+    @classmethod
+    def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
+        """Describe a cache that is not here: no tensors, no torch; addresses are virtual.
+
+        Args:
+            spec: a ``.toml`` or ``.json`` file, or its content as a mapping. Keys: ``notation`` and ``sizes`` (extents
+                in elements); optional ``dtype``, ``strides`` (elements, in the order of the dims), ``address``,
+                ``device``, ``part``, ``layer_start``, ``layers``, ``head_start``, ``seams``. A list of such mappings
+                under ``layouts`` is merged.
+
+        Raises:
+            NotationError, LayoutError: what does not parse, a missing or unknown key, a size that is none.
+
+        >>> KVLayout.from_spec({"notation": "layer: block token dim", "dtype": "bf16",
+        ...                     "sizes": {"layer": 61, "block": 100, "token": 64, "dim": 576}}).block_nbytes
+        4497408
+        """
+        from kvplan.spec import built_from_spec
+
+        built, notation = built_from_spec(spec)
+        return cls(built, notation=notation)
+
+    @classmethod
+    def merge(cls, layouts: Sequence[KVLayout]) -> KVLayout:
+        """One layout of several: named extra parts, or more layers, from separate tensors.
+
+        Args:
+            layouts: of equal num_blocks and block_tokens, on one device, sharing no (layer, part) and no byte. A part
+                without token slots goes with any block_tokens.
+
+        Raises:
+            LayoutError: what differs, or what two of them both hold.
+
+        >>> import numpy as np
+        >>> kv = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 64), np.int8), part="ckv")
+        >>> pe = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 8), np.int8), part="kpe")
+        >>> KVLayout.merge([kv, pe]).parts
+        ('ckv', 'kpe')
+        """
+        if not layouts:
+            raise LayoutError("merge of no layouts; give at least one")
+        first = layouts[0]
+        seen: dict[tuple[int, str], int] = {}
+        for k, layout in enumerate(layouts):
+            if layout.num_blocks != first.num_blocks:
+                raise LayoutError(f"layout {k} has {layout.num_blocks} blocks, layout 0 has {first.num_blocks}")
+            if layout.device != first.device:
+                raise LayoutError(f"layout {k} is on {layout.device}, layout 0 on {first.device}")
+            for component in layout._components:
+                other = seen.setdefault((component.layer, component.part), k)
+                if other != k:
+                    raise LayoutError(f"layouts {other} and {k} both hold {component}; name the part or the layers")
+        tokens = {layout.block_tokens for layout in layouts if not layout.opaque}
+        if len(tokens) > 1:
+            raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
+        components = tuple(sorted((c for layout in layouts for c in layout._components), key=lambda c: c.layer))
+        if len(layouts) > 1:
+            check_disjoint(components, first.num_blocks)
+        regions = _merge_regions([region for layout in layouts for region in layout.regions])
+        sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
+        dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
+        built = Built(components, regions, first.num_blocks, max(tokens, default=1), sizes, dtype)
+        notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
+        return cls(built, notation=notation, tensors=[layout.tensors for layout in layouts])
+
+    # ---- what it holds ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Global numbers of the layers held, ascending."""
+        return tuple(sorted({c.layer for c in self._components}))
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts held, in the order they were given."""
+        return tuple(dict.fromkeys(c.part for c in self._components))
+
+    @cached_property
+    def heads(self) -> range:
+        """Global numbers of the KV heads held."""
+        forms = [c.form for c in self._components if c.form.headed] or [c.form for c in self._components]
+        return range(min(f.heads.start for f in forms), max(f.heads.stop for f in forms))
+
+    @cached_property
+    def block_nbytes(self) -> int:
+        """Bytes of content a block, over all layers and parts; padding excluded."""
+        return sum(c.form.block_nbytes for c in self._components)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of content in all blocks; padding excluded."""
+        return self.num_blocks * self.block_nbytes
+
+    @property
+    def device(self) -> str:
+        """The device all its regions are on."""
+        return self.regions[0].device
+
+    @property
+    def opaque(self) -> bool:
+        """Whether no part has token slots, so that blocks move whole."""
+        return all(c.form.opaque for c in self._components)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the addresses are made up, so that nothing can be moved."""
+        return any(region.virtual for region in self.regions)
+
+    @property
+    def writable(self) -> bool:
+        """Whether every region may be written."""
+        return all(region.writable for region in self.regions)
+
+    @cached_property
+    def seams(self) -> tuple[int, ...]:
+        """Addresses that no descriptor may cross, ascending."""
+        return tuple(sorted({seam for region in self.regions for seam in region.seams}))
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """One view for each (layer, part)."""
+        return self._components
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The layout as the compiler sees it."""
+        return Geometry(self._components, self.num_blocks, self.block_tokens)
+
+    def component(self, layer: int, part: str) -> Component:
+        """The view of one (layer, part), by global number and name."""
+        found = self._by_key.get((layer, part))
+        if found is None:
+            raise LayoutError(f"no layer {layer} {part!r} here; layers are {_ranges(self.layers)}, parts {self.parts}")
+        return found
+
+    def address(self, *, layer: int, part: str, block: int = 0, token: int = 0, head: int | None = None) -> int:
+        """Byte address of the first element of one row.
+
+        Args:
+            layer: global number.
+            part: ``"k"``, ``"v"``, ``"kv"`` or a named extra.
+            block: block id.
+            token: slot within the block.
+            head: global number; by default the first held.
+
+        Raises:
+            BlockIndexError: no such block.
+            LayoutError: no such layer, part, token or head.
+        """
+        component = self.component(layer, part)
+        form = component.form
+        if not 0 <= block < self.num_blocks:
+            raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
+        if not 0 <= token < extent(form.token):
+            raise LayoutError(f"token {token} of {component}; token slots are 0 to {extent(form.token) - 1}")
+        if head is None:
+            head = form.head_start
+        if head not in form.heads:
+            raise LayoutError(f"head {head} of {component}; heads are {form.heads.start} to {form.heads.stop - 1}")
+        return (
+            component.address
+            + form.block_offset(block)
+            + offset(form.token, token)
+            + offset(form.head, head - form.head_start)
+        )
+
+    # ---- less of it ------------------------------------------------------------------------------------------
+
+    def slice(
+        self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
+    ) -> KVLayout:
+        """A layout over some of the same memory, under the same global numbers.
+
+        Args:
+            layers: global numbers to keep.
+            heads: range of global head numbers to keep, step 1; parts without a head axis are kept whole.
+            parts: names to keep.
+
+        Raises:
+            LayoutError: a layer, head or part that is not held, or nothing left.
+
+        >>> import numpy as np
+        >>> layout = KVLayout.from_tensors("layer block kv token head dim", np.zeros((4, 8, 2, 16, 4, 64), np.int8))
+        >>> part = layout.slice(layers=range(2, 4), heads=range(1, 3), parts=("k",))
+        >>> part.layers, part.heads, part.parts, part.block_nbytes
+        ((2, 3), range(1, 3), ('k',), 4096)
+        """
+        wanted_layers = _subset("layers", self.layers, layers)
+        wanted_parts = _subset("parts", self.parts, parts)
+        kept = [c for c in self._components if c.layer in wanted_layers and c.part in wanted_parts]
+        if heads is not None:
+            kept = _slice_heads(kept, heads)
+        if not kept:
+            raise LayoutError("the slice holds nothing; name at least one layer and part")
+        sizes = dict(self.sizes)
+        if "layer" in sizes:
+            sizes["layer"] = len(wanted_layers)
+        if "head" in sizes and heads is not None:
+            sizes["head"] = len(heads)
+        tokens = 1 if all(c.form.opaque for c in kept) else self.block_tokens
+        built = Built(tuple(kept), self.regions, self.num_blocks, tokens, sizes, self.dtype)
+        return KVLayout(built, notation=self.notation, tensors=self.tensors)
+
+    # ---- faces -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _identity(self) -> tuple[object, ...]:
+        views = sorted(
+            (c.layer, c.part, c.address, f.block, f.token, f.head, f.dim, f.head_start, f.table or ())
+            for c in self._components
+            for f in (c.form,)
+        )
+        return (self.num_blocks, self.block_tokens, self.device, self.seams, tuple(views))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KVLayout):
+            return NotImplemented
+        return self is other or self._identity == other._identity
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._identity)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        held = []
+        if self.layers != tuple(range(len(self.layers))):
+            held.append(f"layers {_ranges(self.layers)}")
+        if self.heads.start:
+            held.append(f"heads {_ranges(self.heads)}")
+        if self.parts not in (("k", "v"), ("kv",)):
+            held.append(f"parts {' '.join(self.parts)}")
+        return " | ".join([self.notation, sizes, f"{self.dtype} on {self.device}", *held])
+
+    def __repr__(self) -> str:
+        return f"KVLayout({str(self)!r})"
+
+
+def _part_name(part: str) -> str:
+    if not isinstance(part, str) or not part.isidentifier():
+        raise LayoutError(f"part is {part!r}; a part's name is an identifier, as 'kv' or 'k_scale'")
+    return part
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Runs of consecutive numbers: ``0-3 8``.
+
+    >>> _ranges((0, 1, 2, 3, 8))
+    '0-3 8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:
+    if wanted is None:
+        return frozenset(held)
+    if isinstance(wanted, str):
+        wanted = (wanted,)
+    missing = [item for item in wanted if item not in held]
+    if missing:
+        text = _ranges(held) if name == "layers" else ", ".join(map(repr, held))
+        raise LayoutError(f"{name} {missing} are not held; {name} held are {text}")
+    return frozenset(wanted)
+
+
+def _slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
+    if not isinstance(heads, range) or heads.step != 1 or not len(heads):
+        raise LayoutError(f"heads is {heads!r}; give a range of step 1 that holds at least one head")
+    kept: list[Component] = []
+    forms: dict[int, tuple[Form, int]] = {}
+    for component in components:
+        form = component.form
+        if not form.headed:
+            kept.append(component)
+            continue
+        if heads.start < form.heads.start or heads.stop > form.heads.stop:
+            raise LayoutError(f"heads {heads.start} to {heads.stop - 1} are not all held by {component}; it holds "
+                              f"{form.heads.start} to {form.heads.stop - 1}")  # fmt: skip
+        if id(form) not in forms:
+            forms[id(form)] = _head_slice(form, heads)
+        sliced, shift = forms[id(form)]
+        kept.append(Component(component.layer, component.part, component.address + shift, sliced))
+    return kept
+
+
+def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
+    """The form of some heads, and the bytes from its first head to theirs."""
+    start, count = heads.start - form.head_start, len(heads)
+    offsets = [offset(form.head, start + k) for k in range(count)]
+    place, factors = 1, []
+    # Rebuild factors from the innermost: whole radices are kept, and the outermost may be cut.
+    for size, stride in reversed(form.head):
+        if place == count:
+            break
+        take = min(size, -(-count // place))
+        factors.append((take, stride))
+        place *= take
+    head = normal(reversed(factors))
+    if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
+        raise LayoutError(f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; "
+                          "slice within one factor of it, or along whole ones")  # fmt: skip
+    sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
+    return sliced, offsets[0]
+
+
+def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
+    merged: dict[tuple[int, int], Region] = {}
+    for r in regions:
+        known = merged.get((r.address, r.nbytes), r)
+        merged[r.address, r.nbytes] = Region(
+            r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
+            tuple(sorted({*r.seams, *known.seams})), r.owner,
+        )  # fmt: skip
+    return tuple(merged[key] for key in sorted(merged))

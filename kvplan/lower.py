@@ -1,0 +1,241 @@
+"""Lowerings: a factored plan as flat descriptors or as 2-D rows.
+
+A factored plan is a list of parts, each a run group and the addresses of its units. All lowerings describe the same
+byte moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan import twin
+from kvplan.joints import Joint, joints
+from kvplan.program import Int64Array, Run, RunGroup
+from kvplan.twin import Descriptors
+
+NO_CAP = 2**62
+
+
+class Part(NamedTuple):
+    """Units of one run group.
+
+    Attributes:
+        group: the runs of each unit.
+        units: (2, n) int64: source and destination address of each unit.
+    """
+
+    group: RunGroup
+    units: Int64Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it moves."""
+        return self.group.nbytes * int(self.units.shape[1])
+
+
+class Seams(NamedTuple):
+    """Addresses that no descriptor may cross, ascending, on each side."""
+
+    src: Int64Array
+    dst: Int64Array
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self.src.size or self.dst.size)
+
+
+def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
+    """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`. The compiled twin of :func:`kvplan.twin.flat`."""
+    parts = [part for part in parts if part.units.shape[1]]
+    if not parts:
+        return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+    possible = joints(tuple(part.group for part in parts))
+    if possible is None:
+        return twin.flat([(*part.group.offsets, part.units) for part in parts], seams.src, seams.dst, max_nbytes)
+    made = _expand(parts)
+    if possible:
+        made = _stitch(parts, possible, made)
+    if seams.any or max_nbytes is not None:
+        made = _split(made, seams, max_nbytes)
+    return made
+
+
+def _expand(parts: Sequence[Part]) -> Descriptors:
+    """Every copy of every unit, each merged with its like in the neighbouring unit."""
+    from kvplan import expand
+
+    work = []
+    total = 0
+    for group, given in parts:
+        src, dst, size = group.offsets
+        units, chains = given, None
+        if _chains_possible(group, given):
+            units = _in_order(given)
+            chains = {nbytes: int(expand.count_chains(units, nbytes)) for nbytes in np.unique(size).tolist()}
+            if all(count == units.shape[1] for count in chains.values()):
+                chains = None
+        work.append((units, src, dst, size, chains is not None))
+        if chains is None:
+            total += src.size * units.shape[1]
+        else:
+            total += sum(chains[nbytes] for nbytes in size.tolist())
+    out = Descriptors(*(np.empty(total, dtype=np.int64) for _ in range(3)))
+    at = 0
+    for units, src, dst, size, chained in work:
+        loop = expand.fill_chains if chained else expand.fill
+        at = loop(units, src, dst, size, at, *out)
+    return out
+
+
+def _chains_possible(group: RunGroup, units: Int64Array) -> bool:
+    """Whether a run can be adjacent to itself in another unit: both sides' units step by what divides its bytes."""
+    if units.shape[1] < 2:
+        return False
+    steps = (group.src.step(), group.dst.step())
+    if not all(steps):
+        return False
+    return any(run.nbytes % steps[0] == 0 and run.nbytes % steps[1] == 0 for run in group.runs)
+
+
+def _in_order(units: Int64Array) -> Int64Array:
+    """Units sorted so that those adjacent on both sides follow one another."""
+    src, dst = units
+    if bool(np.all(src[1:] > src[:-1])):
+        return units
+    order = np.argsort(src)
+    ordered = np.ascontiguousarray(units[:, order])
+    if bool(np.any(ordered[0, 1:] == ordered[0, :-1])):  # one source, several destinations
+        ordered = np.ascontiguousarray(units[:, np.lexsort((src, dst - src))])
+    return ordered
+
+
+def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors) -> Descriptors:
+    """Merge where the end of one run meets the start of another, in those units of this plan that do."""
+    bounds: list[Int64Array] = []
+    sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
+    for joint in possible:
+        before, after = parts[joint.before].units, parts[joint.after].units
+        src, dst = before[0] + joint.src, before[1] + joint.dst
+        if src.max() < after[0].min() or src.min() > after[0].max():
+            continue
+        if joint.after not in sorted_dst:
+            order = np.argsort(after[1])
+            sorted_dst[joint.after] = (after[0][order], after[1][order])
+        after_src, after_dst = sorted_dst[joint.after]
+        at = np.minimum(np.searchsorted(after_dst, dst), after_dst.size - 1)
+        met = (after_dst[at] == dst) & (after_src[at] == src)
+        if bool(met.any()):
+            bounds.append((before[1][met][:, None] + joint.ends).ravel())
+    if not bounds:
+        return made
+    from kvplan import expand
+
+    left = expand.stitch(np.unique(np.concatenate(bounds)), *made)
+    return Descriptors(*(column[:left] for column in made))
+
+
+def _split(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
+    from kvplan import expand
+
+    cap = NO_CAP if max_nbytes is None else max_nbytes
+    none = np.empty(0, dtype=np.int64)
+    count = int(expand.split(*seams, cap, *made, none, none, none, write=False))
+    if count == made.size.size:
+        return made
+    out = Descriptors(*(np.empty(count, dtype=np.int64) for _ in range(3)))
+    expand.split(*seams, cap, *made, *out, write=True)
+    return out
+
+
+class StridedRows(np.ndarray[tuple[int, int], np.dtype[np.int64]]):
+    """2-D copies, (n, 6) int64: src, dst, width, height, src_pitch, dst_pitch, in bytes and rows; columns by name.
+
+    >>> rows = np.array([[0, 64, 8, 4, 32, 16]]).view(StridedRows)
+    >>> int(rows.height[0]), int(rows.src_pitch[0])
+    (4, 32)
+    """
+
+    @property
+    def src(self) -> Int64Array:
+        """Source address of the first row."""
+        return self._column(0)
+
+    @property
+    def dst(self) -> Int64Array:
+        """Destination address of the first row."""
+        return self._column(1)
+
+    @property
+    def width(self) -> Int64Array:
+        """Bytes a row."""
+        return self._column(2)
+
+    @property
+    def height(self) -> Int64Array:
+        """Rows."""
+        return self._column(3)
+
+    @property
+    def src_pitch(self) -> Int64Array:
+        """Bytes from row to row in the source."""
+        return self._column(4)
+
+    @property
+    def dst_pitch(self) -> Int64Array:
+        """Bytes from row to row in the destination."""
+        return self._column(5)
+
+    def _column(self, k: int) -> Int64Array:
+        return np.asarray(self)[:, k]
+
+
+def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
+    """One 2-D copy for each run and unit, its longest loop as the rows; cut into flat rows at seams."""
+    blocks = [np.empty((0, 6), dtype=np.int64)]
+    for group, units in parts:
+        count = units.shape[1]
+        for run in (piece for whole in group.runs for piece in _two_dimensional(whole)):
+            (height, src_pitch, dst_pitch), *_ = (*run.loops, (1, run.nbytes, run.nbytes))
+            rows = np.empty((count, 6), dtype=np.int64)
+            rows[:, 0], rows[:, 1] = units[0] + run.src, units[1] + run.dst
+            rows[:, 2:] = (run.nbytes, height, src_pitch, dst_pitch)
+            blocks.append(rows)
+    table = np.concatenate(blocks)
+    if seams.any:
+        table = _cut_rows(table, seams)
+    return table.view(StridedRows)
+
+
+def _two_dimensional(run: Run) -> list[Run]:
+    """The run with its longest forward loop kept and the other unrolled."""
+    forward = [loop for loop in run.loops if loop[1] > 0 and loop[2] > 0]
+    kept = max(forward, key=lambda loop: loop[0], default=None)
+    pieces = [Run(run.src, run.dst, run.nbytes, (kept,) if kept else ())]
+    rest = list(run.loops)
+    if kept:
+        rest.remove(kept)
+    for count, src_step, dst_step in rest:
+        pieces = [p._replace(src=p.src + k * src_step, dst=p.dst + k * dst_step) for p in pieces for k in range(count)]
+    return pieces
+
+
+def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
+    """Replace every 2-D copy whose reach holds a seam by flat rows cut there."""
+    reach = (table[:, 3] - 1)[:, None] * table[:, 4:6] + table[:, 2:3]
+    crossing = np.zeros(len(table), dtype=np.bool_)
+    for side, marks in enumerate(seams):
+        start = table[:, side]
+        crossing |= np.searchsorted(marks, start, side="right") < np.searchsorted(marks, start + reach[:, side])
+    if not crossing.any():
+        return table
+    rows = table[crossing]
+    index = np.repeat(np.arange(len(rows)), rows[:, 3])
+    step = np.arange(index.size) - np.repeat(np.cumsum(rows[:, 3]) - rows[:, 3], rows[:, 3])
+    src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
+    pieces = _split(Descriptors(src, dst, rows[index, 2].copy()), seams, None)
+    cut = np.stack((pieces.src, pieces.dst, pieces.size, np.ones_like(pieces.size), pieces.size, pieces.size), axis=1)
+    return np.concatenate((table[~crossing], cut))

@@ -1,0 +1,183 @@
+"""Plans: which bytes one transfer moves, kept factored until somebody asks for descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvplan.errors import KVPlanError, OverlapError, PathError
+from kvplan.lower import Part, Seams, StridedRows, flat, strided
+from kvplan.twin import Descriptors
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+
+NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def direction_of(src: KVLayout, dst: KVLayout) -> str:
+    """``"load"`` host to device, ``"store"`` device to host, ``"host"`` or ``"device"`` within one of them."""
+    src_host, dst_host = src.device == "cpu", dst.device == "cpu"
+    if src_host:
+        return "host" if dst_host else "load"
+    return "store" if dst_host else "device"
+
+
+class Plan:
+    """The byte moves of one transfer. Made by :meth:`kvplan.CopyProgram.plan` or :func:`join`; never changed.
+
+    Attributes:
+        parts: run groups and the addresses of their units; the factored form.
+        units: number of units moved, over all joined plans.
+        nbytes: bytes moved.
+        direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
+        layouts: (source, destination) of every joined plan; they keep the memory alive.
+        seams: addresses that no descriptor may cross.
+    """
+
+    __slots__ = ("direction", "layouts", "nbytes", "parts", "seams", "units")
+
+    def __init__(
+        self,
+        parts: tuple[Part, ...],
+        units: int,
+        nbytes: int,
+        direction: str,
+        layouts: tuple[tuple[KVLayout, KVLayout], ...],
+        seams: Seams,
+    ) -> None:
+        self.parts = parts
+        self.units = units
+        self.nbytes = nbytes
+        self.direction = direction
+        self.layouts = layouts
+        self.seams = seams
+
+    def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
+        """Flat lowering: the fewest contiguous copies, in no promised order.
+
+        Args:
+            max_nbytes: bytes that no descriptor may exceed.
+
+        Returns:
+            Addresses and bytes as three int64 arrays. No two could be merged, unless a seam or the cap stands between.
+
+        Raises:
+            KVPlanError: a cap that is no positive integer.
+
+        >>> import kvplan, numpy as np
+        >>> a = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
+        >>> b = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
+        >>> kvplan.compile(a, b).plan([3, 4, 6], [0, 1, 2]).descriptors().size
+        array([2048, 1024])
+        """
+        if max_nbytes is not None and (
+            isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 1
+        ):
+            raise KVPlanError(f"max_nbytes is {max_nbytes!r}; a descriptor moves at least one byte")
+        return flat(self.parts, self.seams, max_nbytes)
+
+    def strided(self) -> StridedRows:
+        """Strided lowering: 2-D copies as rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
+
+        No row reaches over a seam. A copy without a loop has height 1.
+
+        >>> import kvplan, numpy as np
+        >>> a = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
+        >>> b = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
+        >>> kvplan.compile(a, b).plan([3], [0]).strided()[:, 2:].tolist()
+        [[1024, 4, 8192, 1024]]
+        """
+        return strided(self.parts, self.seams)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.direction} of {self.units} units, {self.nbytes} bytes)"
+
+
+def join(plans: Sequence[Plan]) -> Plan:
+    """One plan of several, for one submission: the KV-cache groups of a hybrid model, say.
+
+    Args:
+        plans: of one direction; plans that move nothing count for nothing.
+
+    Raises:
+        KVPlanError: no plans.
+        PathError: plans of different directions.
+        OverlapError: two plans write the same byte.
+    """
+    plans = list(plans)
+    if not plans:
+        raise KVPlanError("join of no plans; give at least one")
+    moving = [plan for plan in plans if plan.nbytes] or plans[:1]
+    directions = sorted({plan.direction for plan in moving})
+    if len(directions) > 1:
+        raise PathError(f"plans of directions {directions} cannot be one submission; submit each by itself")
+    parts = tuple(part for plan in moving for part in plan.parts)
+    layouts = tuple(dict.fromkeys(pair for plan in moving for pair in plan.layouts))
+    seams = Seams(*(np.unique(np.concatenate([plan.seams[side] for plan in moving])) for side in (0, 1)))
+    joined = Plan(
+        parts, sum(plan.units for plan in moving), sum(plan.nbytes for plan in moving), directions[0], layouts, seams
+    )
+    if len(moving) > 1:
+        check_written_once(joined)
+        check_not_read(joined)
+    return joined
+
+
+def check_written_once(plan: Plan) -> None:
+    """No two parts of a plan write the same byte.
+
+    Raises:
+        OverlapError: the first byte that two parts write.
+    """
+    hulls = []
+    for group, units in plan.parts:
+        if units.shape[1]:
+            low, high = group.hulls[1]
+            hulls.append((int(units[1].min()) + low, int(units[1].max()) + high))
+    hulls.sort()
+    if all(end <= start for (_, end), (start, _) in pairwise(hulls)):
+        return
+    made = flat(plan.parts, NO_SEAMS, None)
+    order = np.argsort(made.dst)
+    start, end = made.dst[order], (made.dst + made.size)[order]
+    clash = np.flatnonzero(start[1:] < end[:-1])
+    if clash.size:
+        address = int(start[clash[0] + 1])
+        raise OverlapError(f"two of the joined plans write address {address:#x}; each destination is written once")
+
+
+def check_not_read(plan: Plan) -> None:
+    """A plan writes no byte that it also reads; copies within a plan have no order.
+
+    Raises:
+        OverlapError: the first such byte.
+    """
+    if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
+        return
+    made = flat(plan.parts, NO_SEAMS, None)
+    order = np.argsort(made.src)
+    starts = made.src[order]
+    reach = np.maximum.accumulate((made.src + made.size)[order])
+    # The last read that begins before each write ends: does any read up to there reach into the write?
+    last = np.searchsorted(starts, made.dst + made.size, side="left") - 1
+    clash = np.flatnonzero((last >= 0) & (reach[np.maximum(last, 0)] > made.dst))
+    if clash.size:
+        address = int(made.dst[clash[0]])
+        raise OverlapError(f"the plan both reads and writes memory at {address:#x}; copies within a plan have no order")
+
+
+def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
+    """Whether the allocations of two real layouts meet."""
+    if src.device != dst.device or src.virtual or dst.virtual:
+        return False
+    spans = sorted([(r.address, r.end, 0) for r in src.regions] + [(r.address, r.end, 1) for r in dst.regions])
+    ends = [0, 0]
+    for start, end, side in spans:
+        if start < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], end)
+    return False

@@ -1,0 +1,193 @@
+"""What the compiler makes: run groups of plain integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.algebra import Factors, Loop, offset
+
+Int64Array = NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Equal contiguous copies of one unit.
+
+    Attributes:
+        src, dst: bytes from the unit's address to the first copy.
+        nbytes: of each copy.
+        loops: (count, source stride, destination stride) in bytes, outermost first; at most two once compiled.
+    """
+
+    src: int
+    dst: int
+    nbytes: int
+    loops: tuple[Loop, ...]
+
+    @property
+    def copies(self) -> int:
+        """Number of copies."""
+        return prod(count for count, _, _ in self.loops)
+
+
+class BlockAxis(NamedTuple):
+    """Where the units of one side lie: ``base + block offset + unit offset``.
+
+    Attributes:
+        factors: of the block axis, strides in bytes; ignored where ``table`` is given.
+        table: bytes from block 0 to each block, or None.
+        units: bytes from a block to each unit within it, one entry a unit.
+        num_blocks: blocks there are.
+    """
+
+    factors: Factors
+    table: tuple[int, ...] | None
+    units: tuple[int, ...]
+    num_blocks: int
+
+    @property
+    def stride(self) -> int | None:
+        """Bytes between blocks where that is one number, else None."""
+        if self.table is not None or len(self.factors) > 1:
+            return None
+        return self.factors[0][1] if self.factors else 0
+
+    def block_offsets(self) -> Int64Array:
+        """Bytes from block 0 to each block."""
+        if self.table is not None:
+            return np.array(self.table, dtype=np.int64)
+        if self.stride is not None:
+            return np.arange(self.num_blocks, dtype=np.int64) * self.stride
+        return np.array([offset(self.factors, block) for block in range(self.num_blocks)], dtype=np.int64)
+
+    def step(self) -> int:
+        """Greatest common divisor of all distances between units; 0 where there is one unit."""
+        if self.table is not None:
+            between = gcd(*self.table)
+        else:
+            between = gcd(*(stride for count, stride in self.factors if count > 1))
+        return gcd(between, *self.units)
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs whose units step alike on both sides.
+
+    Attributes:
+        src, dst: where the units of each side lie, relative to the bases.
+        src_base, dst_base: address of unit 0 of block 0, chosen so that no run offset is negative.
+        runs: the copies of one unit, in order of destination.
+    """
+
+    src: BlockAxis
+    dst: BlockAxis
+    src_base: int
+    dst_base: int
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def table(self) -> Int64Array:
+        """(rows, 9) int64: src, dst, nbytes, then count, source stride, destination stride of two loops."""
+        rows = []
+        for run in self.runs:
+            loops = ((1, 0, 0),) * (2 - len(run.loops)) + run.loops
+            rows.append((run.src, run.dst, run.nbytes, *loops[0], *loops[1]))
+        return np.array(rows, dtype=np.int64).reshape(-1, 9)
+
+    @cached_property
+    def offsets(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Source offset, destination offset and bytes of every copy of one unit, loops expanded."""
+        total = sum(run.copies for run in self.runs)
+        src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))
+        at = 0
+        for run in self.runs:
+            grids = [np.zeros(1, dtype=np.int64)] * 2
+            for count, src_stride, dst_stride in run.loops:
+                steps = np.arange(count, dtype=np.int64)
+                grids = [
+                    (grid[:, None] + steps * stride).ravel()
+                    for grid, stride in zip(grids, (src_stride, dst_stride), strict=True)
+                ]
+            src[at : at + run.copies] = grids[0] + run.src
+            dst[at : at + run.copies] = grids[1] + run.dst
+            size[at : at + run.copies] = run.nbytes
+            at += run.copies
+        return src, dst, size
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes a unit."""
+        return sum(run.nbytes * run.copies for run in self.runs)
+
+    @cached_property
+    def hulls(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """For source and destination: first byte of a unit, and first after its last, relative to its address."""
+        src, dst, size = self.offsets
+        return (int(src.min()), int((src + size).max())), (int(dst.min()), int((dst + size).max()))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled pair of layouts: pure integers, no memory.
+
+    Attributes:
+        unit_tokens: token slots of the smallest piece that blocks of both sides are made of.
+        src_units, dst_units: units a block of each side.
+        groups: the runs, by block stride.
+    """
+
+    unit_tokens: int
+    src_units: int
+    dst_units: int
+    groups: tuple[RunGroup, ...]
+
+    @cached_property
+    def unit_nbytes(self) -> int:
+        """Bytes a unit."""
+        return sum(group.nbytes for group in self.groups)
+
+    @cached_property
+    def runs(self) -> int:
+        """Contiguous copies a unit."""
+        return sum(run.copies for group in self.groups for run in group.runs)
+
+    @cached_property
+    def run_nbytes(self) -> tuple[int, int]:
+        """Bytes of the smallest and of the largest copy."""
+        sizes = [run.nbytes for group in self.groups for run in group.runs]
+        return min(sizes), max(sizes)
+
+    @cached_property
+    def alignment(self) -> int:
+        """Largest power of two that divides every address, stride and size of every copy."""
+        common = 0
+        for group in self.groups:
+            for axis, base in ((group.src, group.src_base), (group.dst, group.dst_base)):
+                common = gcd(common, axis.step(), base)
+            for run in group.runs:
+                common = gcd(common, run.src, run.dst, run.nbytes)
+                common = gcd(common, *(stride for loop in run.loops for stride in loop[1:]))
+        return common & -common
+
+    def extents(self, side: str) -> tuple[int, int, int]:
+        """Maximal contiguous byte ranges a unit on one side: how many, bytes of the smallest, of the largest.
+
+        Args:
+            side: ``"src"`` or ``"dst"``.
+        """
+        lengths: list[int] = []
+        for group in self.groups:
+            src, dst, size = group.offsets
+            start = src if side == "src" else dst
+            order = np.argsort(start, kind="stable")
+            first, last = start[order], (start + size)[order]
+            cuts = np.flatnonzero(first[1:] != last[:-1]) + 1
+            starts = np.concatenate(([first[0]], first[cuts]))
+            ends = np.concatenate((last[cuts - 1], [last[-1]]))
+            lengths.extend((ends - starts).tolist())
+        return len(lengths), min(lengths), max(lengths)

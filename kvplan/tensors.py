@@ -1,0 +1,118 @@
+"""Tensors by duck type: torch tensors, numpy arrays, and anything with the same members.
+
+Nothing is imported to recognise a tensor; ``data_ptr``, ``shape``, ``stride``, ``element_size`` and ``device`` (torch)
+or ``__array_interface__`` and ``strides`` (numpy) are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvplan.components import Region
+from kvplan.errors import LayoutError
+
+
+class TensorFacts(NamedTuple):
+    """What a layout needs to know of one tensor.
+
+    Attributes:
+        address: of its first element.
+        shape: extents in elements.
+        strides: in bytes.
+        itemsize: bytes an element.
+        dtype: its name, without the framework's.
+        region: the allocation it lives in.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    region: Region
+
+
+def is_tensor(value: object) -> bool:
+    """Whether ``value`` has a tensor's members.
+
+    >>> import numpy as np
+    >>> is_tensor(np.zeros(3)), is_tensor([np.zeros(3)])
+    (True, False)
+    """
+    return _is_torch_like(value) or _is_numpy_like(value)
+
+
+def _is_torch_like(value: object) -> bool:
+    return all(hasattr(value, name) for name in ("data_ptr", "shape", "stride", "element_size"))
+
+
+def _is_numpy_like(value: object) -> bool:
+    return hasattr(value, "__array_interface__") and hasattr(value, "strides") and hasattr(value, "shape")
+
+
+def facts(tensor: Any) -> TensorFacts:
+    """Read a tensor's address, shape, strides and allocation.
+
+    Raises:
+        LayoutError: a value that is no tensor, or one without memory.
+    """
+    if _is_torch_like(tensor):
+        return _torch_facts(tensor)
+    if _is_numpy_like(tensor):
+        return _numpy_facts(tensor)
+    raise LayoutError(f"{type(tensor).__name__} is no tensor: it lacks data_ptr, shape, stride and element_size")
+
+
+def _torch_facts(tensor: Any) -> TensorFacts:
+    device = str(getattr(tensor, "device", "cpu"))
+    if device == "meta":
+        raise LayoutError("a tensor on device 'meta' has no memory; describe it with KVLayout.from_spec")
+    address, itemsize = int(tensor.data_ptr()), int(tensor.element_size())
+    shape = tuple(int(size) for size in tensor.shape)
+    strides = tuple(int(stride) * itemsize for stride in tensor.stride())
+    dtype = str(getattr(tensor, "dtype", f"{itemsize} bytes")).removeprefix("torch.")
+    low, nbytes = _hull(address, shape, strides, itemsize)
+    storage = getattr(tensor, "untyped_storage", None)
+    if callable(storage):
+        allocation = storage()
+        low, nbytes = int(allocation.data_ptr()), int(allocation.nbytes())
+    pinned = device == "cpu" and callable(getattr(tensor, "is_pinned", None)) and bool(tensor.is_pinned())
+    region = Region(low, nbytes, device, pinned=pinned, owner=tensor)
+    return TensorFacts(address, shape, strides, itemsize, dtype, region)
+
+
+def _numpy_facts(array: Any) -> TensorFacts:
+    address = int(array.__array_interface__["data"][0])
+    shape, strides = tuple(map(int, array.shape)), tuple(map(int, array.strides))
+    root = array
+    while getattr(root, "base", None) is not None and hasattr(root.base, "__array_interface__"):
+        root = root.base
+    interface = root.__array_interface__
+    root_strides = interface.get("strides")
+    itemsize = int(array.itemsize)
+    low, nbytes = int(interface["data"][0]), 0
+    if root_strides is None:  # C-contiguous: the whole of the root is the allocation
+        nbytes = int(getattr(root, "nbytes", 0))
+    if not nbytes:
+        root_itemsize = int(getattr(root, "itemsize", itemsize))
+        contiguous = root_strides or _contiguous(interface["shape"], root_itemsize)
+        low, nbytes = _hull(low, interface["shape"], contiguous, root_itemsize)
+    region = Region(low, nbytes, "cpu", writable=bool(array.flags.writeable), owner=array)
+    return TensorFacts(address, shape, strides, itemsize, str(array.dtype), region)
+
+
+def _contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _hull(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """First byte and number of bytes from the lowest to the highest element."""
+    low = sum(min((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
+    high = sum(max((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
+    return address + low, high - low + itemsize
