@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -90,15 +90,15 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
     if len(first.shape) != len(notation.dims):
         raise LayoutError(f"'{notation}' has {len(notation.dims)} dims; the tensor's shape {first.shape} has "
                           f"{len(first.shape)}")  # fmt: skip
+    for k, other in enumerate(tensors):
+        if other.region.device != first.region.device:
+            raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
+                              "a layout lives on one device")  # fmt: skip
     for name in ("shape", "strides", "itemsize", "dtype"):
         for k, other in enumerate(tensors):
             if getattr(other, name) != getattr(first, name):
                 raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
                                   f"{getattr(first, name)}; those of one notation must agree")  # fmt: skip
-    for k, other in enumerate(tensors):
-        if other.region.device != first.region.device:
-            raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
-                              "a layout lives on one device")  # fmt: skip
     if 0 in first.shape:
         raise LayoutError(f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of '{notation}' is zero")
     if min(first.strides, default=0) < 0:
@@ -127,7 +127,7 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
         if size % total or (not unknown and size != total):
             factors = " * ".join(f"{atom}={known[atom]}" if atom in known else f"{atom}=?" for atom in dim) or "1"
             raise LayoutError(f"dim of extent {size} in '{notation}' cannot be {factors}")
-        extents |= known | {atom: size // total for atom in unknown}
+        extents |= known | dict.fromkeys(unknown, size // total)
     for axis in ("layer", "block", "token", "head", "dim"):
         factors_of = [extents[atom] for atom in notation.factors(axis)]
         if axis in given and factors_of and prod(factors_of) != given[axis]:
@@ -276,10 +276,7 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
         if not any(region.address <= int(seam) <= region.end for region in ordered):
             raise LayoutError(f"seam {int(seam):#x} lies in no allocation of this layout")
     # Two pinned allocations that happen to touch are two registrations: no copy may span them.
-    touching = {
-        a.end for a, b in zip(ordered, ordered[1:], strict=False) if a.end == b.address and (a.pinned or b.pinned)
-    }
-    marks.extend(touching)
+    marks.extend(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
     return tuple(
         Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
                tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner)

@@ -90,8 +90,9 @@ def _place_side(ids, skip, axes, tables, out, side):
 
 
 @_compiled
-def place_units(src_ids, dst_ids, src_skip, dst_skip, src_axes, dst_axes, src_tables, dst_tables, src_blocks, dst_blocks,
-                seen, out):  # fmt: skip
+def place_units(
+    src_ids, dst_ids, src_skip, dst_skip, src_axes, dst_axes, src_tables, dst_tables, src_blocks, dst_blocks, seen, out
+):
     """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`.
 
     Returns:

@@ -228,7 +228,9 @@ class KVLayout:
         """The view of one (layer, part), by global number and name."""
         found = self._by_key.get((layer, part))
         if found is None:
-            raise LayoutError(f"no layer {layer} {part!r} here; layers are {_ranges(self.layers)}, parts {self.parts}")
+            raise LayoutError(
+                f"no layer {layer} {part!r} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
+            )
         return found
 
     def address(self, *, layer: int, part: str, block: int = 0, token: int = 0, head: int | None = None) -> int:
@@ -326,9 +328,9 @@ class KVLayout:
         sizes = " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
         held = []
         if self.layers != tuple(range(len(self.layers))):
-            held.append(f"layers {_ranges(self.layers)}")
+            held.append(f"layers {number_ranges(self.layers)}")
         if self.heads.start:
-            held.append(f"heads {_ranges(self.heads)}")
+            held.append(f"heads {number_ranges(self.heads)}")
         if self.parts not in (("k", "v"), ("kv",)):
             held.append(f"parts {' '.join(self.parts)}")
         return " | ".join([self.notation, sizes, f"{self.dtype} on {self.device}", *held])
@@ -343,10 +345,10 @@ def _part_name(part: str) -> str:
     return part
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def number_ranges(numbers: Sequence[int]) -> str:
     """Runs of consecutive numbers: ``0-3 8``.
 
-    >>> _ranges((0, 1, 2, 3, 8))
+    >>> number_ranges((0, 1, 2, 3, 8))
     '0-3 8'
     """
     runs: list[list[int]] = []
@@ -365,7 +367,7 @@ def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> fro
         wanted = (wanted,)
     missing = [item for item in wanted if item not in held]
     if missing:
-        text = _ranges(held) if name == "layers" else ", ".join(map(repr, held))
+        text = number_ranges(held) if name == "layers" else ", ".join(map(repr, held))
         raise LayoutError(f"{name} {missing} are not held; {name} held are {text}")
     return frozenset(wanted)
 
@@ -404,8 +406,10 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
         place *= take
     head = normal(reversed(factors))
     if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
-        raise LayoutError(f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; "
-                          "slice within one factor of it, or along whole ones")  # fmt: skip
+        raise LayoutError(
+            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice within "
+            "one factor of it, or along whole ones"
+        )
     sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
     return sliced, offsets[0]
 

@@ -75,7 +75,7 @@ def _expand(parts: Sequence[Part]) -> Descriptors:
         units, chains = given, None
         if _chains_possible(group, given):
             units = _in_order(given)
-            chains = {nbytes: int(expand.count_chains(units, nbytes)) for nbytes in np.unique(size).tolist()}
+            chains = {nbytes: int(expand.count_chains(units, nbytes)) for nbytes in group.sizes}
             if all(count == units.shape[1] for count in chains.values()):
                 chains = None
         work.append((units, src, dst, size, chains is not None))
@@ -98,7 +98,7 @@ def _chains_possible(group: RunGroup, units: Int64Array) -> bool:
     steps = (group.src.step(), group.dst.step())
     if not all(steps):
         return False
-    return any(run.nbytes % steps[0] == 0 and run.nbytes % steps[1] == 0 for run in group.runs)
+    return any(nbytes % steps[0] == 0 and nbytes % steps[1] == 0 for nbytes in group.sizes)
 
 
 def _in_order(units: Int64Array) -> Int64Array:

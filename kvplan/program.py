@@ -15,6 +15,21 @@ from kvplan.algebra import Factors, Loop, offset
 Int64Array = NDArray[np.int64]
 
 
+def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Join copies that are adjacent on both sides, which share their distance ``dst - src``.
+
+    >>> merge_adjacent(np.array([8, 0, 4]), np.array([108, 100, 50]), np.array([8, 8, 4]))
+    (array([4, 0]), array([ 50, 100]), array([ 4, 16]))
+    """
+    if not src.size:
+        return src, dst, size
+    order = np.lexsort((src, dst - src))
+    src, dst, size = src[order], dst[order], size[order]
+    apart = (src[1:] != src[:-1] + size[:-1]) | (dst[1:] != dst[:-1] + size[:-1])
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    return src[first], dst[first], np.add.reduceat(size, first)
+
+
 class Run(NamedTuple):
     """Equal contiguous copies of one unit.
 
@@ -101,7 +116,11 @@ class RunGroup:
 
     @cached_property
     def offsets(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Source offset, destination offset and bytes of every copy of one unit, loops expanded."""
+        """Source offset, destination offset and bytes of every copy of one unit, loops expanded.
+
+        Copies of neighbouring turns of a loop that touch on both sides (the last row of one box and the first of the
+        next) are one copy here: no loop can say so, a list can.
+        """
         total = sum(run.copies for run in self.runs)
         src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))
         at = 0
@@ -117,7 +136,13 @@ class RunGroup:
             dst[at : at + run.copies] = grids[1] + run.dst
             size[at : at + run.copies] = run.nbytes
             at += run.copies
-        return src, dst, size
+        merged = merge_adjacent(src, dst, size)
+        return (src, dst, size) if merged[0].size == total else merged
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the copies of one unit, each size once."""
+        return tuple(np.unique(self.offsets[2]).tolist())
 
     @cached_property
     def nbytes(self) -> int:

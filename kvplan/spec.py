@@ -27,10 +27,10 @@ TENSOR_ALIGNMENT = 2 << 20
 DEVICE_BASE = {"cuda": 0x7F00_0000_0000}
 HOST_BASE = 0x7E00_0000_0000
 
-_KEYS = frozenset(
-    ("notation", "sizes", "dtype", "strides", "address", "device", "part", "layer_start", "layers", "head_start", "seams",
-     "name")
-)  # fmt: skip
+_KEYS = frozenset((
+    "address", "device", "dtype", "head_start", "layer_start", "layers", "name", "notation", "part", "seams", "sizes",
+    "strides",
+))  # fmt: skip
 
 
 def built_from_spec(spec: str | Path | Mapping[str, Any]) -> tuple[Built, str]:

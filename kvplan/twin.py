@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.program import Int64Array
+from kvplan.program import Int64Array, merge_adjacent
 
 
 class Descriptors(NamedTuple):
@@ -51,25 +51,10 @@ def flat(
         src = (units[0] + run_src[:, None]).ravel()
         dst = (units[1] + run_dst[:, None]).ravel()
         columns.append((src, dst, np.repeat(run_size, units.shape[1])))
-    merged = merge(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    merged = Descriptors(*merge_adjacent(*(np.concatenate(column) for column in zip(*columns, strict=True))))
     if not src_seams.size and not dst_seams.size and max_nbytes is None:
         return merged
     return cut(merged, src_seams, dst_seams, max_nbytes)
-
-
-def merge(src: Int64Array, dst: Int64Array, size: Int64Array) -> Descriptors:
-    """Join copies that are adjacent on both sides, which share their distance ``dst - src``.
-
-    >>> merge(np.array([8, 0]), np.array([108, 100]), np.array([8, 8]))
-    Descriptors(src=array([0]), dst=array([100]), size=array([16]))
-    """
-    if not src.size:
-        return Descriptors(src, dst, size)
-    order = np.lexsort((src, dst - src))
-    src, dst, size = src[order], dst[order], size[order]
-    apart = (src[1:] != src[:-1] + size[:-1]) | (dst[1:] != dst[:-1] + size[:-1])
-    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    return Descriptors(src[first], dst[first], np.add.reduceat(size, first))
 
 
 def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nbytes: int | None) -> Descriptors:

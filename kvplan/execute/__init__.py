@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.host import HostPath
@@ -79,7 +79,7 @@ class Executor:
         """Finish all transfers in flight, then stop. Closing twice is fine."""
         self._drain()
 
-    def __enter__(self) -> Executor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -106,7 +106,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None], pool: ThreadPoolExecutor | None
         try:
             wait_for(job.after)
             job.transfer._finish(_run(job.transfer.plan, pool))
-        except BaseException as error:  # whatever it is belongs to the transfer, and the next one must still run
+        except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
             job.transfer._finish(None, error)
         del job  # else the last transfer's memory would live until the next one comes
 

@@ -1,0 +1,134 @@
+"""What each pass of the compiler made, as text for somebody who knows strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from kvplan.algebra import Factors, Loop
+from kvplan.compiler import Pair, Passes, passes
+from kvplan.layout import KVLayout, number_ranges
+from kvplan.program import BlockAxis, Program, Run, RunGroup
+
+MAX_ROWS = 8  # lines of one kind before the rest is counted
+
+
+def explain(src: KVLayout, dst: KVLayout) -> str:
+    """The program of a pair of layouts after each pass; see :meth:`kvplan.CopyProgram.explain`."""
+    made = passes(src.geometry, dst.geometry)
+    sections = (
+        ("source", iter([str(src)])),
+        ("destination", iter([str(dst)])),
+        ("1 match", _match(made.pairs)),
+        ("2 refine", _refine(made)),
+        ("3 coalesce", _coalesce(made)),
+        ("4 fuse", _fuse(made.program)),
+        ("5 analyse", _analyse(made.program)),
+    )
+    lines: list[str] = []
+    for title, body in sections:
+        lines += [f"{title if k == 0 else '':<13}{line}" for k, line in enumerate(body)]
+    return "\n".join(lines) + "\n"
+
+
+def _match(pairs: Sequence[Pair]) -> Iterator[str]:
+    layers = number_ranges(sorted({pair.layer for pair in pairs}))
+    parts = " ".join(dict.fromkeys(pair.part for pair in pairs))
+    yield f"{len(pairs)} pairs: layers {layers}, parts {parts}"
+    for heads, src, dst in dict.fromkeys((p.heads, p.src.form.heads, p.dst.form.heads) for p in pairs):
+        yield f"heads {_heads(heads)} of {_heads(src)} in the source, {_heads(dst)} in the destination"
+
+
+def _heads(heads: range) -> str:
+    return number_ranges(heads)
+
+
+def _refine(made: Passes) -> Iterator[str]:
+    program = made.program
+    yield (
+        f"unit of {program.unit_tokens} tokens; {program.src_units} a source block, "
+        f"{program.dst_units} a destination block"
+    )
+    yield "loops are count(+source stride|+destination stride), in bytes, outermost first"
+    rows = [f"{len(refined.pairs)} x {_loops(box.loops)}" for refined in made.refined for box in refined.boxes]
+    yield from _some(rows)
+
+
+def _coalesce(made: Passes) -> Iterator[str]:
+    yield from _some([f"{len(c.pairs)} x {_run(run)}" for c in made.coalesced for run in c.runs])
+
+
+def _fuse(program: Program) -> Iterator[str]:
+    for number, group in enumerate(program.groups):
+        if len(program.groups) > 1:
+            yield f"group {number} of {len(program.groups)}: {group.nbytes:,} B a unit"
+        yield from _some([f"+{run.src:,}|+{run.dst:,}: {_run(run)}" for run in group.runs])
+
+
+def _analyse(program: Program) -> Iterator[str]:
+    yield f"{program.unit_nbytes:,} B a unit in {run_times(program.runs, *program.run_nbytes)}"
+    for side, name in (("src", "source"), ("dst", "destination")):
+        yield f"{name} extents a unit: {run_times(*program.extents(side))}"
+    yield f"alignment {program.alignment:,} B"
+    for group in program.groups:
+        yield f"source units:      {_axis(group.src, group.src_base)}"
+        yield f"destination units: {_axis(group.dst, group.dst_base)}"
+        yield from _reach(group)
+
+
+def _axis(axis: BlockAxis, base: int) -> str:
+    where = f"each block looked up in a table of {axis.num_blocks}" if axis.table else f"block {_factors(axis.factors)}"
+    units = f", unit {number_steps(axis.units)}" if len(axis.units) > 1 else ""
+    return f"{base:#x} + {where}{units}"
+
+
+def _reach(group: RunGroup) -> Iterator[str]:
+    (src_low, src_high), (dst_low, dst_high) = group.hulls
+    yield f"a unit reaches {src_high - src_low:,} B in the source, {dst_high - dst_low:,} B in the destination"
+
+
+def _factors(factors: Factors) -> str:
+    return " ".join(f"{count}(+{stride:,})" for count, stride in factors) or "0"
+
+
+def number_steps(offsets: Sequence[int]) -> str:
+    """Offsets as a count and a step where they are evenly spaced, else one by one.
+
+    >>> number_steps((0, 512, 1024)), number_steps((0, 512, 4096))
+    ('3(+512)', '+0 +512 +4,096')
+    """
+    steps = {b - a for a, b in pairwise(offsets)}
+    if len(steps) == 1:
+        return f"{len(offsets)}(+{steps.pop():,})"
+    return " ".join(f"+{offset:,}" for offset in offsets)
+
+
+def _loops(loops: Sequence[Loop]) -> str:
+    return " ".join(f"{count}(+{src:,}|+{dst:,})" for count, src, dst in loops) or "1 byte"
+
+
+def _run(run: Run) -> str:
+    return f"{run.nbytes:,} B" + (f" x {_loops(run.loops)}" if run.loops else "")
+
+
+def run_times(count: int, least: int, most: int) -> str:
+    """Run-length print of sizes: ``160 x 8,192 B``.
+
+    >>> run_times(160, 8192, 8192), run_times(3, 64, 128)
+    ('160 x 8,192 B', '3 of 64 B to 128 B')
+    """
+    return f"{count:,} x {most:,} B" if least == most else f"{count:,} of {least:,} B to {most:,} B"
+
+
+def _some(rows: Sequence[str]) -> Iterator[str]:
+    """Rows, equal neighbours counted, and no more than a screen holds."""
+    counted: list[tuple[str, int]] = []
+    for row in rows:
+        if counted and counted[-1][0] == row:
+            counted[-1] = (row, counted[-1][1] + 1)
+        else:
+            counted.append((row, 1))
+    for row, times in counted[:MAX_ROWS]:
+        yield row if times == 1 else f"{row}  ({times} alike)"
+    if len(counted) > MAX_ROWS:
+        yield f"... and {len(counted) - MAX_ROWS} more"

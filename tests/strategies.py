@@ -1,0 +1,241 @@
+"""Every strategy: one logical cache, laid out in related ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd, prod
+
+import numpy as np
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout
+from tests.oracle import Cache
+
+GUARD = 64  # bytes before and after every allocation that nothing may touch
+POISON = 0xA5
+
+
+@dataclass(frozen=True)
+class Logical:
+    """What both sides hold, however they lay it out."""
+
+    layers: int
+    kv: bool
+    heads: int
+    dim: int
+    itemsize: int
+    layer_start: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to lay it out: everything but the memory."""
+
+    notation: str
+    sizes: dict[str, int]
+    order: tuple[int, ...]  # memory order of the dims, outermost first
+    before: tuple[int, ...]  # padding of each dim, elements
+    after: tuple[int, ...]
+    shared: bool  # whether nested tensors are views of one allocation
+    head_start: int
+    layer_start: int
+    itemsize: int
+
+    def build(self, seed: int) -> Cache:
+        """Allocate it and fill it with random bytes."""
+        nesting, dims = self.notation.rpartition(":")[0].split(), self.dims()
+        counts = [self.sizes[axis] for axis in nesting]
+        padded = [a + n + b for a, n, b in zip(self.before, dims, self.after, strict=True)]
+        tensor_nbytes = prod(padded) * self.itemsize
+        number = prod(counts)
+        rng = np.random.default_rng(seed)
+        size = number * tensor_nbytes if self.shared else tensor_nbytes
+        roots = [rng.integers(0, 256, size + 2 * GUARD, dtype=np.uint8) for _ in range(1 if self.shared else number)]
+        flat = []
+        for k in range(number):
+            root, start = (roots[0], GUARD + k * tensor_nbytes) if self.shared else (roots[k], GUARD)
+            flat.append(self._view(root[start : start + tensor_nbytes], padded))
+        for count in reversed(counts):
+            flat = [flat[a:b] for a, b in pairwise(range(0, len(flat) + 1, count))]
+        told = {name: size for name, size in self.sizes.items() if name != "kv" and name not in nesting}
+        return Cache(self.notation, self.sizes, flat[0], roots, self.head_start, self.layer_start, self.itemsize, told)
+
+    def _view(self, memory: np.ndarray, padded: list[int]) -> np.ndarray:
+        stored = memory.view(f"u{self.itemsize}").reshape([padded[k] for k in self.order])
+        tensor = stored.transpose(np.argsort(self.order))
+        ends = [a + n for a, n in zip(self.before, self.dims(), strict=True)]
+        return tensor[tuple(slice(a, end) for a, end in zip(self.before, ends, strict=True))]
+
+    def dims(self) -> list[int]:
+        right = self.notation.rpartition(":")[2]
+        shape, group = [], None
+        for word in right.replace("(", " ( ").replace(")", " ) ").split():
+            if word == "(":
+                group = 1
+            elif word == ")":
+                shape.append(group)
+                group = None
+            elif group is not None:
+                group *= self.sizes[word]
+            else:
+                shape.append(1 if word == "1" else self.sizes[word])
+        return shape
+
+
+def layout_of(cache: Cache) -> KVLayout:
+    return KVLayout.from_tensors(
+        cache.notation, cache.tensors, sizes=cache.told, layer_start=cache.layer_start, head_start=cache.head_start
+    )
+
+
+@st.composite
+def logicals(draw) -> Logical:
+    return Logical(
+        layers=draw(st.integers(1, 3)),
+        kv=draw(st.booleans()),
+        heads=draw(st.integers(1, 4)),
+        dim=draw(st.integers(1, 6)),
+        itemsize=draw(st.sampled_from((1, 2, 4))),
+        layer_start=draw(st.integers(0, 2)),
+    )
+
+
+@st.composite
+def forms(draw, logical: Logical, block_tokens: int, num_blocks: int, heads: range) -> Form:
+    """Draw an order of the axes, what is nested, split, grouped and padded, and where the memory is."""
+    sizes = {"block": num_blocks, "token": block_tokens, "head": len(heads), "dim": logical.dim}
+    if logical.layers > 1 or draw(st.booleans()):
+        sizes["layer"] = logical.layers
+    if logical.kv:
+        sizes["kv"] = 2
+    if len(heads) == 1 and logical.heads == 1 and draw(st.booleans()):
+        del sizes["head"]
+    nestable = [axis for axis in ("layer", "kv", "block") if axis in sizes]
+    nesting = draw(st.permutations(nestable))[: draw(st.integers(0, len(nestable)))]
+    atoms: list[str] = []
+    for axis in [axis for axis in sizes if axis not in nesting]:
+        factor = next((f for f in (2, 3) if sizes[axis] % f == 0 and sizes[axis] > f), None)
+        if axis in ("token", "head", "dim", "block") and factor and draw(st.integers(0, 3)) == 0:
+            sizes[f"{axis}.0"], sizes[f"{axis}.1"] = factor, sizes[axis] // factor
+            atoms += [f"{axis}.0", f"{axis}.1"]
+        else:
+            atoms.append(axis)
+    words: list[str] = []
+    for atom in draw(st.permutations(atoms)):
+        if words and not words[-1].endswith(")") and words[-1] != "1" and draw(st.integers(0, 4)) == 0:
+            words[-1] = f"({words[-1]} {atom})"
+        else:
+            words.append(atom)
+    if draw(st.integers(0, 5)) == 0:
+        words.insert(draw(st.integers(0, len(words))), "1")
+    rank = len(words)
+    order = tuple(range(rank)) if draw(st.booleans()) else tuple(draw(st.permutations(range(rank))))
+    padding = st.lists(st.sampled_from((0, 0, 0, 1, 3)), min_size=rank, max_size=rank).map(tuple)
+    return Form(
+        notation=f"{' '.join(nesting)}: {' '.join(words)}" if nesting else " ".join(words),
+        sizes=sizes,
+        order=order,
+        before=draw(padding),
+        after=draw(padding),
+        shared=draw(st.booleans()),
+        head_start=heads.start,
+        layer_start=logical.layer_start,
+        itemsize=logical.itemsize,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two forms of one logical cache, and a transfer between them."""
+
+    src: Form
+    dst: Form
+    unit_tokens: int
+    units: int
+    src_ids: list[int]
+    dst_ids: list[int]
+    src_skip: int
+    dst_skip: int
+    seed: int
+
+
+BLOCK_TOKENS = st.sampled_from(((1, 1), (2, 2), (4, 4), (2, 4), (4, 2), (1, 3), (6, 2), (4, 6), (6, 4), (3, 2), (8, 2)))
+
+
+@st.composite
+def cases(draw, *, same_heads: bool = False, max_blocks: int = 5) -> Case:
+    logical = draw(logicals())
+    src_tokens, dst_tokens = draw(BLOCK_TOKENS)
+    whole = range(logical.heads)
+    src_heads = whole if same_heads else draw(head_ranges(logical.heads))
+    dst_heads = whole if same_heads else draw(head_ranges(logical.heads, meeting=src_heads))
+    src_blocks, dst_blocks = draw(st.integers(1, max_blocks)), draw(st.integers(1, max_blocks))
+    src = draw(forms(logical, src_tokens, src_blocks, src_heads))
+    dst = draw(forms(logical, dst_tokens, dst_blocks, dst_heads))
+    unit = unit_of(src, dst)
+    f, g = src_tokens // unit, dst_tokens // unit
+    src_skip, dst_skip = draw(st.integers(0, f - 1)), draw(st.integers(0, g - 1))
+    units = draw(st.integers(0, dst_blocks * g - dst_skip))
+    src_count, dst_count = (-(-(units + src_skip) // f), -(-(units + dst_skip) // g)) if units else (0, 0)
+    src_ids = draw(id_lists(src_blocks, src_count, distinct=src_count <= src_blocks and draw(st.booleans())))
+    dst_ids = draw(id_lists(dst_blocks, dst_count, distinct=True))
+    if len(src_ids) == len(dst_ids):  # neighbours on both sides, named out of order, still merge
+        shuffle = draw(st.permutations(range(len(src_ids))))
+        src_ids, dst_ids = [src_ids[k] for k in shuffle], [dst_ids[k] for k in shuffle]
+    # Ids say no more than this: one side's last block is used to its end.
+    units = min(len(src_ids) * f - src_skip, len(dst_ids) * g - dst_skip) if units else 0
+    return Case(src, dst, unit, units, src_ids, dst_ids, src_skip if units else 0, dst_skip if units else 0,
+                draw(st.integers(0, 2**31)))  # fmt: skip
+
+
+def unit_of(src: Form, dst: Form) -> int:
+    """Tokens a unit, as compiled: the greatest common divisor, unless a split token axis is cut unevenly by it."""
+    unit = kvplan.compile(layout_of(src.build(0)), layout_of(dst.build(0))).unit_tokens
+    largest = gcd(src.sizes["token"], dst.sizes["token"])
+    split = "token.1" in src.sizes or "token.1" in dst.sizes
+    assert unit == largest or (split and largest % unit == 0)
+    return unit
+
+
+@st.composite
+def head_ranges(draw, heads: int, meeting: range | None = None) -> range:
+    start = draw(st.integers(0, heads - 1 if meeting is None else meeting.stop - 1))
+    low = start + 1 if meeting is None else max(start, meeting.start) + 1
+    return range(start, draw(st.integers(low, heads)))
+
+
+@st.composite
+def id_lists(draw, num_blocks: int, count: int, *, distinct: bool) -> list[int]:
+    if not distinct:
+        return draw(st.lists(st.integers(0, num_blocks - 1), min_size=count, max_size=count))
+    start = draw(st.integers(0, num_blocks - count))
+    if draw(st.booleans()):  # consecutive ids are what merges
+        return list(range(start, start + count))
+    return draw(st.permutations(range(num_blocks)))[:count]
+
+
+@st.composite
+def neighbour_cases(draw) -> Case:
+    """Transfers in which much merges: like forms without padding, and neighbouring blocks named out of order."""
+    logical, tokens = draw(logicals()), draw(st.sampled_from((1, 2, 4)))
+    count = draw(st.integers(1, 6))
+    src_blocks, dst_blocks = (count + draw(st.integers(0, 2)) for _ in range(2))
+    heads = range(logical.heads)
+    one = draw(forms(logical, tokens, src_blocks, heads))
+    other = one if draw(st.booleans()) else draw(forms(logical, tokens, dst_blocks, heads))
+    src, dst = (
+        replace(form, before=(0,) * len(form.before), after=(0,) * len(form.after), sizes=form.sizes | extra)
+        for form, extra in ((one, {}), (other, _blocks(other, dst_blocks)))
+    )
+    order = draw(st.permutations(range(count)))
+    first, second = draw(st.integers(0, src_blocks - count)), draw(st.integers(0, dst.sizes["block"] - count))
+    unit = unit_of(src, dst)
+    return Case(src, dst, unit, count * tokens // unit, [first + k for k in order], [second + k for k in order], 0, 0,
+                draw(st.integers(0, 2**31)))  # fmt: skip
+
+
+def _blocks(form: Form, num_blocks: int) -> dict[str, int]:
+    """Sizes that give a form another number of blocks, if its block axis is not split."""
+    return {} if "block.0" in form.sizes else {"block": num_blocks}

@@ -1,0 +1,376 @@
+"""Every kind of bad input gets its error, says what is wrong, and moves nothing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import kvplan
+from kvplan import (
+    BlockIndexError,
+    IncompatibleLayoutsError,
+    KVLayout,
+    KVPlanError,
+    LayoutError,
+    NotationError,
+    OverlapError,
+    PathError,
+    TransferError,
+)
+
+
+def cache(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.uint8)
+
+
+def paged(num_blocks=8, token=4, head=2, dim=8, notation="block token head dim", **kwargs) -> KVLayout:
+    return KVLayout.from_tensors(notation, cache(num_blocks, token, head, dim), **kwargs)
+
+
+def test_errors_have_the_contract_s_bases():
+    for error in (NotationError, LayoutError, IncompatibleLayoutsError, BlockIndexError, OverlapError,
+                  kvplan.HostMemoryError, PathError, TransferError):  # fmt: skip
+        assert issubclass(error, KVPlanError)
+        assert issubclass(error, ValueError)
+    assert issubclass(BlockIndexError, IndexError)
+    assert issubclass(TransferError, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("notation", "column", "problem"),
+    [
+        ("", 1, "no dims"),
+        ("layer:", 7, "no dims"),
+        (": block dim", 1, "nothing left"),
+        ("layer: kv: block dim", 10, "second ':'"),
+        ("block heads dim", 7, "'heads' is no axis"),
+        ("block token block dim", 13, "block stands twice"),
+        ("layer: layer block dim", 8, "layer stands twice"),
+        ("token: block dim", 1, "cannot stand left"),
+        ("layer.0: block layer.1 dim", 1, "cannot stand left"),
+        ("(block token dim", 1, "never closed"),
+        ("block token) dim", 12, "without its '('"),
+        ("((block) token) dim", 2, "inside a '('"),
+        ("block () dim", 7, "empty '()'"),
+        ("block 2 dim", 7, "only number is 1"),
+        ("block (1 token) dim", 8, "only number is 1"),
+        ("block token.0 dim", 7, "token.1 is missing"),
+        ("block token.0 token.2 dim", 7, "token.1 is missing"),
+        ("block token token.1 dim", 13, "both whole and split"),
+        ("block token. dim", 7, "factor's number"),
+        ("block token.x dim", 7, "factor's number"),
+        ("block token.01 token.1 dim", 7, "factor's number"),
+        ("block kv.0 kv.1 dim", 7, "cannot be split"),
+        ("block, token dim", 6, "unexpected character ','"),
+        ("block token-head dim", 12, "unexpected character '-'"),
+    ],
+)
+def test_malformed_notation_points_at_the_column(notation, column, problem):
+    with pytest.raises(NotationError) as caught:
+        KVLayout.from_tensors(notation, cache(4, 4))
+    assert problem in str(caught.value)
+    assert caught.value.column == column
+    assert str(caught.value).splitlines()[-1] == " " * (3 + column) + "^"
+
+
+def test_a_notation_is_a_string():
+    with pytest.raises(NotationError, match="not int"):
+        KVLayout.from_tensors(7, cache(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: paged(notation="block token dim"), "has 3 dims; the tensor's shape (8, 4, 2, 8) has 4"),
+        (lambda: KVLayout.from_tensors("layer: block dim", cache(4, 4)), "asks for a sequence"),
+        (lambda: KVLayout.from_tensors("layer: block dim", {"a": cache(4, 4)}), "got dict"),
+        (lambda: KVLayout.from_tensors("block dim", [cache(4, 4)]), "a tensor is due"),
+        (lambda: KVLayout.from_tensors("layer: block dim", []), "no tensors along 'layer'"),
+        (lambda: KVLayout.from_tensors("layer kv: block dim", [[cache(4, 4)] * 2, [cache(4, 4)]]), "ragged"),
+        (lambda: KVLayout.from_tensors("kv: block dim", [cache(4, 4)] * 3), "3 tensors along 'kv'"),
+        (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), cache(5, 4)]), "tensor 1 has shape (5, 4)"),
+        (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), cache(4, 8)[:, :4]]), "tensor 1 has strides"),
+        (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), np.zeros((4, 4), np.int8)]), "has dtype"),
+        (lambda: KVLayout.from_tensors("block kv dim", cache(4, 3, 8)), "cannot be kv=2"),
+        (lambda: KVLayout.from_tensors("block 1 dim", cache(4, 3, 8)), "cannot be 1"),
+        (lambda: KVLayout.from_tensors("(block token) dim", cache(64, 8)), "give sizes={...} for 'block' or 'token'"),
+        (lambda: KVLayout.from_tensors("(block token) dim", cache(64, 8), sizes={"token": 24}), "cannot be"),
+        (lambda: paged(sizes={"token": 5}), "dim of extent 4 in 'block token head dim' cannot be token=5"),
+        (
+            lambda: KVLayout.from_tensors("block token.0 dim token.1", cache(4, 2, 8, 3), sizes={"token": 5}),
+            "sizes say token=5, the shape (4, 2, 8, 3) says 6",
+        ),
+        (lambda: paged(sizes={"layer": 5}), "'layer', which"),
+        (lambda: paged(sizes={"token": 0}), "an integer of at least 1"),
+        (lambda: paged(num_blocks=0), "holds nothing"),
+        (lambda: paged(dim=0), "dim 3"),
+        (lambda: KVLayout.from_tensors("block token dim", np.flip(cache(4, 4, 8), 1)), "run backwards"),
+        (lambda: KVLayout.from_tensors("block token dim", torch.zeros(1, 4, 8).expand(4, 4, 8)), "overlaps itself"),
+        (lambda: KVLayout.from_tensors("layer: block dim", [torch.zeros(4, 8)] * 2), "overlap: they share bytes"),
+        (lambda: KVLayout.from_tensors("block: token dim", [cache(4, 8)] * 2), "overlap: they share bytes"),
+        (lambda: KVLayout.from_tensors("block dim", torch.zeros(4, 8, device="meta")), "has no memory"),
+        (lambda: paged(layer_start=-1), "layer_start is -1"),
+        (lambda: paged(head_start=-1), "head_start is -1"),
+        (lambda: paged(part=""), "part is ''"),
+        (lambda: paged(part=3), "part is 3"),
+        (lambda: paged(layers=(1, 2)), "layers are (1, 2)"),
+        (lambda: paged(seams=(5,)), "seam 0x5 lies in no allocation"),
+        (lambda: paged(seams=("x",)), "seam 'x' is no address"),
+        (lambda: paged().slice(layers=[3]), "layers [3] are not held"),
+        (lambda: paged().slice(parts=("k",)), "parts ['k'] are not held"),
+        (lambda: paged().slice(heads=range(1, 3)), "heads 1 to 2 are not all held"),
+        (lambda: paged().slice(heads=[0]), "give a range"),
+        (lambda: paged().slice(heads=range(0)), "give a range"),
+        (lambda: paged().slice(parts=()), "holds nothing"),
+        (lambda: paged().address(layer=0, part="kv", token=4), "token slots are 0 to 3"),
+        (lambda: paged().address(layer=0, part="kv", head=2), "heads are 0 to 1"),
+        (lambda: paged().address(layer=1, part="kv"), "no layer 1"),
+        (lambda: KVLayout.merge([]), "merge of no layouts"),
+        (lambda: KVLayout.merge([paged(), paged()]), "layouts 0 and 1 both hold layer 0 'kv'"),
+        (lambda: KVLayout.merge([paged(), paged(num_blocks=9, part="x")]), "layout 1 has 9 blocks"),
+        (lambda: KVLayout.merge([paged(), paged(token=5, part="x")]), "block_tokens differ"),
+        (lambda: KVLayout.merge([a := paged(), KVLayout.from_tensors("block dim", cache(8, 4), part="x"), a]), "both"),
+    ],
+)  # fmt: skip
+def test_tensors_that_make_no_layout(make, says):
+    with pytest.raises(LayoutError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def test_a_stride_that_leaves_the_allocation():
+    stretched = np.lib.stride_tricks.as_strided(cache(4, 8), shape=(5, 8), strides=(8, 1))
+    with pytest.raises(LayoutError, match="outside its allocation"):
+        KVLayout.from_tensors("block dim", stretched)
+
+
+def test_components_that_overlap_across_layouts():
+    memory = cache(8, 16)
+    one = KVLayout.from_tensors("block dim", memory[:, :10], part="a")
+    two = KVLayout.from_tensors("block dim", memory[:, 9:], part="b")
+    with pytest.raises(LayoutError, match="overlap"):
+        KVLayout.merge([one, two])
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({}, "needs 'notation'"),
+        ({"notation": "block dim"}, "needs 'sizes'"),
+        ({"notation": "block dim", "sizes": {"block": 2}}, "needs sizes['dim']"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": "x"}}, "sizes['dim'] is 'x'"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2, "head": 2}}, "'head', which"),
+        ({"notation": "block kv dim", "sizes": {"block": 2, "dim": 2, "kv": 3}}, "kv=3"),
+        ({"notation": "block token.0 dim token.1", "sizes": {"block": 2, "dim": 2, "token": 6, "token.0": 4}}, "split"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "dtype": "f13"}, "dtype 'f13' is unknown"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "strides": [4]}, "give 2 integers"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "colour": 1}, "unknown key 'colour'"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "address": -1}, "'address' is -1"),
+        ({"notation": "block dim", "sizes": {"block": 2**40, "dim": 2**40}}, "int64"),
+        ({"notation": "layer: block dim", "sizes": {"layer": 2**45, "block": 1, "dim": 2}}, "int64"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 4}, "strides": [3, 1]}, "overlaps itself"),
+        ({"layouts": []}, "a list of at least one"),
+        ({"layouts": "x"}, "a list of at least one"),
+    ],
+)
+def test_specs_that_make_no_layout(spec, says):
+    with pytest.raises(LayoutError) as caught:
+        KVLayout.from_spec(spec)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.toml", "notation = ", "is not TOML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", json.dumps([1]), "holds a list"),
+        ("missing.toml", None, "cannot read the spec"),
+    ],
+)
+def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(LayoutError, match=says):
+        KVLayout.from_spec(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "says"),
+    [
+        (lambda: paged(), lambda: paged(layer_start=1), "the destination lacks layers [0]"),
+        (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
+        (lambda: paged(), lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
+        (lambda: paged(), lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),
+        (lambda: paged(), lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
+        (lambda: paged(head=1, token=1), lambda: paged(head=1), None),
+        (lambda: KVLayout.from_tensors("block dim", cache(8, 8)), lambda: paged(head=1), "no common unit"),
+        (
+            lambda: KVLayout.from_tensors("block token head dim", cache(8, 4, 2, 8)),
+            lambda: KVLayout.from_tensors("block kv token head dim", cache(8, 2, 4, 2, 8)),
+            "'kv' of 8 bytes a (token, head) is not 'k' of 8 and 'v' of 8",
+        ),
+        (
+            lambda: KVLayout.merge([paged(), KVLayout.from_tensors("block dim", cache(8, 4), part="state")]),
+            lambda: KVLayout.merge([paged(token=8), KVLayout.from_tensors("block dim", cache(8, 4), part="state")]),
+            "moves whole blocks",
+        ),
+    ],
+)
+def test_layouts_that_do_not_meet(src, dst, says):
+    if says is None:
+        assert kvplan.compile(src(), dst()).unit_tokens == 1
+        return
+    with pytest.raises(IncompatibleLayoutsError) as caught:
+        kvplan.compile(src(), dst())
+    assert says in str(caught.value)
+
+
+def test_compile_takes_layouts():
+    with pytest.raises(TypeError, match="two KVLayouts"):
+        kvplan.compile(paged(), cache(4))
+
+
+@pytest.fixture
+def untouched():
+    """A program whose destination must stay as it is."""
+    src, dst = cache(8, 4, 2, 8), np.full((8, 12, 2, 8), 7, np.uint8)
+    notation = "block token head dim"
+    program = kvplan.compile(KVLayout.from_tensors(notation, src), KVLayout.from_tensors(notation, dst))
+    yield program
+    assert (dst == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("src_ids", "dst_ids", "skips", "error", "says"),
+    [
+        ([0, 1, -1], [0], (0, 0), BlockIndexError, "src_blocks[2] is -1; src blocks are 0 to 7"),
+        ([0, 1, 8], [0], (0, 0), BlockIndexError, "src_blocks[2] is 8"),
+        ([0, 1, 2], [9], (0, 0), BlockIndexError, "dst_blocks[0] is 9; dst blocks are 0 to 7"),
+        ([0, 1, 2, 3, 4, 5], [1, 1], (0, 0), OverlapError, "name block 1 (unit 0 of it) more than once"),
+        ([0.0, 1.0, 2.0], [0], (0, 0), BlockIndexError, "src_blocks holds float64"),
+        (np.array([True, False, True]), [0], (0, 0), BlockIndexError, "holds bool"),
+        ([[0, 1], [2]], [0], (0, 0), BlockIndexError, "ragged"),
+        ([[0, 1, 2]], [0], (0, 0), BlockIndexError, "shape (1, 3)"),
+        (3, [0], (0, 0), BlockIndexError, "shape ()"),
+        (None, [0], (0, 0), BlockIndexError, "src_blocks"),
+        (["0", "1", "2"], [0], (0, 0), BlockIndexError, "holds <U1"),
+        ([2**70, 1, 2], [0], (0, 0), BlockIndexError, "holds object"),
+        (np.array([2**63, 1, 2], np.uint64), [0], (0, 0), BlockIndexError, "past the largest int64"),
+        (torch.zeros(3, device="meta", dtype=torch.int64), [0], (0, 0), BlockIndexError, "pass ids.cpu()"),
+        ([0, 1, 2, 3], [0], (0, 0), BlockIndexError, "4 src blocks cover 4 units, 1 dst blocks cover 3"),
+        ([0, 1, 2], [0, 1], (0, 0), BlockIndexError, "may be partly used"),
+        ([], [0], (0, 0), BlockIndexError, "cover 0 units"),
+        ([0], [], (0, 0), BlockIndexError, "cover 0"),
+        ([0, 1], [0], (0, 3), BlockIndexError, "dst_skip is 3; a dst block holds 3 units, so it is 0 to 2"),
+        ([0, 1], [0], (0, -1), BlockIndexError, "dst_skip is -1"),
+        ([0, 1], [0], (1, 0), BlockIndexError, "src_skip is 1; a src block holds 1 unit, so it is 0"),
+        ([0, 1], [0], (0, 1.0), BlockIndexError, "an integer"),
+        ([0, 1], [0], (0, True), BlockIndexError, "an integer"),
+    ],
+)
+def test_ids_and_skips_that_fit_nothing(untouched, src_ids, dst_ids, skips, error, says):
+    with pytest.raises(error) as caught:
+        untouched.plan(src_ids, dst_ids, *skips)
+    assert says in str(caught.value)
+    untouched.plan([0, 1, 2], [0])  # a failed plan leaves nothing behind
+
+
+def test_an_empty_plan_moves_nothing(untouched, executor):
+    plan = untouched.plan([], [])
+    assert (plan.units, plan.nbytes, len(plan.strided())) == (0, 0, 0)
+    assert [column.size for column in plan.descriptors()] == [0, 0, 0]
+    assert executor.submit(plan).result()[::2] == (0, "host", 0)
+
+
+def test_a_plan_that_reads_what_it_writes():
+    layout = paged()
+    program = kvplan.compile(layout, layout)
+    program.plan([0, 1], [2, 3])
+    with pytest.raises(OverlapError, match="both reads and writes"):
+        program.plan([0, 1], [1, 2])
+
+
+def test_joined_plans_that_write_the_same_byte():
+    program = kvplan.compile(paged(), paged())
+    with pytest.raises(OverlapError, match="two of the joined plans write"):
+        kvplan.join([program.plan([0, 1], [2, 3]), program.plan([5], [3])])
+    with pytest.raises(KVPlanError, match="join of no plans"):
+        kvplan.join([])
+
+
+def test_joined_plans_of_different_directions():
+    spec = {"notation": "block dim", "sizes": {"block": 4, "dim": 8}}
+    gpu, cpu = (KVLayout.from_spec(spec | {"device": device}) for device in ("cuda:0", "cpu"))
+    load, store = kvplan.compile(cpu, gpu).plan([0], [1]), kvplan.compile(gpu, cpu).plan([0], [1])
+    with pytest.raises(PathError, match=r"\['load', 'store'\]"):
+        kvplan.join([load, store])
+
+
+@pytest.mark.parametrize("cap", [0, -1, 1.5, True])
+def test_a_cap_that_is_none(untouched, cap):
+    with pytest.raises(KVPlanError, match="at least one byte"):
+        untouched.plan([0], [0]).descriptors(max_nbytes=cap)
+
+
+def test_what_an_executor_refuses(untouched):
+    plan = untouched.plan([0], [0])
+    with pytest.raises(PathError, match="no path serves device 'cuda:0'"):
+        kvplan.Executor(device="cuda:0")
+    with pytest.raises(PathError, match="path 'kernel' cannot serve device 'cpu'"):
+        kvplan.Executor(policy=kvplan.Policy(path="kernel"))
+    with pytest.raises(PathError, match="'dma' is none"):
+        kvplan.Policy(path="dma")
+    with pytest.raises(PathError, match="threads is 0"):
+        kvplan.Policy(threads=0)
+    with kvplan.Executor() as executor:
+        with pytest.raises(KVPlanError, match="plan is a list"):
+            executor.submit([plan])
+        with pytest.raises(KVPlanError, match="after is a int"):
+            executor.submit(plan, after=3)
+    with pytest.raises(TransferError, match="closed"):
+        executor.submit(plan)
+
+
+def test_memory_that_cannot_be_written(executor):
+    frozen = cache(8, 4, 2, 8)
+    frozen.setflags(write=False)
+    dst = KVLayout.from_tensors("block token head dim", frozen)
+    with pytest.raises(LayoutError, match="read-only"):
+        executor.submit(kvplan.compile(paged(), dst).plan([0], [0]))
+
+
+def test_memory_that_is_not_there_or_not_the_cpu_s(executor):
+    spec = {"notation": "block dim", "sizes": {"block": 4, "dim": 8}, "dtype": "int8"}
+    real = KVLayout.from_tensors("block dim", cache(4, 8))
+    with pytest.raises(LayoutError, match="virtual"):
+        executor.submit(kvplan.compile(real, KVLayout.from_spec(spec)).plan([0], [0]))
+
+
+class OnDevice:
+    """A tensor of another device, as far as its members go."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.shape, self.device = array, array.shape, "cuda:0"
+
+    def data_ptr(self) -> int:
+        return self._array.ctypes.data
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self._array.itemsize for step in self._array.strides)
+
+    def element_size(self) -> int:
+        return self._array.itemsize
+
+
+def test_the_host_path_takes_no_device_memory(executor):
+    device = KVLayout.from_tensors("block dim", OnDevice(cache(4, 8)))
+    plan = kvplan.compile(device, KVLayout.from_tensors("block dim", cache(4, 8))).plan([0], [0])
+    assert plan.direction == "store"
+    with pytest.raises(PathError, match="this plan is a 'store'"):
+        executor.submit(plan)
+    with pytest.raises(LayoutError, match="lives on one device"):
+        KVLayout.from_tensors("layer: block dim", [OnDevice(cache(4, 8)), cache(4, 8)])
