@@ -17,7 +17,7 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/test.stamp
-	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks
 
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)

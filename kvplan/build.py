@@ -230,10 +230,13 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
         if layers < 0:
             raise LayoutError(f"layer_start is {layers}; layers are numbered from 0")
         return tuple(range(layers, layers + count))
-    numbers = tuple(int(number) for number in layers)
-    if len(numbers) != count or len(set(numbers)) != count or min(numbers) < 0:
+    numbers = tuple(layers)
+    for number in numbers:
+        if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
+            raise LayoutError(f"layers hold {number!r}; layers are numbered from 0, by integers")
+    if len(numbers) != count or len(set(numbers)) != count:
         raise LayoutError(f"layers are {numbers}; the tensors hold {count}, each with its own global number")
-    return numbers
+    return tuple(int(number) for number in numbers)
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kvplan.algebra import Factors, Loop, Piece, coalesce, extent, offset, refine
 from kvplan.components import Component, Form
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.layout import Geometry
+from kvplan.layout import Geometry, number_ranges
 from kvplan.program import BlockAxis, Program, Run, RunGroup
 
 
@@ -111,7 +111,8 @@ def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
         missing = sorted(set(here) - set(there))
         if missing:
             raise IncompatibleLayoutsError(
-                f"the {other} lacks layers {missing} that the {name} holds; slice them away: layout.slice(layers=...)"
+                f"the {other} lacks layers {number_ranges(missing)}, which the {name} holds; slice them away: "
+                "layout.slice(layers=...)"
             )
     pairs: list[Pair] = []
     checked: dict[tuple[int, int, int, int, int], range] = {}

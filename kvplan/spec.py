@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,37 @@ def built_from_spec(spec: str | Path | Mapping[str, Any]) -> tuple[Built, str]:
     if "layouts" in content:
         from kvplan.layout import KVLayout  # merging is a verb of the public class
 
-        several = content["layouts"]
-        if not isinstance(several, Sequence) or isinstance(several, str) or not several:
-            raise LayoutError(f"'layouts' is {several!r}; it is a list of at least one spec")
-        merged = KVLayout.merge([KVLayout.from_spec(entry) for entry in several])
+        merged = KVLayout.merge([KVLayout.from_spec(entry) for entry in _side_by_side(content)])
         built = Built(merged.components, merged.regions, merged.num_blocks, merged.block_tokens, merged.sizes,
                       merged.dtype)  # fmt: skip
         return built, merged.notation
     return _one(content)
+
+
+def _side_by_side(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The entries of ``layouts``; those without an address begin after the one before, on the same device."""
+    several = content["layouts"]
+    if not isinstance(several, Sequence) or isinstance(several, str) or not several:
+        raise LayoutError(f"'layouts' is {several!r}; it is a list of at least one spec")
+    unknown = sorted(set(content) - {"layouts", "name"})
+    if unknown:
+        raise LayoutError(f"spec has {unknown[0]!r} beside 'layouts'; it belongs into each of the entries")
+    free: dict[str, int] = {}
+    for k, entry in enumerate(several):
+        if not isinstance(entry, Mapping):
+            raise LayoutError(f"layouts[{k}] is {entry!r}; each entry is a spec, a table of keys")
+        device = str(entry.get("device", "cpu"))
+        placed = entry if "address" in entry or device not in free else {**entry, "address": free[device]}
+        yield placed
+        end = max(region.end for region in built_from_spec(placed)[0].regions)
+        free[device] = max(free.get(device, 0), -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
+
+
+def _sequence(spec: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    value = spec[key]
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise LayoutError(f"spec {key!r} is {value!r}; it is a list of integers")
+    return tuple(value)
 
 
 def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -83,14 +106,14 @@ def _one(spec: Mapping[str, Any]) -> tuple[Built, str]:
     strides = _strides(spec.get("strides"), shape, itemsize)
     nested = {axis: sizes[axis] for axis in notation.nesting}
     tensors = _place(spec, prod(nested.values()), shape, strides, itemsize, dtype)
-    layers = spec.get("layers")
     naming = Naming(
-        _integer(spec, "layer_start", 0) if layers is None else tuple(layers),
+        _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0),
         _integer(spec, "head_start", 0),
         str(spec.get("part", "kv")),
     )
+    seams = _sequence(spec, "seams") if "seams" in spec else ()
     plain = {name: size for name, size in sizes.items() if name != "kv"}
-    return assemble(notation, tensors, nested, plain, naming, tuple(spec.get("seams", ()))), str(notation)
+    return assemble(notation, tensors, nested, plain, naming, seams), str(notation)
 
 
 def _integer(spec: Mapping[str, Any], key: str, default: int) -> int:

@@ -172,6 +172,12 @@ def test_components_that_overlap_across_layouts():
         ({"notation": "block dim", "sizes": {"block": 2**40, "dim": 2**40}}, "int64"),
         ({"notation": "layer: block dim", "sizes": {"layer": 2**45, "block": 1, "dim": 2}}, "int64"),
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 4}, "strides": [3, 1]}, "overlaps itself"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "layers": 5}, "'layers' is 5"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "layers": ["a"]}, "layers hold 'a'"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "layers": [[1]]}, "layers hold [1]"),
+        ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "seams": None}, "'seams' is None"),
+        ({"layouts": [5]}, "layouts[0] is 5"),
+        ({"layouts": [{}], "extra": 3}, "'extra' beside 'layouts'"),
         ({"layouts": []}, "a list of at least one"),
         ({"layouts": "x"}, "a list of at least one"),
     ],
@@ -201,7 +207,7 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
 @pytest.mark.parametrize(
     ("src", "dst", "says"),
     [
-        (lambda: paged(), lambda: paged(layer_start=1), "the destination lacks layers [0]"),
+        (lambda: paged(), lambda: paged(layer_start=1), "the destination lacks layers 0, which the source holds"),
         (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
         (lambda: paged(), lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
         (lambda: paged(), lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),

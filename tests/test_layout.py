@@ -142,7 +142,7 @@ def test_specs_from_a_mapping_toml_and_json(tmp_path):
 
 
 def test_a_spec_of_several_layouts_is_merged():
-    scale = {"notation": "layer: block token", "dtype": "fp32", "part": "scale", "address": 1 << 40,
+    scale = {"notation": "layer: block token", "dtype": "fp32", "part": "scale",
              "sizes": {"layer": 61, "block": 1000, "token": 64}, "device": "cuda:0"}  # fmt: skip
     merged = KVLayout.from_spec({"layouts": [SPEC, scale]})
     assert merged.parts == ("kv", "scale")

@@ -1,0 +1,68 @@
+"""Cross-layer: one tensor for all layers, in any order of its dims.
+
+Source: vLLM 0.33.0, ``v1/kv_cache_layout.py``, whose block-outer storage orders (BLHNC, BLNHC, BHLNC) are of this kind
+with K and V fused in the content; TensorRT-LLM 1.2 and FlexKV keep ``block layer kv ...`` pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+NOTATION = "block layer kv token head dim"
+
+
+def describe(
+    tensor: Any,
+    notation: str = NOTATION,
+    *,
+    layer_start: int = 0,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    part: str = "kv",
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe one tensor that holds all layers.
+
+    Args:
+        tensor: its dims in the order of ``notation``, extents in elements. Real strides are used.
+        notation: every dim by name, ``layer`` among them; nothing left of a colon.
+        layer_start: global number of the first layer.
+        head_start: global number of the first KV head.
+        layers: global number of every layer, where they do not follow one another.
+        sizes: extents that the shape does not tell (``{"token": 16}`` of ``(block token)``).
+        part: the content's name where the notation has no kv axis.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        NotationError: the notation does not parse.
+        LayoutError: no layer among the dims, nesting, several tensors, or a shape that is not the notation's.
+
+    >>> import numpy as np
+    >>> print(describe(np.zeros((8, 32, 2, 16, 4, 64), np.float16)))
+    block layer kv token head dim | layer=32 kv=2 block=8 token=16 head=4 dim=64 | float16 on cpu
+    >>> print(describe(np.zeros((8, 4, 32, 16, 128), np.float16), "block head layer token (kv dim)", head_start=4))
+    block head layer token (kv dim) | layer=32 kv=2 block=8 token=16 head=4 dim=64 | float16 on cpu | heads 4-7
+    """
+    if ":" in str(notation):
+        raise LayoutError(
+            f"'{notation}' nests tensors; cross-layer is one tensor, so write every axis as a dim, without ':'"
+        )
+    if "layer" not in str(notation):
+        raise LayoutError(f"'{notation}' has no layer dim; cross-layer is one tensor for all layers, as '{NOTATION}'")
+    if not hasattr(tensor, "shape"):
+        raise LayoutError(f"tensor is a {type(tensor).__name__}; cross-layer is one tensor for all layers")
+    return KVLayout.from_tensors(
+        notation,
+        tensor,
+        sizes=sizes,
+        layer_start=layer_start,
+        head_start=head_start,
+        layers=layers,
+        part=part,
+        seams=seams,
+    )

@@ -1,0 +1,111 @@
+"""FlashInfer: paged caches with K and V inside the page, or as a tuple; NHD or HND.
+
+Source: FlashInfer 0.7.2, ``decode.py`` (``BatchDecodeWithPagedKVCacheWrapper.run``) and ``utils.py``
+(``TensorLayout``, ``_unpack_paged_kv_cache``). Its pages are kvplan's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+# The order of a page's dims, by FlashInfer's name for it: N tokens, H heads, D dim.
+PAGE = {"NHD": "token head dim", "HND": "head token dim"}
+
+_SHAPE = {"NHD": "page_tokens, heads, head_dim", "HND": "heads, page_tokens, head_dim"}
+
+
+def describe(
+    kv_caches: Any,
+    *,
+    kv_layout: str = "NHD",
+    layer_start: int = 0,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str = "kv",
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe the paged caches that FlashInfer's wrappers read, one entry a layer.
+
+    Rank alone tells combined caches from tuples; NHD and HND have equal ranks, so ``kv_layout`` says which it is.
+    A list of all K caches and one of all V caches is ``list(zip(k_caches, v_caches))`` here. The scales of an NVFP4
+    cache (``kv_cache_sf``, float8, head_dim / 16) have the same form: describe them with ``part="scale"``, and
+    ``KVLayout.merge`` the two.
+
+    Args:
+        kv_caches: a list or tuple with one entry a layer, in order of layers, all of one form: a tensor ``(num_pages,
+            2, page_tokens, heads, head_dim)`` (NHD) or ``(num_pages, 2, heads, page_tokens, head_dim)`` (HND), or a
+            pair ``(k_cache, v_cache)`` of the same without the 2. One tensor or one pair by itself is one layer.
+        kv_layout: ``"NHD"`` or ``"HND"``, as given to the wrapper.
+        layer_start: global number of the first layer.
+        head_start: global number of the first KV head.
+        layers: global number of every layer, where they do not follow one another.
+        part: ``"kv"`` for K and V; ``"scale"`` makes the parts ``"k_scale"`` and ``"v_scale"``.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: an unknown kv_layout, another rank, a second extent that is not 2, forms mixed, or K and V that
+            differ in shape or strides.
+
+    >>> import numpy as np
+    >>> print(describe([np.zeros((8, 2, 4, 16, 64), np.float16)], kv_layout="HND"))
+    layer: block kv head token dim | layer=1 kv=2 block=8 token=16 head=4 dim=64 | float16 on cpu
+    >>> pages, scales = np.zeros((8, 2, 16, 4, 64), np.uint8), np.zeros((8, 2, 16, 4, 8), np.uint8)
+    >>> nvfp4 = KVLayout.merge([describe(pages), describe(scales, part="scale")])
+    >>> nvfp4.parts, nvfp4.block_nbytes
+    (('k', 'v', 'k_scale', 'v_scale'), 9216)
+    """
+    if kv_layout not in PAGE:
+        raise LayoutError(f"kv_layout is {kv_layout!r}; it is one of {', '.join(map(repr, PAGE))}")
+    expected = (
+        f"in {kv_layout} a layer is one tensor (num_pages, 2, {_SHAPE[kv_layout]}), or a pair of K and V, each "
+        f"(num_pages, {_SHAPE[kv_layout]})"
+    )
+    caches = [kv_caches] if _rank(kv_caches) or _is_pair(kv_caches) else kv_caches
+    if not isinstance(caches, list | tuple):
+        raise LayoutError(
+            f"kv_caches is a {type(caches).__name__}; give a list with one entry a layer, in order of layers"
+        )
+    pairs = [_is_pair(cache) for cache in caches]
+    for layer, cache in enumerate(caches):
+        if not pairs[layer]:
+            _check_combined(cache, f"kv_caches[{layer}]", expected)
+        if pairs[layer] != pairs[0]:
+            raise LayoutError(f"kv_caches[0] and kv_caches[{layer}] are of different forms; describe each form by "
+                              "itself and merge")  # fmt: skip
+    page = PAGE[kv_layout]
+    return KVLayout.from_tensors(
+        f"layer kv: block {page}" if pairs and pairs[0] else f"layer: block kv {page}",
+        caches,
+        layer_start=layer_start,
+        head_start=head_start,
+        layers=layers,
+        part=part,
+        seams=seams,
+    )
+
+
+def _rank(value: Any) -> int:
+    """Number of dims of a tensor; 0 for what is none."""
+    return len(value.shape) if hasattr(value, "shape") else 0
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(_rank(half) == 4 for half in value)
+
+
+def _check_combined(cache: Any, name: str, expected: str) -> None:
+    if isinstance(cache, list | tuple):
+        ranks = [_rank(half) for half in cache]
+        raise LayoutError(f"{name} is a sequence of {len(cache)} with ranks {ranks}; {expected}")
+    if not _rank(cache):
+        raise LayoutError(f"{name} is a {type(cache).__name__}; {expected}")
+    shape = tuple(cache.shape)
+    if len(shape) != 5:
+        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; {expected}")
+    if shape[1] != 2:
+        hint = "; where K and V stand first, use backends.flash_attention" if shape[0] == 2 else ""
+        raise LayoutError(f"{name} has shape {shape}, whose second extent {shape[1]} is not 2; {expected}{hint}")

@@ -1,0 +1,147 @@
+"""MLA: one latent row a token for all heads, plain, packed with its scales, or split into ckv and kpe.
+
+Source: vLLM 0.10.2, ``v1/attention/backends/mla/common.py``, for ``(num_blocks, block_tokens, 576)``; vLLM 0.33.0,
+``mla/flashmla_sparse.py`` and ``ops/rocm_aiter_mla_sparse.py``, for the packed rows; SGLang 0.5.23,
+``memory_pool.py`` (``MLATokenToKVPool``) and ``deepseek_v4_memory_pool.py``; FlashInfer 0.7.2, ``mla/_core.py`` and
+``mla/_batch_mla``.
+
+=====================  ============================  ==============================================
+row                    bytes a token                 a block of several tokens
+=====================  ============================  ==============================================
+bf16, fp8              1152, 576 (512 + 64 values)   row after row
+fp8_ds_mla             656 = 512 + 16 + 128          row after row
+nvfp4_ds_mla           352 = 256 + 64 + 32           row after row
+DeepSeek-V4.1          528 = 512 + 16                row after row
+DeepSeek-V4            584 = 448 + 128 + 8           all data, then all scales: ``whole_blocks=True``
+DeepSeek-V3.2 indexer  132 = 128 + 4                 all data, then all scales: ``whole_blocks=True``
+=====================  ============================  ==============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+
+def describe(
+    kv_caches: Any,
+    *,
+    kpe: Any = None,
+    layer_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str = "kv",
+    block_tokens: int | None = None,
+    row_nbytes: int | None = None,
+    whole_blocks: bool = False,
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe latent caches, one tensor a layer; packed rows are opaque bytes.
+
+    Real strides are used, so blocks and rows may be padded; a pad between them is not moved.
+
+    Args:
+        kv_caches: a list or tuple with one tensor a layer, in order of layers; one tensor is one layer. Each is
+            ``(num_blocks, block_tokens, dim)``, ``(num_blocks, 1, block_tokens, dim)`` or ``(num_blocks,
+            block_tokens, 1, dim)``; with ``block_tokens=``, flat slots ``(num_blocks * block_tokens, 1, dim)`` or
+            ``(num_blocks * block_tokens, dim)``; with ``whole_blocks=True`` also ``(num_blocks, bytes of a block)``.
+        kpe: the RoPE half of a split cache, in the same form; the parts are then ``"ckv"`` and ``"kpe"``.
+        layer_start: global number of the first layer.
+        layers: global number of every layer, where they do not follow one another.
+        part: name of the content: ``"kv"``, or that of an extra, such as ``"index"``.
+        block_tokens: token slots a block, where dim 0 holds flat slots.
+        row_nbytes: bytes of content at the front of the last dim, where the rest of it is padding.
+        whole_blocks: the bytes of one token do not lie together (see the table above), so that blocks are moved
+            whole, and only between blocks of as many tokens.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: a rank or extent that is none of these, a 4-D shape that does not tell which dim is the head's,
+            row_nbytes that are no part of a row, or kpe together with part, row_nbytes or seams.
+
+    >>> import numpy as np
+    >>> print(describe([np.zeros((8, 64, 656), np.uint8) for layer in range(2)]))
+    layer: block token dim | layer=2 block=8 token=64 dim=656 | uint8 on cpu
+    >>> describe(np.zeros((512, 1, 576), np.float16), block_tokens=64).notation
+    'layer: (block token) 1 dim'
+    >>> split = describe(np.zeros((8, 64, 512), np.float16), kpe=np.zeros((8, 64, 64), np.float16))
+    >>> split.parts, split.block_nbytes
+    (('ckv', 'kpe'), 73728)
+    """
+    if kpe is not None:
+        if part != "kv" or row_nbytes is not None or len(seams):
+            raise LayoutError(
+                "kpe= names the parts 'ckv' and 'kpe' and takes no part, row_nbytes or seams; for those, describe each "
+                "of the two by itself, with part='ckv' and part='kpe', and merge"
+            )
+        return KVLayout.merge([
+            describe(half, layer_start=layer_start, layers=layers, part=name, block_tokens=block_tokens,
+                     whole_blocks=whole_blocks)
+            for name, half in (("ckv", kv_caches), ("kpe", kpe))
+        ])  # fmt: skip
+    caches = [kv_caches] if hasattr(kv_caches, "shape") else kv_caches
+    if not isinstance(caches, list | tuple):
+        raise LayoutError(f"{part!r} is a {type(caches).__name__}; give a list with one tensor a layer")
+    for layer, cache in enumerate(caches):
+        if not hasattr(cache, "shape"):
+            raise LayoutError(
+                f"{part!r} of layer {layer} is a {type(cache).__name__}; give one tensor a layer, and a split cache as "
+                "describe(ckv_caches, kpe=kpe_caches)"
+            )
+    if row_nbytes is not None:
+        caches = [_without_padding(cache, row_nbytes) for cache in caches]
+    # Whole blocks have no token axis: what would be tokens counts as content.
+    token, dim = ("dim.0", "dim.1") if whole_blocks else ("token", "dim")
+    shape = tuple(caches[0].shape) if caches else ()
+    if block_tokens is not None:
+        dims, sizes = _flat(shape, token, dim), {token: block_tokens}
+    else:
+        dims, sizes = _paged(shape, token, dim, whole_blocks=whole_blocks), {}
+    return KVLayout.from_tensors(
+        f"layer: {dims}", caches, sizes=sizes, layer_start=layer_start, part=part, seams=seams, layers=layers
+    )
+
+
+def _flat(shape: tuple[int, ...], token: str, dim: str) -> str:
+    if len(shape) == 2:
+        return f"(block {token}) {dim}"
+    if len(shape) == 3 and shape[1] == 1:
+        return f"(block {token}) 1 {dim}"
+    raise LayoutError(
+        f"shape {shape} with block_tokens=: flat slots are (slots, 1, dim) or (slots, dim); leave block_tokens out "
+        "where blocks have a dim of their own"
+    )
+
+
+def _paged(shape: tuple[int, ...], token: str, dim: str, *, whole_blocks: bool) -> str:
+    if len(shape) == 2 and whole_blocks:
+        return "block dim"
+    if len(shape) == 2:
+        raise LayoutError(
+            f"shape {shape}: say block_tokens= where dim 0 holds flat token slots, or whole_blocks=True where each row "
+            "is a whole block"
+        )
+    if len(shape) == 4:
+        if shape[1] == shape[2] == 1:
+            raise LayoutError(f"shape {shape}: dims 1 and 2 both have extent 1; squeeze the head's, and give "
+                              "(num_blocks, block_tokens, dim)")  # fmt: skip
+        if shape[1] == 1:
+            return f"block 1 {token} {dim}"
+        if shape[2] == 1:
+            return f"block {token} 1 {dim}"
+    if len(shape) == 3 or not shape:
+        return f"block {token} {dim}"
+    raise LayoutError(
+        f"shape {shape}: an MLA cache has one head, and is (num_blocks, block_tokens, dim), (num_blocks, 1, "
+        "block_tokens, dim) or (num_blocks, block_tokens, 1, dim)"
+    )
+
+
+def _without_padding(cache: Any, row_nbytes: int) -> Any:
+    itemsize = int(cache.element_size() if hasattr(cache, "element_size") else cache.itemsize)
+    row = int(cache.shape[-1]) * itemsize
+    if not 0 < row_nbytes <= row or row_nbytes % itemsize:
+        raise LayoutError(f"row_nbytes is {row_nbytes}; rows have {row} bytes, in elements of {itemsize}")
+    return cache[..., : row_nbytes // itemsize]

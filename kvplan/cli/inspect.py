@@ -1,0 +1,102 @@
+"""``kvplan inspect``: what a layout holds, and where its bytes lie."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from kvplan.cli.facts import layout_facts
+from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
+from kvplan.cli.sources import add_layout, layout_of
+
+EXAMPLES = """examples:
+  kvplan inspect examples/specs/gpu_split_kv.toml
+  kvplan inspect "layer: block token dim" --sizes layer=61,block=1024,token=64,dim=576"""
+
+
+SHOWN_REGIONS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EXAMPLES
+    add_layout(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the layout."""
+    facts = layout_facts(layout_of(args))
+    if args.json:
+        print_json("inspect", facts)
+        return 0
+    show(
+        fact_table(_summary(facts)),
+        *(
+            number_table((_title(view, facts), "extent", "stride in bytes"), _axes(view), right=(1, 2))
+            for view in facts["views"]
+        ),
+    )
+    return 0
+
+
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    layers, heads = facts["layers"], facts["heads"]
+    virtual = ", virtual addresses" if facts["virtual"] else ""
+    token = facts["token_nbytes"]
+    return [
+        ("layout", facts["notation"]),
+        ("content", f"{facts['dtype']} on {facts['device']}{virtual}"),
+        ("layers", f"{len(layers):,} ({ranges(layers)})"),
+        ("parts", ", ".join(facts["parts"])),
+        ("heads", f"{len(heads):,} ({ranges(heads)})" if _headed(facts) else "no axis of heads"),
+        ("blocks", f"{facts['num_blocks']:,} of {count_of(facts['block_tokens'], 'token')}"),
+        ("a token", "none: blocks move whole" if token is None else exact(token)),
+        ("a block", exact(facts["block_nbytes"])),
+        ("all blocks", exact(facts["nbytes"])),
+        ("padding", exact(facts["padding_nbytes"]) if facts["padding_nbytes"] else "none"),
+        ("contiguous", f"a block is {_extents(facts['block_extents'])}"),
+        ("regions", _regions(facts["regions"])),
+        ("seams", f"{len(facts['seams']):,}" if facts["seams"] else "none"),
+    ]
+
+
+def _extents(extents: dict[str, int]) -> str:
+    low, high = extents["min_nbytes"], extents["max_nbytes"]
+    if extents["count"] == 1:
+        return f"1 extent of {exact(high)}"
+    sizes = exact(high) if low == high else f"{low:,} to {exact(high)}"
+    return f"{extents['count']:,} extents of {sizes}"
+
+
+def _regions(regions: list[dict[str, Any]]) -> str:
+    """Regions of equal size counted, a line each."""
+    sizes = Counter(region["nbytes"] for region in regions)
+    lines = [f"{count:,} x {exact(nbytes)}" for nbytes, count in sizes.most_common(SHOWN_REGIONS)]
+    if len(sizes) > SHOWN_REGIONS:
+        lines.append(f"and {len(sizes) - SHOWN_REGIONS:,} other sizes")
+    return "\n".join(lines)
+
+
+def _headed(facts: dict[str, Any]) -> bool:
+    return any(axis["axis"] == "head" for view in facts["views"] for axis in view["axes"])
+
+
+def _title(view: dict[str, Any], facts: dict[str, Any]) -> str:
+    layers = "" if view["layers"] == facts["layers"] else f", layers {ranges(view['layers'])}"
+    return f"{', '.join(view['parts'])}{layers}"
+
+
+def _axes(view: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A row an axis; factors of a split axis side by side, the outer first."""
+    rows = []
+    for axis in view["axes"]:
+        factors = axis["factors"]
+        if not factors and axis["axis"] in ("layer", "part"):
+            continue
+        strides = ["separate" if factor["stride"] is None else f"{factor['stride']:,}" for factor in factors]
+        extents = [f"{factor['extent']:,}" for factor in factors]
+        name = "dim (bytes)" if axis["axis"] == "dim" else axis["axis"]
+        rows.append((name, " x ".join(extents) or "1", ", ".join(strides) or "-"))
+    return rows

@@ -1,0 +1,116 @@
+"""Dispatch of commands, and what becomes of their errors.
+
+Exit codes: 0 all is well, 1 a finding (it was understood, and the answer is no), 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
+from kvplan.version import __version__
+
+OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# What `kvplan --help` says of each. Only the command that was named is imported, from the module of its name.
+COMMANDS = {
+    "demo": "take the cache from under a running engine, bring it back, compare its tokens",
+    "inspect": "what a layout holds, and where its bytes lie",
+    "plan": "the copies that move some blocks from one layout to another",
+    "explain": "how two layouts compile into a copy program, pass by pass",
+    "backends": "the engines whose tensors kvplan can describe",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line with a hint."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"kvplan: {message}; see '{self.prog} --help'\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; by default those of this process.
+
+    Returns:
+        The exit code: 0 all is well, 1 a finding, 2 usage.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to stop
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough. What is still buffered goes nowhere, so that the exit stays silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    try:
+        args = _parser(named).parse_args(arguments)
+    except SystemExit as stop:  # argparse has printed help, the version or an error
+        return int(stop.code or OK)
+    try:
+        return int(import_module(f"kvplan.cli.{args.command}").run(args))
+    except IncompatibleLayoutsError as error:
+        if getattr(args, "json", False):
+            from kvplan.cli.screen import print_json
+
+            print_json("finding", {"command": args.command, "finding": _one_line(error)})
+        return _complain(_one_line(error), FINDING)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "rich":
+            raise
+        return _complain('needs rich; pip install "kvplan[cli]"', USAGE)
+    except NotationError as error:
+        return _complain(str(error), USAGE)  # three lines: the caret under the column needs them
+    except KVPlanError as error:
+        return _complain(_one_line(error), USAGE)
+
+
+def _parser(named: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kvplan",
+        description="Describe two KV-cache layouts, compile the pair, plan transfers.",
+        epilog="example:\n  kvplan inspect examples/specs/gpu_split_kv.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"kvplan {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == named:
+            import_module(f"kvplan.cli.{name}").add_arguments(command)
+    return parser
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"kvplan: {message}", file=sys.stderr)
+    return code

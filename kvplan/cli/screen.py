@@ -1,0 +1,108 @@
+"""What commands print: JSON documents, and for people numbers in words and tables of at most 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+# Version of each command's JSON document. Keys are added freely; a key that changes its meaning or goes raises it.
+SCHEMAS = {"inspect": 1, "plan": 1, "explain": 1, "backends": 1, "finding": 1}
+
+
+def print_json(name: str, document: Mapping[str, Any]) -> None:
+    """Print one JSON object, its schema first."""
+    print(json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2))
+
+
+def show(*shown: RenderableType) -> None:
+    """Print text and tables as they stand, an empty line between; rich itself heeds NO_COLOR and COLUMNS."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    for k, one in enumerate(shown):
+        with console.capture() as capture:
+            console.print(one)
+        print("\n" * (k > 0) + "\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Two columns: names, and what they are."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int]) -> Table:
+    """A table with a rule under its header.
+
+    Args:
+        right: columns aligned on the right.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for k, title in enumerate(header):
+        table.add_column(title, justify="right" if k in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def binary(nbytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a whole number before the point.
+
+    >>> binary(656), binary(8192), binary(1310720), binary(2**40)
+    ('656 bytes', '8 KiB', '1.25 MiB', '1 TiB')
+    """
+    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    if nbytes < 1024:
+        return f"{nbytes} byte{'s' * (nbytes != 1)}"
+    while value >= 1024 and units:
+        value /= 1024
+        unit = units.pop(0)
+    digits = f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
+
+
+def exact(nbytes: int) -> str:
+    """Bytes to the last one, the binary unit beside.
+
+    >>> exact(656), exact(1310720)
+    ('656 bytes', '1,310,720 bytes (1.25 MiB)')
+    """
+    return binary(nbytes) if nbytes < 1024 else f"{nbytes:,} bytes ({binary(nbytes)})"
+
+
+def count_of(count: int, noun: str) -> str:
+    """A count and its noun.
+
+    >>> count_of(1, "unit"), count_of(1024, "unit")
+    ('1 unit', '1,024 units')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers, neighbours folded.
+
+    >>> ranges([0, 1, 2, 3, 8]), ranges(range(2, 4))
+    ('0-3, 8', '2-3')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

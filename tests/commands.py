@@ -1,0 +1,37 @@
+"""Running a command in a test: at 80 columns, without colours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvplan.cli import main
+
+ROOT = Path(__file__).parents[1]
+SPECS = ROOT / "examples" / "specs"
+GPU, HOST, HOST_64, X_PACKED = (
+    str(SPECS / f"{name}.toml") for name in ("gpu_split_kv", "host_block_first", "host_block_first_64", "x_packed")
+)
+
+# One layer of 4 blocks, so small that every number can be checked by hand: a K plane of 4 * 128 bytes, then V.
+TINY = "layer: kv block token head dim"
+TINY_SIZES = "layer=1,block=4,token=4,head=2,dim=8"
+
+
+def answer(capsys, *argv, code=0):
+    """The text of a command that leaves no note."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("COLUMNS", "80")
+        patch.delenv("FORCE_COLOR", raising=False)
+        assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def document(capsys, *argv, code=0):
+    """The document of a command, by --json."""
+    return json.loads(answer(capsys, *argv, "--json", code=code))

@@ -1,0 +1,140 @@
+"""What goes wrong on the command line: one line on stderr, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from kvplan.cli import main
+from tests.commands import GPU, HOST, ROOT, X_PACKED
+
+ROWS = "block token dim"
+ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
+
+
+def fails(capsys, *argv, code=2):
+    """Run a command that fails, and give its one line on stderr."""
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("kvplan: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("kvplan: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "arguments are required: COMMAND; see 'kvplan --help'"),
+        (["--json"], "arguments are required: COMMAND"),
+        (["inspekt"], "invalid choice: 'inspekt'"),
+        (["inspect"], "arguments are required: SPEC; see 'kvplan inspect --help'"),
+        (["inspect", GPU, "--jso"], "unrecognized arguments: --jso"),
+        (["inspect", "nowhere.toml"], "cannot read the spec 'nowhere.toml'"),
+        (["inspect", str(ROOT)], "Is a directory"),
+        (["inspect", str(ROOT / "pyproject.toml")], "pyproject.toml: spec has unknown key 'build-system'"),
+        (["inspect", GPU, "--dtype", "int8"], "--dtype goes with a notation"),
+        (["inspect", ROWS], "needs sizes['block']"),
+        (["inspect", ROWS, *ROWS_SIZES, "--dtype", "int3"], "dtype 'int3' is unknown"),
+        (["inspect", ROWS, "--sizes", "block"], "'block' is no AXIS=EXTENT, as in layer=80,block=1024"),
+        (["inspect", ROWS, "--sizes", "block=1,block=2"], "'block' stands twice"),
+        (["inspect", ROWS, "--sizes", "block=4,token=4,dim=8,head=2"], "sizes name 'head'"),
+        (["explain", GPU, HOST, "--sizes", "block=4"], "--sizes goes with a notation"),
+        (["explain", GPU, HOST, "--dst-device", "cpu"], "--dst-device goes with a notation"),
+        (["explain", GPU], "arguments are required: DST"),
+        (["plan", GPU, HOST, "--src", "0"], "arguments are required: --dst"),
+        (["plan", GPU, HOST, "--src", "3-1", "--dst", "0"], "'3-1' in '3-1' is no block id or range, as in 0,1,4-7"),
+        (["plan", GPU, HOST, "--src", "0,,1", "--dst", "0"], "'' in '0,,1' is no block id"),
+        (["plan", GPU, HOST, "--src", "-1", "--dst", "0"], "--src"),
+        (["plan", GPU, HOST, "--src", "9" * 30, "--dst", "0"], "is no block id"),
+        (["plan", GPU, HOST, "--src", "0-999999999999", "--dst", "0"], "--src names block 999999999999; blocks there"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1024"], "blocks there are 0 to 1023"),
+        (["plan", GPU, HOST, "--src", "0,1", "--dst", "1"], "2 src blocks cover 2 units"),
+        (["plan", GPU, HOST, "--src", "0,1", "--dst", "1,1"], "more than once"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--src-skip", "1"], "src_skip is 1"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--src-skip", "x"], "'x' is no number of at least 0"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--max-bytes", "0"], "max_nbytes is 0"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--limit", "some"], "'some' is no number of at least 0"),
+    ],
+)
+def test_usage_is_one_line_and_2(capsys, argv, message):
+    assert message in fails(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", "notation = ", "is not TOML"),
+        ("a.json", '{"notation": ', "is not JSON"),
+        ("a.json", "[]", "holds a list"),
+        ("a.json", "{}", "spec needs 'notation'"),
+        ("a.toml", 'notation = "block dim"', "spec needs 'sizes'"),
+        ("a.toml", 'notation = "block dim"\nsizes = {block = 0, dim = 2}', "an extent is an integer of at least 1"),
+        ("a.toml", 'notation = "block dim"\nsizes = {block = 4, dim = 8}\nstrides = [8, 1]\ndtype = "int9"', "unknown"),
+        ("a.toml", 'notation = "block dim"\nsizes = {block = 4, dim = 8}\nstrides = [4, 1]', "overlaps itself"),
+    ],
+)
+def test_a_broken_spec_is_one_line_that_names_the_file(capsys, tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content)
+    said = fails(capsys, "explain", GPU, str(path))
+    assert message in said
+    assert str(path) in said
+
+
+def test_bytes_that_are_no_text(capsys, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert "cannot read the spec" in fails(capsys, "inspect", str(path))
+
+
+def test_a_notation_error_keeps_its_caret(capsys, tmp_path):
+    assert main(["inspect", "layer: blok dim", "--sizes", "layer=1"]) == 2
+    first, text, caret = capsys.readouterr().err.splitlines()
+    assert first.startswith("kvplan: 'blok' is no axis")
+    assert text.index("blok") == caret.index("^")
+    path = tmp_path / "a.toml"
+    path.write_text('notation = "layer: blok dim"\nsizes = {}')
+    assert main(["inspect", str(path)]) == 2
+    first, text, caret = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"kvplan: {path}: 'blok' is no axis")
+    assert text.index("blok") == caret.index("^")
+
+
+@pytest.mark.parametrize("command", [("explain",), ("plan", "--src", "0", "--dst", "0")])
+def test_layouts_that_do_not_compile_are_a_finding(capsys, command):
+    assert "lacks layers" in fails(capsys, *command, GPU, X_PACKED, code=1)
+    assert main([*command, GPU, X_PACKED, "--json"]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["schema"], found["command"]) == ("kvplan.finding/1", command[0])
+    assert err == f"kvplan: {found['finding']}\n"
+
+
+def test_without_rich(capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    for argv in (["inspect", GPU], ["plan", GPU, HOST, "--src", "0", "--dst", "0"], ["backends"]):
+        assert fails(capsys, *argv) == 'needs rich; pip install "kvplan[cli]"'
+        assert main([*argv, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+    assert main(["explain", GPU, HOST]) == 0
+
+
+def test_another_missing_module_is_no_matter_of_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kvplan.spec", None)
+    with pytest.raises(ModuleNotFoundError):
+        main(["inspect", GPU])
+
+
+def test_an_interrupt_is_one_line(capsys, monkeypatch):
+    import kvplan.cli.inspect
+
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kvplan.cli.inspect, "run", interrupted)
+    assert fails(capsys, "inspect", GPU, code=130) == "interrupted"

@@ -1,0 +1,137 @@
+"""What `kvplan plan` and `kvplan explain` answer, their numbers computed by hand."""
+
+from __future__ import annotations
+
+import json
+
+import kvplan
+from tests.commands import GPU, HOST, HOST_64, TINY, TINY_SIZES, answer, document
+
+
+def test_plan_reads_well(capsys):
+    assert (
+        answer(capsys, "plan", GPU, HOST_64, "--src", "0-10", "--dst", "0,1,3", "--dst-skip", "1", "--limit", "3")
+        == """\
+from     layer: kv block token head dim on cuda:0
+to       block layer kv token head dim on cpu
+store    11 units of 16 tokens, 14,417,920 bytes (13.8 MiB)
+flat     480 descriptors, merged from 1,760 runs
+sizes    320*[32768] | 160*[24576]
+strided  11 rows
+below    the first 3, in order of destination
+
+   source          in region   destination     in region   bytes
+────────────────────────────────────────────────────────────────
+0  0x7f0000000000  0+0x0       0x7e0000002000  0+0x2000   24,576
+1  0x7f0000800000  0+0x800000  0x7e000000a000  0+0xa000   24,576
+2  0x7f0001000000  1+0x0       0x7e0000012000  0+0x12000  24,576
+"""
+    )
+
+
+def test_plan_merges_consecutive_blocks(capsys):
+    text = answer(capsys, "plan", HOST, HOST, "--src", "0,1,2,7", "--dst", "3-5,9")
+    assert "host     4 units of 16 tokens, 5,242,880 bytes (5 MiB)" in text
+    assert "flat     2 descriptors, merged from 4 runs" in text
+    assert "sizes    [3932160, 1310720]" in text
+    assert "below    all, in order of destination" in text
+
+
+def test_plan_without_rows(capsys):
+    assert answer(capsys, "plan", HOST, GPU, "--src", "0", "--dst", "0", "--limit", "0").splitlines()[2:] == [
+        "load     1 unit of 16 tokens, 1,310,720 bytes (1.25 MiB)",
+        "flat     160 descriptors, one a run",
+        "sizes    160*[8192]",
+        "strided  1 row",
+    ]
+
+
+def test_plan_document(capsys):
+    facts = document(capsys,
+        "plan", TINY, "block layer kv token head dim", "--sizes", TINY_SIZES, "--src-device", "cuda:0",
+        "--src", "2,3", "--dst", "1,0", "--limit", "all",
+    )  # fmt: skip
+    gpu, host = 0x7F00_0000_0000, 0x7E00_0000_0000
+    assert facts == {
+        "schema": "kvplan.plan/1",
+        "src": {"notation": TINY, "device": "cuda:0"},
+        "dst": {"notation": "block layer kv token head dim", "device": "cpu"},
+        "direction": "store",
+        "nbytes": 512,
+        "units": 2,
+        "unit_tokens": 4,
+        "runs": 4,
+        "descriptors": 4,
+        "strided_rows": 2,
+        "sizes": [{"count": 4, "nbytes": 128}],
+        # Source: V lies 512 bytes after K, a block is 128. Destination: K and V of a block follow one another.
+        "rows": [
+            {"src": gpu + src, "dst": host + dst, "nbytes": 128, "src_region": 0, "src_offset": src,
+             "dst_region": 0, "dst_offset": dst}
+            for src, dst in ((384, 0), (896, 128), (256, 256), (768, 384))
+        ],
+    }  # fmt: skip
+
+
+def test_plan_caps_descriptors(capsys):
+    facts = document(capsys, "plan", HOST, HOST, "--src", "0", "--dst", "1", "--max-bytes", "1000000", "--limit", "1")
+    assert facts["sizes"] == [{"count": 1, "nbytes": 1_000_000}, {"count": 1, "nbytes": 310_720}]
+    assert (facts["descriptors"], facts["runs"], len(facts["rows"])) == (2, 1, 1)
+
+
+def test_plan_says_where_runs_were_cut(capsys):
+    text = answer(capsys, "plan", HOST, HOST, "--src", "0", "--dst", "1", "--max-bytes", "1000000")
+    assert "flat     2 descriptors, cut from 1 run" in text
+
+
+def test_plan_of_many_sizes_stays_short(capsys, tmp_path):
+    spec = [{"notation": "block dim", "sizes": {"block": 2, "dim": k}, "dtype": "uint8", "layer_start": k,
+             "address": 4096 * k} for k in range(1, 11)]  # fmt: skip
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"layouts": spec}))
+    assert "sizes    [10, 9, 8, 7, 6, 5, 4, 3] | and 2 smaller sizes" in answer(capsys, "plan", str(path), str(path),
+                                                                               "--src", "0", "--dst", "1")  # fmt: skip
+
+
+def test_explain_is_the_programs_own_text(capsys):
+    program = kvplan.compile(kvplan.KVLayout.from_spec(GPU), kvplan.KVLayout.from_spec(HOST))
+    assert answer(capsys, "explain", GPU, HOST) == program.explain().rstrip("\n") + "\n"
+
+
+def test_explain_document(capsys):
+    facts = document(capsys,
+        "explain", TINY, "block kv layer token head dim", "--sizes", TINY_SIZES,
+        "--src-device", "cuda:0", "--dst-sizes", "block=2,token=8",
+    )  # fmt: skip
+    assert "match" in facts.pop("text")
+    assert facts == {
+        "schema": "kvplan.explain/1",
+        "src": {"notation": TINY, "device": "cuda:0"},
+        "dst": {"notation": "block kv layer token head dim", "device": "cpu"},
+        "direction": "store",
+        "unit_tokens": 4,
+        "unit_nbytes": 256,
+        "src_units": 1,
+        "dst_units": 2,
+        "runs": 2,
+        "run_nbytes": [128, 128],
+        "alignment": 128,
+        "extents": {
+            "src": {"count": 2, "min_nbytes": 128, "max_nbytes": 128},
+            "dst": {"count": 2, "min_nbytes": 128, "max_nbytes": 128},
+        },
+        "groups": [
+            {
+                "src": {"base": 0x7F00_0000_0000, "num_blocks": 4, "block_stride": 128, "unit_offsets": [0]},
+                "dst": {"base": 0x7E00_0000_0000, "num_blocks": 2, "block_stride": 512, "unit_offsets": [0, 128]},
+                "runs": facts["groups"][0]["runs"],
+            }
+        ],
+    }
+    copies = [
+        (run["src"] + k * src, run["dst"] + k * dst, run["nbytes"])
+        for run in facts["groups"][0]["runs"]
+        for count, src, dst in [tuple(loop.values()) for loop in run["loops"]] or [(1, 0, 0)]
+        for k in range(count)
+    ]
+    assert sorted(copies) == [(0, 0, 128), (512, 256, 128)]

@@ -1,0 +1,130 @@
+"""The command line as a process: what it loads, its streams, its help."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import types
+
+import pytest
+
+import kvplan
+from kvplan.cli import main
+from kvplan.cli.main import COMMANDS
+from tests.commands import GPU, HOST, ROOT
+
+
+def python(*argv, **env):
+    """A fresh interpreter in the repository."""
+    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    return subprocess.run(  # noqa: PLW1510
+        [sys.executable, *argv], cwd=ROOT, env=known | env, capture_output=True, text=True, encoding="utf-8"
+    )
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kvplan {kvplan.__version__}\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {command} " in out for command in COMMANDS)
+
+
+def test_a_command_is_the_module_of_its_name(monkeypatch):
+    demo = types.ModuleType("kvplan.cli.demo")
+    demo.add_arguments = lambda parser: parser.add_argument("--blocks", type=int)
+    demo.run = lambda args: args.blocks
+    monkeypatch.setitem(sys.modules, "kvplan.cli.demo", demo)
+    assert main(["demo", "--blocks", "1"]) == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "explain", "backends"])
+def test_help_of_every_command_has_an_example(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"\n  kvplan {command}" in out
+    assert max(map(len, out.splitlines())) <= 90
+
+
+def test_python_dash_m(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kvplan", "inspect", GPU, "--json"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "kvplan" / "__main__.py"), run_name="__main__")
+    assert stop.value.code == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.inspect/1"
+    done = python("-m", "kvplan", "inspect", "nowhere.toml")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(name + " is not to be had")
+sys.meta_path.insert(0, Blocker())
+from kvplan.cli import main
+sys.exit(main({argv!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "blocked"),
+    [
+        (["inspect", GPU], ["torch", "triton", "cuda", "numba"]),
+        (["inspect", GPU, "--json"], ["torch", "triton", "cuda", "numba", "rich"]),
+        (["explain", GPU, HOST], ["torch", "triton", "cuda", "numba", "rich"]),
+        (["backends", "--json"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),
+        (["demo", "--help"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),
+        (["--help"], ["torch", "triton", "cuda", "numba", "rich"]),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1"], ["torch", "triton", "cuda"]),
+    ],
+    ids=lambda value: " ".join(value[:1]),
+)
+def test_commands_start_light(argv, blocked):
+    done = python("-c", BLOCKED.format(blocked=blocked, argv=argv))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_a_reader_that_has_seen_enough():
+    read, write = os.pipe()
+    os.close(read)
+    argv = [
+        sys.executable,
+        "-m",
+        "kvplan",
+        "plan",
+        GPU,
+        HOST,
+        "--src",
+        "0-99",
+        "--dst",
+        "0-99",
+        "--limit",
+        "all",
+        "--json",
+    ]
+    try:
+        done = subprocess.run(argv, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_terminal_without_unicode():
+    done = python("-m", "kvplan", "inspect", GPU, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+
+
+def test_no_color():
+    assert "\x1b[36m" in python("-m", "kvplan", "inspect", GPU, FORCE_COLOR="1", TERM="xterm").stdout
+    plain = python("-m", "kvplan", "inspect", GPU, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
+    assert "\x1b[3" not in plain
+    assert "\x1b" not in python("-m", "kvplan", "inspect", GPU).stdout

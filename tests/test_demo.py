@@ -1,0 +1,172 @@
+"""The demo: what it shows is true, and it can fail."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from kvplan.cli import demo, demo_engine
+from kvplan.cli.demo_screen import facts_of, screen_of
+from kvplan.cli.demo_tensors import Workload, run
+from kvplan.cli.screen import show
+
+SMALL = ["--requests", "3", "--tokens", "48", "--speed-mib", "1"]
+
+
+def arguments(*given):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return parser.parse_args([*SMALL, *given])
+
+
+def check_facts(facts, *, equal=True):
+    assert facts["schema"] == "kvplan.demo/1"
+    assert facts["equal"] is facts["passed"] is equal
+    assert facts["old_blocks_destroyed"]
+    assert facts["num_requests"] == len(facts["requests"]) == 3
+    cache, pool, program = facts["layouts"]["cache"], facts["layouts"]["pool"], facts["program"]
+    assert (cache["block_tokens"], pool["block_tokens"], program["unit_tokens"]) == (16, 64, 16)
+    blocks, partly = 0, False
+    for request in facts["requests"]:
+        old, new, host = request["old_blocks"], request["new_blocks"], request["host_blocks"]
+        assert len(old) == len(new) == -(-request["cached_tokens"] // 16)
+        assert len(host) == -(-len(old) // 4)
+        partly |= len(host) * 4 > len(old)
+        blocks += len(old)
+    assert partly  # a host block that is only partly used
+    for side in ("old_blocks", "new_blocks", "host_blocks"):
+        ids = [block for request in facts["requests"] for block in request[side]]
+        assert len(set(ids)) == len(ids)
+    olds = {block for request in facts["requests"] for block in request["old_blocks"]}
+    assert olds.isdisjoint(block for request in facts["requests"] for block in request["new_blocks"])
+    # A unit holds 4 layers of K and V, 16 tokens of 4 heads of 32 float32: 8 runs of 8192 bytes.
+    assert (program["unit_nbytes"], program["runs"], program["run_nbytes"]) == (65536, 8, [8192, 8192])
+    assert facts["units"] == blocks
+    assert facts["nbytes"] == blocks * 65536 == facts["transfers"]["store"]["nbytes"]
+    assert facts["transfers"]["load"]["nbytes"] == facts["nbytes"]
+    assert facts["descriptors"] == {"rows": blocks * 8 * 16 * 4, "before": blocks * 8, "after": blocks * 8}
+    speed = facts["speed"]
+    assert speed["nbytes"] == 1 << 20
+    assert min(speed["kvplan_gb_per_s"], speed["memcpy_gb_per_s"], speed["ratio"]) > 0
+
+
+@pytest.fixture(scope="module")
+def engine():
+    pytest.importorskip("transformers", minversion="5.23")
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+def test_tokens_are_those_of_an_undisturbed_engine(capsys):
+    assert demo.run(arguments("--engine", "transformers", "--json")) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    check_facts(facts)
+    assert err == ""
+    assert (facts["engine"], facts["compared"], facts["missing"]) == ("transformers", "generated tokens", [])
+    assert facts["control"] == {"requests_changed": 3}
+    assert all(6 <= request["generated_before"] < 48 for request in facts["requests"])
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+def test_what_is_lost_on_the_way_is_found(capsys):
+    def lose_the_first_host_block(pool):
+        pool.tensors[0] = 0
+
+    assert demo.run(arguments(), tamper=lose_the_first_host_block) == 1
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("request ")] == ["NO", "yes", "yes"]
+    assert lines[-1].startswith("FAIL: generated tokens are equal in only 2 of 3 requests")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+def test_an_engine_that_is_done_too_soon_is_no_success(capsys):
+    assert demo.run(arguments("--engine", "transformers", "--tokens", "1")) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "kvplan: request 0 is not in flight any more; ask for more tokens (--tokens)\n"
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("engine")
+def test_a_failing_engine_is_reported(capsys, monkeypatch):
+    make = demo_engine._model
+
+    def broken():
+        model = make()
+        model.forward = None
+        return model
+
+    monkeypatch.setattr(demo_engine, "_model", broken)
+    assert demo.run(arguments("--engine", "transformers")) == 1
+    assert capsys.readouterr().err.startswith("kvplan: the engine ")
+
+
+def test_the_same_on_numpy_arrays(capsys):
+    assert demo.run(arguments("--engine", "numpy", "--json")) == 0
+    facts = json.loads(capsys.readouterr().out)
+    check_facts(facts)
+    assert (facts["engine"], facts["model"], facts["control"]) == ("numpy", None, None)
+
+
+def test_a_plain_demo_can_fail(capsys):
+    def flip_one_bit(pool):
+        pool.tensors.view("u1")[0, 3, 1, 5, 2, 7] ^= 1
+
+    assert demo.run(arguments("--engine", "numpy", "--json"), tamper=flip_one_bit) == 1
+    facts = json.loads(capsys.readouterr().out)
+    check_facts(facts, equal=False)
+    assert [request["equal"] for request in facts["requests"]] == [False, True, True]
+
+
+@pytest.mark.engine
+def test_without_the_engine_it_says_so_and_takes_tensors(capsys, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert demo.run(arguments()) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("kvplan: the engine cannot be imported (")
+    assert err.endswith("; this is the plain demo, on tensors\n")
+    assert "plain torch tensors" in out
+    assert out.splitlines()[-1].startswith("PASS: bytes of the cache are equal in all 3 requests")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_without_torch_it_says_so_and_takes_arrays(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert demo.run(arguments("--json")) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    check_facts(facts)
+    assert facts["engine"] == "numpy"
+    assert len(facts["missing"]) == len(err.splitlines()) == 2
+    assert err.splitlines()[1].endswith("; the tensors are numpy arrays")
+
+
+@pytest.mark.parametrize("engine", ["transformers", "torch"])
+def test_an_engine_asked_for_by_name_must_be_there(engine, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert demo.run(arguments("--engine", engine)) == 2
+    assert capsys.readouterr().err.startswith(f"kvplan: --engine {engine} cannot be imported: ")
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many"])
+def test_counts_are_positive(given, capsys):
+    with pytest.raises(SystemExit):
+        arguments("--requests", given)
+    assert f"{given!r} is no positive number" in capsys.readouterr().err
+
+
+def test_equal_tokens_prove_nothing_where_the_control_is_equal_too(capsys):
+    outcome = run(Workload(3, 8, 1 << 20, threads=1), demo._unheard, framework="numpy")
+    assert outcome.passed
+    toothless = replace(outcome, control_changed=0)
+    assert not toothless.passed
+    show(*screen_of(toothless, facts_of(toothless, [], 1.0)))
+    assert "FAIL: even without the load nothing changed" in capsys.readouterr().out

@@ -1,0 +1,210 @@
+"""The host executor: real transfer semantics, and bytes that arrive whole."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout, TransferError
+from kvplan.execute import host, memcpy
+
+
+def pair(num_blocks=16, dim=64, seed=0):
+    src = np.random.default_rng(seed).integers(0, 256, (num_blocks, 4, dim), np.uint8)
+    dst = np.zeros_like(src)
+    program = kvplan.compile(*(KVLayout.from_tensors("block token dim", t) for t in (src, dst)))
+    return src, dst, program
+
+
+def test_a_transfer_s_life():
+    src, dst, program = pair()
+    gate = threading.Event()
+    with kvplan.Executor() as executor:
+        transfer = executor.submit(program.plan([1, 2], [5, 6]), after=gate)
+        assert not transfer.done()
+        assert "in flight" in repr(transfer)
+        with pytest.raises(TransferError, match=r"has not finished within 0\.01 seconds"):
+            transfer.synchronize(timeout=0.01)
+        assert (dst == 0).all()
+        gate.set()
+        transfer.wait(None)
+        assert transfer.done()
+        assert "done" in repr(transfer)
+        result = transfer.result()
+    assert result[:1] + result[2:] == (512, "host", 2, 1)
+    assert result.seconds >= 0
+    assert (dst[[5, 6]] == src[[1, 2]]).all()
+    assert not dst[[0, 1, 2, 3, 4, 7]].any()
+
+
+def test_transfers_run_in_the_order_of_their_submits():
+    src, dst, program = pair(num_blocks=64)
+    gate = threading.Event()
+    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
+        flying = [executor.submit(program.plan([0], [9]), after=gate)]
+        flying += [executor.submit(program.plan([k], [9])) for k in range(1, 64)]
+        assert not any(transfer.done() for transfer in flying)
+        gate.set()
+        assert sum(transfer.result().nbytes for transfer in flying) == 64 * 256
+    assert (dst[9] == src[63]).all()
+
+
+def test_close_drains_and_may_be_called_twice():
+    src, dst, program = pair()
+    gate = threading.Event()
+    executor = kvplan.Executor()
+    flying = [executor.submit(program.plan([k], [k]), after=gate) for k in range(16)]
+    threading.Timer(0.05, gate.set).start()
+    executor.close()
+    assert all(transfer.done() for transfer in flying)
+    assert (dst == src).all()
+    executor.close()
+
+
+def test_a_transfer_waits_for_another_executor_s():
+    src, dst, program = pair()
+    _, last, onward = pair()
+    onward = kvplan.compile(program.dst, onward.dst)
+    gate = threading.Event()
+    with kvplan.Executor() as one, kvplan.Executor() as two:
+        first = one.submit(program.plan([3], [4]), after=gate)
+        second = two.submit(onward.plan([4], [5]), after=first)
+        gate.set()
+        second.synchronize()
+    assert (last[5] == src[3]).all()
+
+
+class Broken:
+    def synchronize(self):
+        raise OSError("the stream is gone")
+
+
+def test_a_failure_belongs_to_its_transfer():
+    src, dst, program = pair()
+    with kvplan.Executor() as executor:
+        failed = executor.submit(program.plan([1], [1]), after=Broken())
+        behind = executor.submit(program.plan([2], [2]), after=failed)
+        fine = executor.submit(program.plan([3], [3]))
+        for transfer in (failed, behind):
+            with pytest.raises(TransferError, match="the stream is gone"):
+                transfer.result()
+            assert transfer.done()
+        assert "failed" in repr(failed)
+        fine.synchronize()
+    assert not dst[[1, 2]].any()
+    assert (dst[3] == src[3]).all()
+
+
+def test_memory_lives_until_its_transfer_is_done():
+    src = np.ones((8, 4, 64), np.uint8)
+    dst = np.zeros((8, 4, 64), np.uint8)
+    alive = weakref.ref(src)
+    gate = threading.Event()
+    with kvplan.Executor() as executor:
+        layouts = [KVLayout.from_tensors("block token dim", t) for t in (src, dst)]
+        transfer = executor.submit(kvplan.compile(*layouts).plan([1], [2]), after=gate)
+        del src, layouts
+        gc.collect()
+        assert alive() is not None
+        gate.set()
+        transfer.synchronize()
+        assert (dst[2] == 1).all()
+        del transfer
+        executor.submit(kvplan.compile(*[KVLayout.from_tensors("block dim", dst[:4, 0]),
+                                         KVLayout.from_tensors("block dim", dst[4:, 0])]).plan([0], [0])).synchronize()  # fmt: skip
+        gc.collect()
+        assert alive() is None
+
+
+def test_many_threads_submit_at_once():
+    src, dst, program = pair(num_blocks=400)
+    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
+
+        def work(first):
+            for k in range(first, first + 100):
+                executor.submit(program.plan([k], [399 - k])).synchronize()
+
+        threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (dst == src[::-1]).all()
+
+
+def test_large_transfers_are_shared_out_and_arrive_whole():
+    rng = np.random.default_rng(1)
+    src = [rng.integers(0, 256, (2, 512, 16, 2, 128), np.uint8) for _ in range(6)]
+    a = KVLayout.from_tensors("layer: kv block token head dim", src)
+    for notation, tokens in (("block layer kv token head dim", 16), ("block layer kv head token dim", 32)):
+        pool = kvplan.allocate(notation, like=a, num_blocks=512 * 16 // tokens, block_tokens=tokens)
+        back = [np.zeros_like(t) for t in src]
+        b = KVLayout.from_tensors("layer: kv block token head dim", back)
+        ids = rng.permutation(512)
+        host_ids = rng.permutation(pool.num_blocks)
+        with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
+            there = executor.submit(kvplan.compile(a, pool).plan(ids, host_ids)).result()
+            executor.submit(kvplan.compile(pool, b).plan(host_ids, ids)).synchronize()
+        assert there.nbytes == a.nbytes >= host.STREAMING_NBYTES
+        assert there.launches > 1
+        for one, other in zip(src, back, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_runs_longer_than_a_task_are_cut():
+    src = np.random.default_rng(2).integers(0, 256, (3, 9 << 20), np.uint8)
+    dst = np.zeros_like(src)
+    program = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst)))
+    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
+        result = executor.submit(program.plan([0, 2], [2, 0])).result()
+    assert (result.descriptors, result.nbytes) == (6, 18 << 20)
+    assert (dst[2] == src[0]).all()
+    assert (dst[0] == src[2]).all()
+    assert not dst[1].any()
+
+
+@given(
+    nbytes=st.integers(1, 3000), src_at=st.integers(0, 130), dst_at=st.integers(0, 130), streaming=st.booleans(),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, seed):
+    src = np.random.default_rng(seed).integers(0, 256, 4096, np.uint8)
+    dst = np.full(4096, 0xEE, np.uint8)
+    one = np.zeros(1, np.int64)
+    units = np.array([[src.ctypes.data], [dst.ctypes.data]])
+    memcpy.copy_units(units, one + src_at, one + dst_at, one + nbytes, 0, 1, streaming)
+    expected = np.full(4096, 0xEE, np.uint8)
+    expected[dst_at : dst_at + nbytes] = src[src_at : src_at + nbytes]
+    np.testing.assert_array_equal(dst, expected)
+    again = np.full(4096, 0xEE, np.uint8)
+    memcpy.copy_flat(units[0] + src_at, one + again.ctypes.data + dst_at, one + nbytes, 0, 1, streaming)
+    np.testing.assert_array_equal(again, expected)
+
+
+def test_an_executor_that_is_dropped_or_forgotten_still_drains():
+    code = """
+import numpy as np, kvplan
+src, dst = np.ones((64, 1 << 16), np.uint8), np.zeros((64, 1 << 16), np.uint8)
+program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
+executor = kvplan.Executor()
+for _ in range(3):
+    executor.submit(program.plan(range(64), range(64)))
+del executor
+assert (dst == 1).all()
+kept = kvplan.Executor()
+kept.submit(program.plan(range(64), range(64)))
+print("fine")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
