@@ -74,7 +74,7 @@ class Piece(NamedTuple):
 def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: int) -> list[Piece]:
     """Common refinement of ``count`` coordinates of two axes, beginning at ``src_start`` and ``dst_start``.
 
-    The pieces together visit every coordinate once, in order. One piece is enough where the radices divide each
+    The pieces together visit every coordinate once. One piece is enough where the radices divide each
     other; where they do not, the range is cut at the boundaries that do not meet.
 
     >>> refine(((8, 1),), 0, ((2, 100), (4, 1)), 0, 8)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.program import BlockAxis, Int64Array, Program
 
@@ -147,8 +148,7 @@ def place(
         BlockIndexError: an id that is negative or past the last block.
         OverlapError: a destination unit that is named twice.
     """
-    from kvplan import expand
-
+    expand = loops()
     out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
     seen = _scratch.of(dst.num_blocks * dst.units)
     kind, at = expand.place_units(

@@ -17,6 +17,8 @@ SRC_OUTSIDE: Final = 1
 DST_OUTSIDE: Final = 2
 TWICE: Final = 3
 
+SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+
 _compiled = njit(cache=True, nogil=True, boundscheck=False)
 
 
@@ -36,6 +38,24 @@ def _outside(ids, num_blocks):
 
 
 @_compiled
+def _twice_blocks(ids, seen):
+    """:func:`_twice` for blocks of one unit."""
+    found = np.int64(-1)
+    done = ids.size
+    for at in range(ids.size):
+        number = np.uint64(ids[at])
+        bit = np.uint64(1) << (number & np.uint64(63))
+        word = number >> np.uint64(6)
+        if seen[word] & bit:
+            found, done = ids[at], at
+            break
+        seen[word] |= bit
+    for at in range(done):
+        seen[np.uint64(ids[at]) >> np.uint64(6)] = np.uint64(0)
+    return found
+
+
+@_compiled
 def _twice(ids, skip, units, count, seen):
     """First unit (block * units + unit) that is named twice, or -1. ``seen`` comes and goes all clear."""
     rising = True
@@ -45,6 +65,8 @@ def _twice(ids, skip, units, count, seen):
             break
     if rising:
         return -1
+    if units == 1:  # most pairs: no counting of units within a block
+        return _twice_blocks(ids, seen)
     found = np.int64(-1)
     done = np.int64(0)
     at, unit = 0, skip
@@ -76,9 +98,9 @@ def _place_side(ids, skip, axes, tables, out, side):
         base, stride, row = axes[group, 0], axes[group, 1], axes[group, 2]
         target = out[group, side]
         if units == 1 and row < 0:
-            base += axes[group, 3]
+            start = base + axes[group, 3]
             for at in range(count):
-                target[at] = base + ids[at] * stride
+                target[at] = start + ids[at] * stride
             continue
         at, unit = 0, skip
         for k in range(count):
@@ -113,49 +135,115 @@ def place_units(
 
 
 @_compiled
-def count_chains(units, nbytes):
-    """Copies left of one run of ``nbytes`` over ``units`` (2, n), after merging each with the one before it."""
-    chains = units.shape[1]
-    for k in range(1, units.shape[1]):
-        if units[0, k] - units[0, k - 1] == nbytes and units[1, k] - units[1, k - 1] == nbytes:
-            chains -= 1
-    return chains
+def _find(dst, units, slots, shift):
+    """Position of the unit with this destination, or -1. Multiplying by SPREAD wraps around, as a hash may."""
+    mask = np.uint64(slots.size - 1)
+    slot = (np.uint64(dst) * SPREAD) >> shift
+    while slots[slot] >= 0:
+        if units[1, slots[slot]] == dst:
+            return np.int64(slots[slot])
+        slot = (slot + np.uint64(1)) & mask
+    return np.int64(-1)
 
 
 @_compiled
-def fill(units, run_src, run_dst, run_size, at, src, dst, size):
-    """Write every run of every unit, run by run, from position ``at`` on; returns the position after the last."""
+def chain(units, nbytes, slots, chains):
+    """Merge units where a run of ``nbytes`` of one is adjacent on both sides to that of another.
+
+    No two units have the same destination, so a hash table of destinations finds each one's neighbour, unsorted.
+
+    Args:
+        units: (2, n).
+        nbytes: of the run.
+        slots: int32, a power of two, at least 2 n; overwritten.
+        chains: (3, n), written: source and destination of the first unit of each chain, and the chain's bytes.
+
+    Returns:
+        How many chains there are.
+    """
+    bits = 0
+    while (1 << bits) < slots.size:
+        bits += 1
+    shift, mask = np.uint64(64 - bits), np.uint64(slots.size - 1)
+    slots[:] = -1
+    for k in range(units.shape[1]):
+        slot = (np.uint64(units[1, k]) * SPREAD) >> shift
+        while slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = k
+    count = 0
+    for k in range(units.shape[1]):
+        src, dst = units[0, k], units[1, k]
+        before = _find(dst - nbytes, units, slots, shift)
+        if before >= 0 and units[0, before] == src - nbytes:
+            continue
+        done = nbytes
+        while True:
+            after = _find(dst + done, units, slots, shift)
+            if after < 0 or units[0, after] != src + done:
+                break
+            done += nbytes
+        chains[0, count], chains[1, count], chains[2, count] = src, dst, done
+        count += 1
+    return count
+
+
+@_compiled
+def _reach(column):
+    low = high = column[0]
+    for address in column:
+        low = min(low, address)
+        high = max(high, address)
+    return low, high
+
+
+@_compiled
+def can_meet(before, after, src_gap, dst_gap):
+    """Whether the ranges of two sets of units (2, n) overlap, once ``before`` is moved by the gaps."""
+    for side, gap in ((0, src_gap), (1, dst_gap)):
+        low, high = _reach(before[side])
+        after_low, after_high = _reach(after[side])
+        if high + gap < after_low or low + gap > after_high:
+            return False
+    return True
+
+
+@_compiled
+def fill(units, runs, at, out):
+    """Write every run of every unit, run by run, from position ``at`` on; returns the position after the last.
+
+    Args:
+        units: (2, n) addresses.
+        runs: (3, runs) source offset, destination offset, bytes.
+        at: position of the first.
+        out: (3, total) written: src, dst, size.
+    """
     count = units.shape[1]
-    for run in range(run_src.size):
-        a, b, nbytes = run_src[run], run_dst[run], run_size[run]
+    unit_src, unit_dst = units[0], units[1]
+    for run in range(runs.shape[1]):
+        a, b, nbytes = runs[0, run], runs[1, run], runs[2, run]
+        # Slices from 0 on: what could be a negative index keeps the loop from being vectorised (3 times slower).
+        src, dst, size = out[0, at : at + count], out[1, at : at + count], out[2, at : at + count]
         for k in range(count):
-            src[at + k] = units[0, k] + a
-            dst[at + k] = units[1, k] + b
-            size[at + k] = nbytes
+            src[k] = unit_src[k] + a
+            dst[k] = unit_dst[k] + b
+            size[k] = nbytes
         at += count
     return at
 
 
 @_compiled
-def fill_chains(units, run_src, run_dst, run_size, at, src, dst, size):
-    """Like :func:`fill`, merging each copy with the one before it where they are adjacent on both sides."""
-    count = units.shape[1]
-    for run in range(run_src.size):
-        nbytes = run_size[run]
-        first = 0
-        while first < count:
-            last = first + 1
-            while (
-                last < count
-                and units[0, last] - units[0, last - 1] == nbytes
-                and units[1, last] - units[1, last - 1] == nbytes
-            ):
-                last += 1
-            src[at] = units[0, first] + run_src[run]
-            dst[at] = units[1, first] + run_dst[run]
-            size[at] = nbytes * (last - first)
-            at += 1
-            first = last
+def fill_chains(chains, count, runs, at, out):
+    """Like :func:`fill`, with the first ``count`` chains (3, n) of runs of one size."""
+    unit_src, unit_dst, nbytes = chains[0], chains[1], chains[2]
+    for run in range(runs.shape[1]):
+        a, b = runs[0, run], runs[1, run]
+        src, dst, size = out[0, at : at + count], out[1, at : at + count], out[2, at : at + count]
+        for k in range(count):
+            src[k] = unit_src[k] + a
+            dst[k] = unit_dst[k] + b
+            size[k] = nbytes[k]
+        at += count
     return at
 
 

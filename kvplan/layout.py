@@ -407,8 +407,8 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
     head = normal(reversed(factors))
     if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
         raise LayoutError(
-            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice within "
-            "one factor of it, or along whole ones"
+            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice "
+            "within one factor of it, or along whole ones"
         )
     sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
     return sliced, offsets[0]

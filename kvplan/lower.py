@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan import twin
+from kvplan.compiled import loops
 from kvplan.joints import Joint, joints
 from kvplan.program import Int64Array, Run, RunGroup
 from kvplan.twin import Descriptors
@@ -66,51 +67,32 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
 
 def _expand(parts: Sequence[Part]) -> Descriptors:
     """Every copy of every unit, each merged with its like in the neighbouring unit."""
-    from kvplan import expand
-
-    work = []
+    expand = loops()
+    plain: list[tuple[Int64Array, Int64Array]] = []
+    chained: list[tuple[Int64Array, int, Int64Array]] = []
     total = 0
     for group, given in parts:
-        src, dst, size = group.offsets
-        units, chains = given, None
-        if _chains_possible(group, given):
-            units = _in_order(given)
-            chains = {nbytes: int(expand.count_chains(units, nbytes)) for nbytes in group.sizes}
-            if all(count == units.shape[1] for count in chains.values()):
-                chains = None
-        work.append((units, src, dst, size, chains is not None))
-        if chains is None:
-            total += src.size * units.shape[1]
+        count = given.shape[1]
+        if count > 1 and group.chainable:
+            slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
+            for nbytes, runs in group.runs_by_size:
+                chains = np.empty((3, count), dtype=np.int64)
+                left = expand.chain(given, nbytes, slots, chains)
+                if left == count:  # nothing merged
+                    plain.append((given, runs))
+                else:
+                    chained.append((chains, left, runs))
+                total += left * runs.shape[1]
         else:
-            total += sum(chains[nbytes] for nbytes in size.tolist())
-    out = Descriptors(*(np.empty(total, dtype=np.int64) for _ in range(3)))
+            plain.append((given, group.packed))
+            total += count * group.packed.shape[1]
+    out = np.empty((3, total), dtype=np.int64)
     at = 0
-    for units, src, dst, size, chained in work:
-        loop = expand.fill_chains if chained else expand.fill
-        at = loop(units, src, dst, size, at, *out)
-    return out
-
-
-def _chains_possible(group: RunGroup, units: Int64Array) -> bool:
-    """Whether a run can be adjacent to itself in another unit: both sides' units step by what divides its bytes."""
-    if units.shape[1] < 2:
-        return False
-    steps = (group.src.step(), group.dst.step())
-    if not all(steps):
-        return False
-    return any(nbytes % steps[0] == 0 and nbytes % steps[1] == 0 for nbytes in group.sizes)
-
-
-def _in_order(units: Int64Array) -> Int64Array:
-    """Units sorted so that those adjacent on both sides follow one another."""
-    src, dst = units
-    if bool(np.all(src[1:] > src[:-1])):
-        return units
-    order = np.argsort(src)
-    ordered = np.ascontiguousarray(units[:, order])
-    if bool(np.any(ordered[0, 1:] == ordered[0, :-1])):  # one source, several destinations
-        ordered = np.ascontiguousarray(units[:, np.lexsort((src, dst - src))])
-    return ordered
+    for units, runs in plain:
+        at = expand.fill(units, runs, at, out)
+    for chains, left, runs in chained:
+        at = expand.fill_chains(chains, left, runs, at, out)
+    return Descriptors(out[0], out[1], out[2])
 
 
 def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors) -> Descriptors:
@@ -119,9 +101,9 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors)
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
     for joint in possible:
         before, after = parts[joint.before].units, parts[joint.after].units
-        src, dst = before[0] + joint.src, before[1] + joint.dst
-        if src.max() < after[0].min() or src.min() > after[0].max():
+        if not loops().can_meet(before, after, joint.src, joint.dst):
             continue
+        src, dst = before[0] + joint.src, before[1] + joint.dst
         if joint.after not in sorted_dst:
             order = np.argsort(after[1])
             sorted_dst[joint.after] = (after[0][order], after[1][order])
@@ -132,15 +114,13 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors)
             bounds.append((before[1][met][:, None] + joint.ends).ravel())
     if not bounds:
         return made
-    from kvplan import expand
-
+    expand = loops()
     left = expand.stitch(np.unique(np.concatenate(bounds)), *made)
     return Descriptors(*(column[:left] for column in made))
 
 
 def _split(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
-    from kvplan import expand
-
+    expand = loops()
     cap = NO_CAP if max_nbytes is None else max_nbytes
     none = np.empty(0, dtype=np.int64)
     count = int(expand.split(*seams, cap, *made, none, none, none, write=False))

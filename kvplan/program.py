@@ -140,6 +140,22 @@ class RunGroup:
         return (src, dst, size) if merged[0].size == total else merged
 
     @cached_property
+    def packed(self) -> Int64Array:
+        """(3, copies) int64: the offsets, as one array."""
+        return np.stack(self.offsets)
+
+    @cached_property
+    def runs_by_size(self) -> tuple[tuple[int, Int64Array], ...]:
+        """The offsets (3, copies) of each size."""
+        return tuple((nbytes, np.ascontiguousarray(self.packed[:, self.packed[2] == nbytes])) for nbytes in self.sizes)
+
+    @cached_property
+    def chainable(self) -> bool:
+        """Whether a run can be adjacent to itself in another unit: units of both sides step by what divides it."""
+        steps = (self.src.step(), self.dst.step())
+        return all(steps) and any(nbytes % steps[0] == 0 and nbytes % steps[1] == 0 for nbytes in self.sizes)
+
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of the copies of one unit, each size once."""
         return tuple(np.unique(self.offsets[2]).tolist())

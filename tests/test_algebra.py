@@ -41,7 +41,7 @@ def refinements(draw):
 
 
 @given(case=refinements())
-def test_a_refinement_visits_every_coordinate_once_and_in_order(case):
+def test_a_refinement_visits_every_coordinate_once(case):
     src, src_start, dst, dst_start, count = case
     visited = []
     for piece in algebra.refine(*case):
@@ -50,7 +50,7 @@ def test_a_refinement_visits_every_coordinate_once_and_in_order(case):
             b = sum(d * loop[2] for d, loop in zip(digit, piece.loops, strict=True))
             visited.append((piece.src + a, piece.dst + b))
     expected = zip(offsets(src)[src_start:], offsets(dst)[dst_start:], strict=False)
-    assert visited == list(expected)[:count]
+    assert sorted(visited) == sorted(list(expected)[:count])
 
 
 LOOPS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40)), max_size=4)

@@ -207,11 +207,11 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
 @pytest.mark.parametrize(
     ("src", "dst", "says"),
     [
-        (lambda: paged(), lambda: paged(layer_start=1), "the destination lacks layers 0, which the source holds"),
+        (paged, lambda: paged(layer_start=1), "the destination lacks layers 0, which the source holds"),
         (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
-        (lambda: paged(), lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
-        (lambda: paged(), lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),
-        (lambda: paged(), lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
+        (paged, lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
+        (paged, lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),
+        (paged, lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
         (lambda: paged(head=1, token=1), lambda: paged(head=1), None),
         (lambda: KVLayout.from_tensors("block dim", cache(8, 8)), lambda: paged(head=1), "no common unit"),
         (

@@ -71,7 +71,7 @@ def test_close_drains_and_may_be_called_twice():
 
 
 def test_a_transfer_waits_for_another_executor_s():
-    src, dst, program = pair()
+    src, _, program = pair()
     _, last, onward = pair()
     onward = kvplan.compile(program.dst, onward.dst)
     gate = threading.Event()
@@ -119,8 +119,8 @@ def test_memory_lives_until_its_transfer_is_done():
         transfer.synchronize()
         assert (dst[2] == 1).all()
         del transfer
-        executor.submit(kvplan.compile(*[KVLayout.from_tensors("block dim", dst[:4, 0]),
-                                         KVLayout.from_tensors("block dim", dst[4:, 0])]).plan([0], [0])).synchronize()  # fmt: skip
+        other = [KVLayout.from_tensors("block dim", part) for part in (dst[:4, 0], dst[4:, 0])]
+        executor.submit(kvplan.compile(*other).plan([0], [0])).synchronize()
         gc.collect()
         assert alive() is None
 
@@ -204,7 +204,6 @@ kept = kvplan.Executor()
 kept.submit(program.plan(range(64), range(64)))
 print("fine")
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")

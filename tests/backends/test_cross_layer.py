@@ -54,7 +54,7 @@ def test_vllm_block_outer_order_with_fused_content():
 
 def test_padded_blocks_sizes_layers_part_and_seams():
     storage = np.zeros((3, 300), np.uint8)  # 256 bytes of content a block
-    pool = storage[:, :256].reshape(3, 2, 128, copy=False)
+    pool = storage[:, :256].reshape(3, 2, 128)  # a view
     seam = storage[1].ctypes.data
     layout = cross_layer.describe(
         pool, "block layer (token dim)", sizes={"token": 4}, layers=[1, 5], part="latent", seams=[seam]

@@ -80,6 +80,13 @@ def test_padded_pages():
     hold_every_row(layout, lambda _, kv, block, token, head: cache[block, kv, token, head])
 
 
+def test_layers_and_seams():
+    storage = np.zeros((2, 4, 2, 4, 2, 8), np.int8)
+    seam = storage[1].ctypes.data
+    layout = flashinfer.describe(list(storage), layers=[3, 7], seams=[seam])
+    assert (layout.layers, layout.seams) == ((3, 7), (seam,))
+
+
 def test_nvfp4_has_four_parts():
     """128 values a head: 64 bytes of content and 8 of scales, for K and for V."""
     pages, scales = np.zeros((2, 6, 2, 16, 8, 64), np.uint8), np.zeros((2, 6, 2, 16, 8, 8), np.uint8)
@@ -102,8 +109,7 @@ FIVE = np.zeros((8, 2, 16, 4, 8), np.int8)
 FOUR = np.zeros((8, 16, 4, 8), np.int8)
 CASES = {
     "kv_layout": (FIVE, "HDN", "kv_layout is 'HDN'; it is one of 'NHD', 'HND'"),
-    "rank 4": ([FOUR], "NHD", r"kv_caches\[0\] has shape \(8, 16, 4, 8\), 4 dims; in NHD a layer is one tensor "
-               r"\(num_pages, 2, page_tokens, heads, head_dim\)"),
+    "rank 4": ([FOUR], "NHD", r"shape \(8, 16, 4, 8\), 4 dims; in NHD .* \(num_pages, 2, page_tokens, heads, "),
     "rank 6": (FIVE[None], "HND", r"6 dims; in HND a layer is one tensor \(num_pages, 2, heads, page_tokens, head_dim"),
     "shared K and V": (FIVE[:, :1], "NHD", "second extent 1 is not 2; in NHD"),
     "planes": (np.zeros((2, 8, 16, 4, 8)), "NHD", "second extent 8 is not 2; .*first, use backends.flash_attention"),
