@@ -17,6 +17,7 @@ SRC_OUTSIDE: Final = 1
 DST_OUTSIDE: Final = 2
 TWICE: Final = 3
 
+TILE: Final = 1024  # units whose addresses stay in the first-level cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 _compiled = njit(cache=True, nogil=True, boundscheck=False)
@@ -219,17 +220,19 @@ def fill(units, runs, at, out):
         out: (3, total) written: src, dst, size.
     """
     count = units.shape[1]
-    unit_src, unit_dst = units[0], units[1]
-    for run in range(runs.shape[1]):
-        a, b, nbytes = runs[0, run], runs[1, run], runs[2, run]
-        # Slices from 0 on: what could be a negative index keeps the loop from being vectorised (3 times slower).
-        src, dst, size = out[0, at : at + count], out[1, at : at + count], out[2, at : at + count]
-        for k in range(count):
-            src[k] = unit_src[k] + a
-            dst[k] = unit_dst[k] + b
-            size[k] = nbytes
-        at += count
-    return at
+    for first in range(0, count, TILE):
+        last = min(first + TILE, count)
+        unit_src, unit_dst = units[0, first:last], units[1, first:last]
+        for run in range(runs.shape[1]):
+            a, b, nbytes = runs[0, run], runs[1, run], runs[2, run]
+            # Slices from 0 on: what could be a negative index keeps the loop from being vectorised (3 times slower).
+            low, high = at + run * count + first, at + run * count + last
+            src, dst, size = out[0, low:high], out[1, low:high], out[2, low:high]
+            for k in range(last - first):
+                src[k] = unit_src[k] + a
+                dst[k] = unit_dst[k] + b
+                size[k] = nbytes
+    return at + runs.shape[1] * count
 
 
 @_compiled
