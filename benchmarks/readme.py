@@ -22,7 +22,7 @@ SHOWN = (
     ("flat plan", "layer to page x 4096 random", "numpy fill"),
     ("flat plan", "layer to layer x 4096 random", "numpy fill"),
     ("flat plan", "layer to layer x 4096 consecutive", "numpy fill"),
-    ("factored plan", "1 blocks, int64 arrays", "numpy"),
+    ("factored plan", "1 block, int64 arrays", "numpy"),
     ("factored plan", "4096 blocks, int64 arrays", "numpy"),
     ("compile", "32 runs each: first compile()", ""),
     ("import", "import kvplan, beyond numpy", "import numpy"),
