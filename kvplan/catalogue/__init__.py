@@ -1,0 +1,1 @@
+"""Data: layouts and models of the field by name."""
