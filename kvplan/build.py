@@ -216,7 +216,7 @@ def assemble(
             components.append(Component(number, part, held[0] + inside, form))
     shared: dict[Form, Form] = {}  # one object a form, so that identity can stand for equality downstream
     components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
-    check_bounds(components, regions, num_blocks)
+    check_bounds(components, regions)
     check_disjoint(components, num_blocks)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     return Built(tuple(components), regions, num_blocks, counts.get("token", 1), order, first.dtype)

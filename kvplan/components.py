@@ -121,7 +121,7 @@ class Component:
         return self.address + low, self.address + high + 1
 
 
-def check_bounds(components: Iterable[Component], regions: Sequence[Region], num_blocks: int) -> None:
+def check_bounds(components: Iterable[Component], regions: Sequence[Region]) -> None:
     """Every byte of every component lies inside one region; afterwards, checking block ids is enough.
 
     Raises:
@@ -141,8 +141,6 @@ def check_bounds(components: Iterable[Component], regions: Sequence[Region], num
                 )
             if region.end > INT64_MAX:
                 raise LayoutError(f"{component} ends at {region.end:#x}, past the largest int64 address")
-    if num_blocks < 1:
-        raise LayoutError(f"{num_blocks} blocks; a layout has at least one")
 
 
 def check_disjoint(components: Sequence[Component], num_blocks: int) -> None:

@@ -52,16 +52,12 @@ def _is_numpy_like(value: object) -> bool:
 
 
 def facts(tensor: Any) -> TensorFacts:
-    """Read a tensor's address, shape, strides and allocation.
+    """Read the address, shape, strides and allocation of what :func:`is_tensor` holds for a tensor.
 
     Raises:
-        LayoutError: a value that is no tensor, or one without memory.
+        LayoutError: a tensor without memory.
     """
-    if _is_torch_like(tensor):
-        return _torch_facts(tensor)
-    if _is_numpy_like(tensor):
-        return _numpy_facts(tensor)
-    raise LayoutError(f"{type(tensor).__name__} is no tensor: it lacks data_ptr, shape, stride and element_size")
+    return _torch_facts(tensor) if _is_torch_like(tensor) else _numpy_facts(tensor)
 
 
 def _torch_facts(tensor: Any) -> TensorFacts:

@@ -235,3 +235,63 @@ def test_the_module_lists_what_it_has():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kvplan.nothing
     assert all(getattr(kvplan, name) is not None for name in kvplan.__all__)
+
+
+def test_pinning_that_fails_leaves_a_pageable_pool_and_a_warning(monkeypatch):
+    like = KVLayout.from_tensors("block token dim", torch.zeros(4, 8, 6))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    empty = torch.empty
+
+    def refuse(*shape, pin_memory=False, **kwargs):
+        if pin_memory:
+            raise RuntimeError("no more pages can be locked")
+        return empty(*shape, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.warns(UserWarning, match="could not pin 768 bytes, the pool is pageable"):
+        pool = kvplan.allocate("block token dim", like=like)
+    assert not any(region.pinned for region in pool.regions)
+    assert kvplan.allocate("block token dim", like=like, pin=False).num_blocks == 4
+
+
+def test_pools_of_layers_that_hold_different_parts():
+    one = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 6), np.int8), part="a")
+    two = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 6), np.int8), part="b", layer_start=1)
+    with pytest.raises(kvplan.LayoutError, match="not every layer"):
+        kvplan.allocate("block layer token dim", like=KVLayout.merge([one, two]))
+
+
+def test_sizes_that_disagree_with_the_nesting():
+    with pytest.raises(kvplan.LayoutError, match="sizes say layer=3, the sequence has 2"):
+        KVLayout.from_tensors("layer: block dim", [np.zeros((4, 8))] * 2, sizes={"layer": 3})
+
+
+def test_one_read_only_view_makes_an_allocation_read_only():
+    memory = np.zeros((2, 4, 8), np.int8)
+    frozen = memory[1]
+    frozen.setflags(write=False)
+    layout = KVLayout.from_tensors("layer: block dim", [memory[0], frozen])
+    assert not layout.writable
+    assert KVLayout.from_tensors("layer: block dim", list(memory)).writable
+
+
+def test_parts_without_heads_are_kept_whole_by_a_slice_of_heads():
+    kv = KVLayout.from_tensors("block token head dim", np.zeros((4, 8, 6, 2), np.int8))
+    index = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 132), np.int8), part="index")
+    part = KVLayout.merge([kv, index]).slice(heads=range(2, 4))
+    assert part.block_nbytes == 8 * (2 * 2 + 132)
+    assert part.slice(parts="index").block_nbytes == 8 * 132
+
+
+def test_blocks_of_an_address_are_checked():
+    with pytest.raises(kvplan.BlockIndexError, match="block 4; blocks are 0 to 3"):
+        KVLayout.from_tensors("block dim", np.zeros((4, 8))).address(layer=0, part="kv", block=4)
+
+
+def test_separate_blocks_of_one_allocation_may_interleave():
+    memory = np.zeros((3, 5, 8), np.int8)  # layer, block, dim: blocks are columns
+    columns = [memory[:, k] for k in (4, 0, 2)]
+    layout = KVLayout.from_tensors("block: layer dim", columns)
+    assert layout.address(layer=2, part="kv", block=1) == memory[2, 0].ctypes.data
+    with pytest.raises(kvplan.LayoutError, match=r"of block 0 and .* of block 2 overlap"):
+        KVLayout.from_tensors("block: layer dim", [memory[:, 1], memory[:, 3], memory[:, 1]])
