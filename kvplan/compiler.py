@@ -151,6 +151,7 @@ def _match_parts(layer: int, src: dict[str, Component], dst: dict[str, Component
                 )
     for part, a in left.items():
         b = right[part]
+        _check_tokens(a, b)
         nbytes = extent(a.form.dim)
         if nbytes != extent(b.form.dim):
             raise IncompatibleLayoutsError(
@@ -161,23 +162,32 @@ def _match_parts(layer: int, src: dict[str, Component], dst: dict[str, Component
 
 
 def _split_fused(fused: Component, k: Component, v: Component, *, fused_first: bool) -> Iterator[PartMatch]:
+    _check_tokens(fused, k)
     content, k_nbytes, v_nbytes = (extent(c.form.dim) for c in (fused, k, v))
     if content != k_nbytes + v_nbytes:
         raise IncompatibleLayoutsError(
             f"layer {fused.layer}: 'kv' of {content} bytes a (token, head) is not 'k' of {k_nbytes} and 'v' of "
             f"{v_nbytes} one after the other"
         )
+    if fused.form.headed != k.form.headed:  # a latent is no K and V, even where the bytes agree
+        raise IncompatibleLayoutsError(
+            f"layer {fused.layer}: one side holds 'kv' and the other 'k' and 'v', and only one of them has a head axis; "
+            "name the heads on both, as in (head dim)"
+        )
     for part, half, at, nbytes in (("k", k, 0, k_nbytes), ("v", v, k_nbytes, v_nbytes)):
         yield (part, fused, half, at, 0, nbytes) if fused_first else (part, half, fused, 0, at, nbytes)
 
 
-def _match_forms(a: Component, b: Component) -> range:
-    """Heads that both forms hold, after checking that heads and tokens mean the same on both sides."""
+def _check_tokens(a: Component, b: Component) -> None:
     if a.form.opaque != b.form.opaque and extent(a.form.token) != extent(b.form.token):
         tokens = max(extent(a.form.token), extent(b.form.token))
         raise IncompatibleLayoutsError(
             f"{a}: one side's block is opaque and the other's has {tokens} token slots; they have no common unit"
         )
+
+
+def _match_forms(a: Component, b: Component) -> range:
+    """Heads that both forms hold, after checking that a head means the same on both sides."""
     if a.form.headed != b.form.headed:
         count = extent((a if a.form.headed else b).form.head)
         if count != 1:

@@ -214,6 +214,12 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
         (paged, lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
         (lambda: paged(head=1, token=1), lambda: paged(head=1), None),
         (lambda: KVLayout.from_tensors("block dim", cache(8, 8)), lambda: paged(head=1), "no common unit"),
+        (lambda: KVLayout.from_tensors("block dim", cache(8, 64)), lambda: paged(head=1), "no common unit"),
+        (
+            lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 16)),
+            lambda: KVLayout.from_tensors("block kv token head dim", cache(8, 2, 4, 1, 8)),
+            "only one of them has a head axis",
+        ),
         (
             lambda: KVLayout.from_tensors("block token head dim", cache(8, 4, 2, 8)),
             lambda: KVLayout.from_tensors("block kv token head dim", cache(8, 2, 4, 2, 8)),
