@@ -68,7 +68,11 @@ def is_module(name):
 
 def packaged():
     """Files of the package as a wheel holds them."""
-    kept = {name for name in tree_files() if name.suffix == ".py" or name.name == "py.typed"}
+    kept = {
+        name
+        for name in tree_files()
+        if name.suffix == ".py" or name.name == "py.typed" or name.match("kvplan/catalogue/*.toml")
+    }
     inside = {str(name) for name in kept if name.parts[0] == "kvplan"}
     return inside | {f"kvplan/{name}" for name in kept if name.parts[0] == "backends"}
 

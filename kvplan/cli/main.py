@@ -24,8 +24,12 @@ COMMANDS = {
     "inspect": "what a layout holds, and where its bytes lie",
     "plan": "the copies that move some blocks from one layout to another",
     "explain": "how two layouts compile into a copy program, pass by pass",
+    "pairs": "every device layout of the catalogue against every host layout",
     "backends": "the engines whose tensors kvplan can describe",
 }
+
+# With one of these, `inspect` asks what a model's cache would be, with options of its own.
+MODEL_OPTIONS = ("--model", "--config")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,12 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    asks_a_model = any(argument.partition("=")[0] in MODEL_OPTIONS for argument in arguments)
+    module = f"kvplan.cli.{'inspect_model' if named == 'inspect' and asks_a_model else named}"
     try:
-        args = _parser(named).parse_args(arguments)
+        args = _parser(named, module).parse_args(arguments)
     except SystemExit as stop:  # argparse has printed help, the version or an error
         return int(stop.code or OK)
     try:
-        return int(import_module(f"kvplan.cli.{args.command}").run(args))
+        return int(import_module(args.module).run(args))
     except IncompatibleLayoutsError as error:
         if getattr(args, "json", False):
             from kvplan.cli.screen import print_json
@@ -84,7 +90,7 @@ def _dispatch(arguments: list[str]) -> int:
         return _complain(_one_line(error), USAGE)
 
 
-def _parser(named: str | None) -> argparse.ArgumentParser:
+def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kvplan",
         description="Describe two KV-cache layouts, compile the pair, plan transfers.",
@@ -103,7 +109,8 @@ def _parser(named: str | None) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         if name == named:
-            import_module(f"kvplan.cli.{name}").add_arguments(command)
+            import_module(module).add_arguments(command)
+            command.set_defaults(module=module)
     return parser
 
 

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Version of each command's JSON document. Keys are added freely; a key that changes its meaning or goes raises it.
-SCHEMAS = {"inspect": 1, "plan": 1, "explain": 1, "backends": 1, "finding": 1}
+SCHEMAS = {
+    "inspect": 1,
+    "inspect-model": 1,
+    "models": 1,
+    "plan": 1,
+    "explain": 1,
+    "pairs": 1,
+    "backends": 1,
+    "finding": 1,
+}
 
 
 def print_json(name: str, document: Mapping[str, Any]) -> None:

@@ -1,0 +1,196 @@
+"""A model's geometry from its config.json, the file Hugging Face keeps beside the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvplan.catalogue.models import Group, Model, config_defaults
+from kvplan.errors import LayoutError
+
+# Models whose sliding_window holds for every layer, though nothing in the file says so.
+ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
+
+# Keys that change what a cache holds and are not read here: where one is set, the answer would be wrong.
+NOT_UNDERSTOOD = (
+    "attention_chunk_size", "attention_k_eq_v", "attention_types", "attn_type_list", "block_configs", "block_types",
+    "compress_rates", "compress_ratios", "conv_L_cache", "cross_attention_layers", "global_head_dim",
+    "hybrid_layer_ids", "hybrid_layer_pattern", "hybrid_override_pattern", "is_encoder_decoder", "layer_group_size",
+    "layers_block_type", "linear_attn_config", "mamba_n_heads", "mamba_num_heads", "multi_query",
+    "new_decoder_architecture", "num_global_key_value_heads", "num_kv_shared_layers", "ssm_state_size",
+    "swa_num_key_value_heads",
+)  # fmt: skip
+
+_SCALE_NBYTES = 4  # a fp32 scale beside each index row of fp8
+
+
+def read_config(path: str | Path) -> Model:
+    """Read a config.json.
+
+    Args:
+        path: the file. Where it has a ``text_config`` (or ``language_config``), that is the model.
+
+    Raises:
+        LayoutError: the file cannot be read, lacks a key, or has one that is not understood, by name.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LayoutError(f"cannot read the config {str(path)!r}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise LayoutError(f"{str(path)!r} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise LayoutError(f"{str(path)!r} holds a {type(content).__name__}; a config is a table of keys")
+    try:
+        groups, layers = geometry_of(content)
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from error
+    name = content.get("_name_or_path") or content.get("model_type") or Path(path).stem
+    return Model(str(name), layers, groups, source=str(path), verified=True)
+
+
+def geometry_of(content: Mapping[str, Any]) -> tuple[tuple[Group, ...], int]:
+    """The groups of a config, and its layers in all.
+
+    Raises:
+        LayoutError: a key that is missing, wrong or not understood.
+
+    >>> groups, layers = geometry_of({"num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": 4096,
+    ...                               "num_key_value_heads": 8})
+    >>> groups[0]
+    Group(name='full', kind='mha', layers=(0, 1), dim=128, heads=8, window=None, row_tokens=1, dtype=None, part='kv', \
+shards=1, packed=())
+    """
+    given = next((content[key] for key in ("text_config", "language_config") if key in content), content)
+    if not isinstance(given, Mapping):
+        raise LayoutError(f"its text_config is {given!r}; it is a table of keys")
+    config = {**config_defaults(str(given.get("model_type", ""))), **{k: v for k, v in given.items() if v is not None}}
+    for key in NOT_UNDERSTOOD:
+        if config.get(key):
+            raise LayoutError(f"{key!r} is {_short(config[key])}, which changes what the cache holds in a way that is "
+                              "not understood; describe the layout by a spec instead")  # fmt: skip
+    layers = _integer(config, "num_hidden_layers")
+    if "kv_lora_rank" in config:
+        return _latent(config, layers), layers
+    types = _layer_types(config, layers)
+    groups = [_attention(config, name, types) for name in ("full", "sliding") if name in types]
+    if "state" in types:
+        groups.append(_state(config, types))
+    return tuple(groups), layers
+
+
+def _integer(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise LayoutError(f"{key!r} is {_short(value)}; it is an integer of at least 1")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = "missing" if value is None else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _of(types: Sequence[str], name: str) -> tuple[int, ...]:
+    return tuple(k for k, one in enumerate(types) if one == name)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------
+
+
+def _attention(config: Mapping[str, Any], name: str, types: Sequence[str]) -> Group:
+    queries = _integer(config, "num_attention_heads") if "num_key_value_heads" not in config else None
+    heads = queries or _integer(config, "num_key_value_heads")
+    if "head_dim" in config:
+        dim = _integer(config, "head_dim")
+    else:
+        hidden, queries = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+        if hidden % queries:
+            raise LayoutError(f"'head_dim' is missing, and 'hidden_size' {hidden} is no multiple of {queries} heads")
+        dim = hidden // queries
+    if config.get("v_head_dim", dim) != dim:
+        raise LayoutError(f"'v_head_dim' is {_short(config['v_head_dim'])} and K has {dim}; rows of K and V of "
+                          "different sizes are not understood here")  # fmt: skip
+    window = _integer(config, "sliding_window") if name == "sliding" else None
+    return Group(name, "mha", _of(types, name), dim=dim, heads=heads, window=window)
+
+
+def _latent(config: Mapping[str, Any], layers: int) -> tuple[Group, ...]:
+    if config.get("sliding_window"):
+        raise LayoutError("'sliding_window' beside 'kv_lora_rank': sliding latents are not understood")
+    dim, every = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim"), tuple(range(layers))
+    packed = (("fp8_ds_mla", 656),) if dim == 576 else ()
+    latent = Group("latent", "mla", every, dim=dim, packed=packed)
+    if "index_head_dim" not in config:
+        return (latent,)
+    other = next((one for one in config.get("indexer_types", ()) if one != "full"), None)
+    if other is not None:
+        raise LayoutError(f"'indexer_types' has {other!r}; understood is full: every layer with an index of its own")
+    row = _integer(config, "index_head_dim") + _SCALE_NBYTES
+    return latent, Group("index", "mla", every, dim=row, dtype="uint8", part="index")
+
+
+# ---- which layer holds what ----------------------------------------------------------------------------------------
+
+_TYPES = {
+    "full_attention": "full", "attention": "full", "sliding_attention": "sliding", "linear_attention": "state",
+}  # fmt: skip
+
+
+def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
+    """``full``, ``sliding`` or ``state`` for each layer."""
+    if "layer_types" in config:
+        given = config["layer_types"]
+        if not isinstance(given, list) or len(given) != layers:
+            raise LayoutError(f"'layer_types' is {_short(given)}; it is a list of {layers}, one a layer")
+        unknown = next((one for one in given if one not in _TYPES), None)
+        if unknown is not None:
+            raise LayoutError(f"'layer_types' has {unknown!r}; understood are {', '.join(_TYPES)}")
+        return [_TYPES[one] for one in given]
+    if "full_attention_interval" in config:
+        every = _integer(config, "full_attention_interval")
+        return ["state" if (k + 1) % every else "full" for k in range(layers)]
+    if "attn_layer_period" in config:
+        if config.get("model_type") != "jamba":
+            raise LayoutError(
+                f"'attn_layer_period' of model_type {_short(config.get('model_type'))}; understood of jamba"
+            )
+        period, at = _integer(config, "attn_layer_period"), config.get("attn_layer_offset", 0)
+        return ["full" if k % period == at else "state" for k in range(layers)]
+    return _sliding_types(config, layers)
+
+
+def _sliding_types(config: Mapping[str, Any], layers: int) -> list[str]:
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return ["full"] * layers
+    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+    if pattern is not None:
+        every = _integer({"sliding_window_pattern": pattern}, "sliding_window_pattern")
+        return ["sliding" if (k + 1) % every else "full" for k in range(layers)]
+    if config.get("use_sliding_window") and "max_window_layers" in config:
+        return ["sliding" if k >= config["max_window_layers"] else "full" for k in range(layers)]
+    if config.get("model_type") in ALL_LAYERS_SLIDE:
+        return ["sliding"] * layers
+    raise LayoutError(f"'sliding_window' is {_short(config['sliding_window'])}, but neither 'layer_types' nor "
+                      "'sliding_window_pattern' tells which layers slide")  # fmt: skip
+
+
+# ---- states ------------------------------------------------------------------------------------------------------
+
+
+def _state(config: Mapping[str, Any], types: Sequence[str]) -> Group:
+    """Gated DeltaNet (Qwen3-Next) or Mamba (Jamba): a convolution's last inputs, and the recurrent state."""
+    if "linear_num_value_heads" in config:
+        keys, values = _integer(config, "linear_num_key_heads"), _integer(config, "linear_num_value_heads")
+        key_dim, value_dim = _integer(config, "linear_key_head_dim"), _integer(config, "linear_value_head_dim")
+        channels, held = 2 * keys * key_dim + values * value_dim, _integer(config, "linear_conv_kernel_dim") - 1
+        elements, shards = channels * held + values * key_dim * value_dim, keys
+    elif "mamba_d_state" in config:
+        shards = _integer(config, "mamba_expand") * _integer(config, "hidden_size")
+        elements = shards * (_integer(config, "mamba_d_conv") - 1 + _integer(config, "mamba_d_state"))
+    else:
+        raise LayoutError("some layers hold a state, but neither 'linear_num_value_heads' nor 'mamba_d_state' tells "
+                          "its size")  # fmt: skip
+    return Group("state", "state", _of(types, "state"), dim=elements, dtype="bf16", shards=shards)

@@ -1,0 +1,128 @@
+"""Layouts of the field by name, laid out for a model's geometry."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from kvplan.catalogue.models import Group
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+from kvplan.notation import parse
+
+
+@dataclass(frozen=True)
+class NamedLayout:
+    """A layout without extents.
+
+    Attributes:
+        name: as the command line knows it.
+        side: ``"device"`` or ``"host"``, where engines keep it.
+        kind: ``"mha"`` (K and V of each head), ``"mla"`` (one row a token) or ``"state"`` (opaque).
+        notation: see :mod:`kvplan.notation`.
+        source: where the fact comes from.
+        split: extents of split axes that no model tells, in elements; ``"tp"``: the tensor-parallel ranks.
+    """
+
+    name: str
+    side: str
+    kind: str
+    notation: str
+    source: str
+    split: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+# A state has no tokens and no heads, so that there is little to choose.
+STATE = {
+    "device": NamedLayout("state", "device", "state", "layer: block dim", "one tensor of states a layer"),
+    "host": NamedLayout("state-host", "host", "state", "block layer dim", "page-first pool of states"),
+}
+
+
+@cache
+def named_layouts() -> dict[str, NamedLayout]:
+    """Every layout of ``layouts.toml`` by name, in the order of the file.
+
+    >>> named_layouts()["page-first"].notation
+    'block layer kv token head dim'
+    """
+    text = files("kvplan.catalogue").joinpath("layouts.toml").read_text(encoding="utf-8")
+    layouts: dict[str, NamedLayout] = {}
+    for entry in tomllib.loads(text)["layout"]:
+        named = NamedLayout(**{**entry, "split": MappingProxyType(entry.get("split", {}))})
+        if layouts.setdefault(named.name, named) is not named:
+            raise LayoutError(f"layouts.toml names {named.name!r} twice")
+    return layouts
+
+
+def layout_for(
+    named: NamedLayout,
+    geometry: Group,
+    *,
+    num_blocks: int,
+    block_tokens: int,
+    dtype: str,
+    tp: int = 1,
+    rank: int = 0,
+    device: str | None = None,
+) -> KVLayout:
+    """What one tensor-parallel rank holds of a group of layers, in a named layout; addresses are virtual.
+
+    A layout that all ranks share (its heads are split by ``"tp"``) is laid out whole and sliced to the rank's heads.
+
+    Args:
+        named: of :func:`named_layouts`, or made by hand from a notation.
+        geometry: a group of a :class:`~kvplan.catalogue.models.Model`.
+        num_blocks: blocks.
+        block_tokens: rows a block (tokens, unless the group compresses); 1 where the group holds states.
+        dtype: of the cache, as ``"bf16"``, or a packed row format of the group; a group with a dtype of its own keeps
+            that.
+        tp: tensor-parallel ranks.
+        rank: which of them.
+        device: by default ``"cuda:0"`` or ``"cpu"``, by the layout's side.
+
+    Raises:
+        LayoutError: the layout is of another kind, or heads and ranks do not divide.
+
+    >>> from kvplan.catalogue.models import Group
+    >>> layers = Group("full", "mha", tuple(range(80)), dim=128, heads=8)
+    >>> print(layout_for(named_layouts()["page-first"], layers, num_blocks=64, block_tokens=16, dtype="bf16", tp=4))
+    block layer kv token head dim | layer=80 kv=2 block=64 token=16 head=2 dim=128 | bf16 on cpu
+    """
+    if named.kind != geometry.kind:
+        raise LayoutError(
+            f"layout {named.name!r} is for {_KINDS[named.kind]}; group {geometry.name!r} holds {_KINDS[geometry.kind]}"
+        )
+    heads = geometry.rank_heads(tp, rank)
+    elements, stored = geometry.stored_as(dtype)
+    shared = "tp" in named.split.values()
+    extents = {
+        "layer": len(geometry.layers),
+        "block": num_blocks,
+        "token": block_tokens,
+        "head": geometry.heads if shared else len(heads),
+        "dim": geometry.rank_share(elements, tp),
+    }
+    sizes: dict[str, Any] = {axis: size for axis, size in extents.items() if axis in parse(named.notation).axes}
+    for factor, size in named.split.items():
+        sizes[factor] = min(tp, geometry.heads) if size == "tp" else size
+    layout = KVLayout.from_spec(
+        {
+            "notation": named.notation,
+            "sizes": sizes,
+            "dtype": stored,
+            "device": device or {"device": "cuda:0", "host": "cpu"}[named.side],
+            "part": geometry.part,
+            "layers": geometry.layers,
+            "head_start": 0 if shared else heads.start,
+        }
+    )
+    return layout.slice(heads=heads) if shared and len(heads) < geometry.heads else layout
+
+
+_KINDS = {"mha": "K and V of each head", "mla": "one row a token (MLA)", "state": "opaque states"}

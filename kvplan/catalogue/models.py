@@ -1,0 +1,189 @@
+"""Model geometries by name: layers, heads and groups, the numbers that a KV cache's bytes follow from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from itertools import cycle, islice
+from typing import Any
+
+from kvplan.errors import LayoutError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers whose caches are alike and page alike; an engine gives each group block ids of its own.
+
+    Attributes:
+        name: ``"full"``, ``"sliding"``, ``"index"``, ``"state"``, ...
+        kind: ``"mha"`` (K and V for each head), ``"mla"`` (one row a token, no heads) or ``"state"`` (one of fixed size
+            a request).
+        layers: global numbers.
+        heads: KV heads over all ranks; 1 where there is no axis of heads.
+        dim: elements a row: of one head's K (and as many of V), of an MLA latent, or of one layer's state.
+        window: tokens that are looked back on and held, this one included; None for all.
+        row_tokens: tokens that share one row, where rows are compressed.
+        dtype: of the rows where the cache's dtype does not matter, as ``"uint8"``.
+        part: the part's name in a layout.
+        shards: of a state, the number that tensor-parallel ranks must divide.
+        packed: bytes of a row under a quantised row format, by its name.
+    """
+
+    name: str
+    kind: str
+    layers: tuple[int, ...]
+    dim: int
+    heads: int = 1
+    window: int | None = None
+    row_tokens: int = 1
+    dtype: str | None = None
+    part: str = "kv"
+    shards: int = 1
+    packed: tuple[tuple[str, int], ...] = ()
+
+    def stored_as(self, dtype: str) -> tuple[int, str]:
+        """Elements and dtype of a row in a cache of that dtype, which may be a packed row format.
+
+        >>> Group("latent", "mla", (0,), dim=576, packed=(("fp8_ds_mla", 656),)).stored_as("fp8_ds_mla")
+        (656, 'uint8')
+        """
+        packed = dict(self.packed)
+        if self.dtype is None and dtype in packed:
+            return packed[dtype], "uint8"
+        return self.dim, self.dtype or dtype
+
+    def rank_heads(self, tp: int, rank: int = 0) -> range:
+        """Global numbers of the heads one tensor-parallel rank holds; one that others hold too where heads run out.
+
+        Raises:
+            LayoutError: heads and ranks do not divide, or there is no such rank.
+
+        >>> group = Group("full", "mha", (0,), dim=128, heads=8)
+        >>> group.rank_heads(4, 1), group.rank_heads(16, 3)
+        (range(2, 4), range(1, 2))
+        """
+        if tp < 1 or not 0 <= rank < tp:
+            raise LayoutError(f"rank {rank} of {tp}; ranks are 0 to tp - 1, and tp is at least 1")
+        if self.kind != "mha":
+            return range(1)
+        if self.heads % tp and tp % self.heads:
+            raise LayoutError(
+                f"{self.heads} KV heads over {tp} tensor-parallel ranks: neither divides the other; "
+                f"tp is a divisor or a multiple of {self.heads}"
+            )
+        count = max(self.heads // tp, 1)
+        first = rank * self.heads // tp
+        return range(first, first + count)
+
+    def copies(self, tp: int) -> int:
+        """Tensor-parallel ranks that hold the same bytes: of a latent all of them, of heads ``tp / heads``.
+
+        >>> Group("full", "mla", (0,), dim=576).copies(8), Group("full", "mha", (0,), dim=128, heads=4).copies(8)
+        (8, 2)
+        """
+        if self.kind == "state":
+            return 1
+        return tp if self.kind == "mla" else max(tp // self.heads, 1)
+
+    def rank_share(self, elements: int, tp: int) -> int:
+        """Elements of a row that one rank holds: of a state its share, of everything else all.
+
+        Raises:
+            LayoutError: the state cannot be shared by so many ranks.
+        """
+        if self.kind != "state":
+            return elements
+        if self.shards % tp:
+            raise LayoutError(f"the {self.name} over {tp} tensor-parallel ranks; tp is a divisor of {self.shards}")
+        return elements // tp
+
+    def rows_held(self, tokens: int, block_rows: int) -> int:
+        """Rows in the blocks that a request of so many tokens keeps: whole blocks, no longer those before the window.
+
+        >>> Group("sliding", "mha", (0,), dim=64, heads=8, window=128).rows_held(1000, 16)
+        144
+        """
+        if self.kind == "state":
+            return 1
+        first = 0 if self.window is None else max(tokens - self.window, 0)
+        rows = -(-tokens // self.row_tokens)
+        return (-(-rows // block_rows) - first // self.row_tokens // block_rows) * block_rows
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model's geometry.
+
+    Attributes:
+        name: as the command line knows it.
+        layers: layers in all, with a cache or without.
+        groups: those with a cache, the one with most bytes first.
+        source: where the numbers come from.
+        verified: whether they were held against that source; else they are remembered.
+        note: what a reader should know.
+    """
+
+    name: str
+    layers: int
+    groups: tuple[Group, ...]
+    source: str
+    verified: bool = False
+    note: str = ""
+
+
+@cache
+def models() -> dict[str, Model]:
+    """Every model of ``models.toml`` by name, in the order of the file.
+
+    >>> models()["llama-3.1-70b"].groups[0].heads
+    8
+    """
+    return {entry["name"]: _model(entry) for entry in _data()["model"]}
+
+
+def find_model(name: str) -> Model:
+    """The model of that name, in any case.
+
+    Raises:
+        LayoutError: there is none; the nearest names are suggested.
+
+    >>> find_model("Llama-3.1-8B").layers
+    32
+    """
+    known = models()
+    found = known.get(name.lower())
+    if found is None:
+        near = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        hint = f"near it: {', '.join(near)}" if near else f"known are {', '.join(known)}"
+        raise LayoutError(f"no model {name!r} in the catalogue; {hint}; or give its config.json with --config")
+    return found
+
+
+def config_defaults(model_type: str) -> Mapping[str, Any]:
+    """What config.json files of a model type may leave out, as the classes of transformers have it."""
+    defaults: Mapping[str, Any] = _data()["defaults"].get(model_type, {})
+    return defaults
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(files("kvplan.catalogue").joinpath("models.toml").read_text(encoding="utf-8"))
+
+
+def _model(entry: Mapping[str, Any]) -> Model:
+    count, tables = entry["layers"], entry["groups"]
+    first, pattern = entry.get("first", []), entry.get("pattern", [])
+    named = [*first, *islice(cycle(pattern), max(count - len(first), 0))][:count]
+    groups = []
+    for name, table in tables.items():
+        rest = dict(table)
+        of = rest.pop("like", name)
+        layers = tuple(k for k in range(count) if named[k] == of) if of in named else tuple(range(count))
+        packed = tuple(rest.pop("packed", {}).items())
+        groups.append(Group(name, rest.pop("kind", "mha"), layers, packed=packed, **rest))
+    facts = {key: entry[key] for key in ("source", "verified", "note") if key in entry}
+    return Model(entry["name"], count, tuple(groups), **facts)

@@ -1,0 +1,202 @@
+"""``kvplan inspect --model``: what a model's cache weighs, and how it would move; from a catalogue, without tensors."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kvplan.catalogue.config import read_config
+from kvplan.catalogue.models import Model, find_model, models
+from kvplan.cli.model_facts import Question, choose, model_facts
+from kvplan.cli.screen import binary, exact, fact_table, number_table, print_json, show
+from kvplan.errors import KVPlanError
+
+EXAMPLES = """examples:
+  kvplan inspect --model
+  kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
+  kvplan inspect --config path/to/config.json --block-tokens 64"""
+
+LINK_GBPS = 55.1  # one large copy, host to device: H100 on PCIe Gen5 x16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EXAMPLES
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without one, lists all")
+    source.add_argument("--config", metavar="FILE", help="a config.json as Hugging Face has it")
+    parser.add_argument("--engine", default="vllm", metavar="NAME",
+                        help="an engine, a device layout of the catalogue, or a notation (default vllm)")  # fmt: skip
+    parser.add_argument("--host", metavar="NAME",
+                        help="a host layout of the catalogue, or a notation (default page-first)")  # fmt: skip
+    parser.add_argument("--dtype", default="bf16", help="of the cache, or a row format as fp8_ds_mla (default bf16)")
+    parser.add_argument("--tp", type=_positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--block-tokens", type=_positive, default=16, metavar="N", help="of the device (default 16)")
+    parser.add_argument("--host-block-tokens", type=_positive, metavar="N", help="of the host (default: as the device)")
+    parser.add_argument("--blocks", type=_positive, default=1024, metavar="N", help="on the device (default 1024)")
+    parser.add_argument("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
+                        help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect-model)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the model's cache, or the models there are."""
+    if args.model == "":
+        _list(as_json=args.json)
+        return 0
+    model = find_model(args.model) if args.config is None else read_config(args.config)
+    facts = model_facts(model, _question(args, model))
+    if args.json:
+        print_json("inspect-model", facts)
+    else:
+        _show(facts)
+    return 0
+
+
+def _question(args: argparse.Namespace, model: Model) -> Question:
+    kind = next((group.kind for group in model.groups if group.kind != "state"), None)
+    if kind is None:
+        raise KVPlanError(f"{model.name} has no layer with attention, so no tokens to count")
+    device = choose(args.engine, "device", kind)
+    host = choose(args.host or "", "host", kind)
+    host_tokens = args.host_block_tokens or args.block_tokens
+    return Question(device, host, args.dtype, args.tp, args.block_tokens, host_tokens, args.blocks, args.link_gbps)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GB/s above 0")
+    return rate
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def _list(*, as_json: bool) -> None:
+    known = list(models().values())
+    if as_json:
+        rows = [{"name": m.name, "layers": m.layers, "groups": [group.name for group in m.groups], "source": m.source,
+                 "verified": m.verified} for m in known]  # fmt: skip
+        print_json("models", {"models": rows})
+        return
+    table = [(m.name, str(m.layers), ", ".join(f"{len(g.layers)} {g.name}" for g in m.groups)) for m in known]
+    show(number_table(("model", "layers", "groups"), table, right=(1,)))
+
+
+def _show(facts: dict[str, Any]) -> None:
+    groups = facts["groups"]
+    show(
+        fact_table(_summary(facts)),
+        number_table(("group", "layers", "rows of", "window", "a token", "a block"), map(_group, groups),
+                     right=(1, 4, 5)),
+        number_table(("group", "unit", "runs", "bytes each", "host extents", "bytes each", "aligned"),
+                     map(_moves, groups), right=(1, 2, 3, 4, 5, 6)),
+        number_table(("context", "blocks", "bytes a rank", "", "runs", "at the link"),
+                     map(_context, facts["contexts"]), right=(0, 1, 2, 3, 4, 5)),
+    )  # fmt: skip
+
+
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    model, token, kept = facts["model"], facts["token_nbytes"], facts["kept_token_nbytes"]
+    state = facts["state_nbytes"]
+    rows = [
+        ("model", f"{model['name']}, {model['layers']} layers"),
+        ("source", model["source"] + ("" if model["verified"] else " (from memory, not verified)")),
+    ]
+    if model["note"]:
+        rows.append(("note", model["note"]))
+    rows += [
+        ("KV heads", _heads(facts)),
+        ("a token", _of_ranks(token, facts["tp"])),
+        *([("past windows", _of_ranks(kept, facts["tp"]))] if kept != token else []),
+        *([("a state", _of_ranks(state, facts["tp"]) + ", one a request")] if state else []),
+        ("device", _side(facts["device"], facts["block_tokens"])),
+        ("host", _side(facts["host"], facts["host_block_tokens"])),
+        ("link", f"{facts['link_gbps']:g} GB/s for each rank is assumed; its times are a floor, no promise"),
+    ]
+    return rows
+
+
+def _heads(facts: dict[str, Any]) -> str:
+    first, tp = facts["groups"][0], facts["tp"]
+    if first["kind"] == "mla":
+        return "none" if tp == 1 else f"none: each of {tp} ranks holds every row"
+    if tp == 1:
+        return f"{first['heads']}"
+    shared = "" if first["copies"] == 1 else f": replicated, every head is on {first['copies']} of them"
+    return f"{first['heads']}, {first['rank_heads']} on each of {tp} ranks{shared}"
+
+
+def _of_ranks(nbytes: dict[str, float], tp: int) -> str:
+    if tp == 1:
+        return _exact(nbytes["rank"])
+    return f"{_exact(nbytes['rank'])} a rank, {_number(nbytes['all'])} on all {tp}"
+
+
+def _exact(nbytes: float) -> str:
+    return exact(nbytes) if isinstance(nbytes, int) else f"{_number(nbytes)} bytes ({binary(round(nbytes))})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def _side(side: dict[str, str], tokens: int) -> str:
+    return f"{side['layout']}, blocks of {tokens}\n{side['notation']}"
+
+
+def _group(group: dict[str, Any]) -> tuple[str, ...]:
+    heads, dim = group["rank_heads"], group["dim"]
+    rows = f"{dim:,} {'bytes' if group['dtype'] == 'uint8' else group['dtype']}"
+    if group["kind"] == "mha":
+        rows = f"{heads} x {rows}, K, V"
+    if group["row_tokens"] > 1:
+        rows += f", 1 in {group['row_tokens']}"
+    window = "-" if group["window"] is None else f"{group['window']:,}"
+    token = "-" if group["token_nbytes"] is None else _number(group["token_nbytes"])
+    return group["name"], f"{len(group['layers'])}", rows, window, token, f"{group['block_nbytes']:,}"
+
+
+def _moves(group: dict[str, Any]) -> tuple[str, ...]:
+    extents = group["host_extents"]
+    return (
+        group["name"],
+        "a state" if group["kind"] == "state" else f"{group['unit_tokens']:,}",
+        f"{group['runs']:,}",
+        _between(*group["run_nbytes"]),
+        f"{extents['count']:,}",
+        _between(extents["min_nbytes"], extents["max_nbytes"]),
+        f"{group['alignment']:,}",
+    )
+
+
+def _between(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def _context(context: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{context['tokens'] // 1024}k",
+        f"{context['blocks']:,}",
+        f"{context['nbytes']:,}",
+        binary(context["nbytes"]),
+        f"{context['runs']:,}",
+        _duration(context["seconds"]),
+    )
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,168 @@
+"""Geometries read from config.json files, and the catalogue held against the classes of transformers."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from kvplan.catalogue.config import NOT_UNDERSTOOD, geometry_of, read_config
+from kvplan.catalogue.models import Group, config_defaults, models
+from kvplan.errors import LayoutError
+
+MODELS = models()
+PLAIN = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+
+
+def test_heads_and_dim_fall_back():
+    assert geometry_of(PLAIN)[0] == (Group("full", "mha", (0, 1, 2, 3), dim=64, heads=2),)
+    (group,), _ = geometry_of({**PLAIN, "num_key_value_heads": None, "head_dim": 96})
+    assert (group.heads, group.dim) == (8, 96)
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [
+        ({"sliding_window": 16, "sliding_window_pattern": 2}, (1, 3)),
+        ({"sliding_window": 16, "layer_types": ["full_attention", *["sliding_attention"] * 3]}, (0,)),
+        ({"sliding_window": 16, "use_sliding_window": False}, (0, 1, 2, 3)),
+        ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 3}, (0, 1, 2)),
+        ({"sliding_window": 16, "model_type": "qwen2", "max_window_layers": 3}, (0, 1, 2, 3)),
+        ({"sliding_window": None, "model_type": "mistral"}, (0, 1, 2, 3)),
+        ({"sliding_window": 16, "model_type": "mistral"}, ()),
+        ({"sliding_window": 1024, "model_type": "gemma3_text", "num_hidden_layers": 7}, (5,)),
+    ],
+)
+def test_which_layers_slide(given, full):
+    groups, layers = geometry_of({**PLAIN, **given})
+    held = {group.name: group for group in groups}
+    assert (held["full"].layers if "full" in held else ()) == full
+    sliding = tuple(layer for layer in range(layers) if layer not in full)
+    assert (held["sliding"].layers if "sliding" in held else ()) == sliding
+    assert all(group.window == given["sliding_window"] for group in groups if group.name == "sliding")
+
+
+def test_jamba_as_its_file_says():
+    given = {"model_type": "jamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_conv": 4,
+             "mamba_d_state": 16, "mamba_expand": 2, "sliding_window": None}  # fmt: skip
+    assert geometry_of(given)[0] == MODELS["jamba-v0.1"].groups
+
+
+def test_latents_and_nested_text():
+    inner = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    latent, index = geometry_of({"vision_config": {}, "text_config": inner | {"index_head_dim": 128}})[0]
+    assert (latent.dim, index.dim, index.part) == (576, 132, "index")
+    assert len(geometry_of({"language_config": inner})[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *[({key: 3}, f"'{key}' is 3, which changes what the cache holds") for key in NOT_UNDERSTOOD],
+        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing; it is an integer of at least 1"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' is true"),
+        ({"num_key_value_heads": [2, 2]}, r"'num_key_value_heads' is \[2, 2\]"),
+        ({"num_key_value_heads": list(range(99))}, r"is \[0, 1, 2, .*\.\.\.;"),
+        ({"hidden_size": 500}, "'hidden_size' 500 is no multiple of 8 heads"),
+        ({"v_head_dim": 32}, "'v_head_dim' is 32 and K has 64"),
+        ({"sliding_window": 16}, "neither 'layer_types' nor 'sliding_window_pattern' tells"),
+        ({"layer_types": ["full_attention"]}, "it is a list of 4, one a layer"),
+        ({"layer_types": ["chunked_attention"] * 4}, "'layer_types' has 'chunked_attention'; understood are"),
+        ({"layer_types": ["linear_attention"] * 4}, "some layers hold a state, but neither"),
+        ({"layer_types": ["sliding_attention"] * 4}, "'sliding_window' is missing"),
+        ({"kv_lora_rank": 8, "sliding_window": 16}, "sliding latents are not understood"),
+        (
+            {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "index_head_dim": 8, "indexer_types": ["full", "shared"]},
+            "'indexer_types' has 'shared'",
+        ),
+        ({"attn_layer_period": 6, "model_type": "zamba"}, 'of model_type "zamba"; understood of jamba'),
+        ({"text_config": 3}, "its text_config is 3"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(given, message):
+    with pytest.raises(LayoutError, match=message):
+        geometry_of({**PLAIN, **given})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "cannot read the config"),
+        (b"{", "is not JSON"),
+        (b"[]", "holds a list"),
+        (b"{}", "c.json: 'num_hidden"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path, content, message):
+    path = tmp_path / "c.json"
+    path.write_bytes(content)
+    with pytest.raises(LayoutError, match=message):
+        read_config(path)
+    path.write_text(json.dumps(PLAIN))
+    assert read_config(path).name == "c"
+
+
+# ---- against transformers ------------------------------------------------------------------------------------------
+
+# The classes whose defaults the catalogue cites as its source.
+CITED = {
+    "qwen3-next-80b-a3b": "Qwen3NextConfig",
+    "mistral-7b-v0.1": "MistralConfig",
+    "mixtral-8x7b": "MixtralConfig",
+    "gpt-oss-120b": "GptOssConfig",
+    "phi-3-mini": "Phi3Config",
+    "deepseek-v3": "DeepseekV3Config",
+    "jamba-v0.1": "JambaConfig",
+}
+
+
+def transformers_config(name):
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(transformers, name)()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", CITED)
+def test_cited_defaults(name):
+    """The default of the class, read as a config.json, gives the groups of the catalogue."""
+    config = transformers_config(CITED[name]).to_dict()
+    known = [replace(group, packed=()) for group in MODELS[name].groups]
+    assert [replace(group, packed=()) for group in geometry_of(config)[0]] == known
+
+
+@pytest.mark.engine
+def test_cited_defaults_that_no_reader_understands():
+    for name, cited in (("deepseek-v3.2", "DeepseekV32Config"), ("glm-5", "GlmMoeDsaConfig")):
+        config = transformers_config(cited).to_dict()
+        assert geometry_of(config)[0] == tuple(replace(g, packed=(("fp8_ds_mla", 656),) * (g.name == "latent"))
+                                               for g in MODELS[name].groups)  # fmt: skip
+    v4 = transformers_config("DeepseekV4Config")
+    csa, hca, index, sliding = MODELS["deepseek-v4-flash"].groups
+    assert (v4.num_hidden_layers, v4.head_dim, v4.sliding_window) == (len(sliding.layers), csa.dim, sliding.window)
+    assert list(v4.compress_rates.values()) == [csa.row_tokens, hca.row_tokens]
+    assert index.dim == v4.index_head_dim // 2 + 4
+    air = transformers_config("Glm4MoeConfig")
+    (full,) = MODELS["glm-4.5-air"].groups
+    assert (air.num_hidden_layers, air.num_key_value_heads) == (len(full.layers), full.heads)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("model_type", "cited"),
+    [("gemma2", "Gemma2Config"), ("gemma3_text", "Gemma3TextConfig"), ("gpt_oss", "GptOssConfig"),
+     ("cohere2", "Cohere2Config"), ("qwen3", "Qwen3Config"), ("qwen2", "Qwen2Config"),
+     ("qwen3_moe", "Qwen3MoeConfig"), ("qwen2_moe", "Qwen2MoeConfig"), ("qwen3_next", "Qwen3NextConfig")],
+)  # fmt: skip
+def test_defaults_are_those_of_transformers(model_type, cited):
+    config = transformers_config(cited)
+    known = dict(config_defaults(model_type))
+    every = known.pop("sliding_window_pattern", None) or known.pop("full_attention_interval", None)
+    assert {key: getattr(config, key) for key in known} == known
+    if every is not None:
+        full = [k for k, one in enumerate(config.layer_types) if one == "full_attention"]
+        assert full == list(range(every - 1, config.num_hidden_layers, every))
