@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-peers lint bench clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/kvplan demo
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+
+# vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
+test-peers: $(VENV)/vllm.stamp
+	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
@@ -27,6 +31,10 @@ $(VENV)/pip.stamp:
 # Each set of packages is one dependency group of pyproject.toml.
 $(VENV)/%.stamp: $(VENV)/pip.stamp pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[cli]" --group $*
+	@touch $@
+
+$(VENV)/vllm.stamp: $(VENV)/peers.stamp
+	$(BIN)/python -m pip install --quiet --no-deps vllm==0.33.0
 	@touch $@
 
 clean:

@@ -1,0 +1,161 @@
+"""vLLM's storage orders: where the pages of one raw allocation lie.
+
+Source: vLLM 0.33.0, ``v1/kv_cache_layout.py`` (``KVCacheLayout``) and ``v1/kv_cache_interface.py`` (``KVCacheTensor``,
+``compute_layout_strides``, ``create_kv_cache_views``). L layers, B blocks, H heads, N token slots, C bytes of content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from kvplan.errors import LayoutError
+
+# Outermost axis first. HND and NHD are the names of old, still taken by VLLM_KV_CACHE_LAYOUT.
+ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+ALIASES = {"HND": "LBHNC", "NHD": "LBNHC"}
+
+
+def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int], page_nbytes: int) -> dict[str, int]:
+    """Bytes from one coordinate of each axis to the next.
+
+    Args:
+        order: the five axes, outermost first.
+        extents: of the axes L, B, H, N and C; C in bytes.
+        fixed: bytes of L's and B's steps, where they are known.
+        page_nbytes: bytes that a page takes at least.
+
+    >>> sizes = {"L": 2, "B": 10, "H": 4, "N": 16, "C": 256}
+    >>> strides_of("LBHNC", sizes, {}, 16384)
+    {'C': 1, 'N': 256, 'H': 4096, 'B': 16384, 'L': 163840}
+    >>> strides_of("LHBNC", sizes, {}, 16384)["H"]
+    40960
+    """
+    strides: dict[str, int] = {}
+    step = 1
+    for axis in reversed(order):
+        if axis in "LB" and _is_page(order, axis, extents):
+            step = max(step, page_nbytes)
+        strides[axis] = fixed.get(axis, step)
+        step = strides[axis] * extents[axis]
+    return strides
+
+
+def _is_page(order: str, axis: str, extents: Mapping[str, int]) -> bool:
+    """Whether everything inside a block stands right of ``axis``."""
+    return prod(extents[other] for other in order[: order.index(axis)] if other not in "LB") == 1
+
+
+def place(
+    raw: Any,
+    *,
+    layers: int,
+    blocks: int,
+    heads: int,
+    tokens: int,
+    row_nbytes: int,
+    order: str = "LBHNC",
+    offset: int = 0,
+    layer_stride: int | None = None,
+    block_stride: int | None = None,
+    page_nbytes: int | None = None,
+    kernel_tokens: int | None = None,
+) -> list[Any]:
+    """The caches of layers placed together in one raw allocation, as views ``(blocks, heads, tokens, row_nbytes)``.
+
+    The page of layer ``l`` and block ``b`` begins at byte ``offset + l * layer_stride + b * block_stride`` of ``raw``.
+    Give ``describe`` the views. Groups that overlay one another are placed one at a time in the same ``raw``.
+
+    Args:
+        raw: one dimension of int8 or uint8, contiguous: the whole allocation.
+        layers: layers placed here, ``len(KVCacheTensor.layers)``.
+        blocks: the manager's blocks, ``KVCacheConfig.num_blocks``.
+        heads: KV heads, or head slots (``spec.num_heads``); 1 for an MLA latent.
+        tokens: token slots of a manager's block (``spec.num_states``).
+        row_nbytes: bytes of content of one (head, token), K and V together (``spec.state_content_size_bytes``).
+        order: ``"LBHNC"`` (or ``"HND"``), ``"LBNHC"`` (or ``"NHD"``), ``"LHBNC"``, ``"BLHNC"``, ``"BLNHC"`` or
+            ``"BHLNC"``.
+        offset: bytes to block 0 of the first layer.
+        layer_stride: bytes from a layer to the next; by default as densely as the order allows.
+        block_stride: bytes from a block to the next; by default the same.
+        page_nbytes: bytes of a padded page, ``spec.page_size_padded``; the pad is no content.
+        kernel_tokens: token slots of the attention kernel's block, where it is smaller: the views then hold ``tokens
+            // kernel_tokens`` blocks for each of the manager's.
+
+    Raises:
+        LayoutError: no such order, memory of another form, sizes that are none, a page smaller than its content or in
+            an order that has no pages, a split of pages that are not dense, or layers that leave the allocation.
+
+    >>> import numpy as np
+    >>> raw = np.zeros(2 * 10 * 16384, np.int8)
+    >>> first, second = place(raw, layers=2, blocks=10, heads=4, tokens=16, row_nbytes=256, order="BLNHC")
+    >>> first.shape, first.strides, second.ctypes.data - first.ctypes.data
+    ((10, 4, 16, 256), (32768, 256, 1024, 1), 16384)
+    """
+    order = ALIASES.get(order, order)
+    if order not in ORDERS:
+        raise LayoutError(f"order is {order!r}; vLLM's are {', '.join(ORDERS)}, and HND and NHD for the first two")
+    nbytes = _raw_nbytes(raw)
+    sizes = {"layers": layers, "blocks": blocks, "heads": heads, "tokens": tokens, "row_nbytes": row_nbytes}
+    optional = {"layer_stride": layer_stride, "block_stride": block_stride, "page_nbytes": page_nbytes,
+                "kernel_tokens": kernel_tokens}  # fmt: skip
+    for name, value in {**sizes, **{k: v for k, v in optional.items() if v is not None}}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LayoutError(f"{name} is {value!r}; it is an integer of at least 1")
+    extents = {"L": layers, "B": blocks, "H": heads, "N": tokens, "C": row_nbytes}
+    page = heads * tokens * row_nbytes
+    if page_nbytes is not None:
+        if page_nbytes < page:
+            raise LayoutError(f"page_nbytes is {page_nbytes}; a page holds {heads} x {tokens} x {row_nbytes} = {page}")
+        if not _is_page(order, "L", extents) or not _is_page(order, "B", extents):
+            raise LayoutError(f"page_nbytes is given for {order}, which stores no page in one piece; only orders that "
+                              "begin with LB or BL pad pages")  # fmt: skip
+    given = {"L": layer_stride, "B": block_stride}
+    fixed = {axis: stride for axis, stride in given.items() if stride is not None}
+    strides = strides_of(order, extents, fixed, page_nbytes or page)
+    if kernel_tokens is not None and kernel_tokens != tokens:
+        extents, strides = _kernel_blocks(order, extents, strides, kernel_tokens)
+    reach = offset + sum((extents[axis] - 1) * strides[axis] for axis in order) + 1
+    if offset < 0 or reach > nbytes:
+        raise LayoutError(f"{layers} layers of {blocks} blocks in {order} from byte {offset} reach byte {reach}; the "
+                          f"allocation has {nbytes}")  # fmt: skip
+    shape = tuple(extents[axis] for axis in "BHNC")
+    steps = tuple(strides[axis] for axis in "BHNC")
+    return [_view(raw, offset + layer * strides["L"], shape, steps) for layer in range(layers)]
+
+
+def _kernel_blocks(
+    order: str, extents: dict[str, int], strides: dict[str, int], kernel_tokens: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The same pages, each as several blocks of the kernel's: its own order inside each of them."""
+    tokens, page = extents["N"], extents["H"] * extents["N"] * extents["C"]
+    ratio, rest = divmod(tokens, kernel_tokens)
+    if rest:
+        raise LayoutError(f"kernel_tokens is {kernel_tokens}; it divides the {tokens} of a manager's block")
+    if strides["B"] != page:
+        raise LayoutError(f"blocks of {order} are {strides['B']} bytes apart and hold {page}; only dense pages, one "
+                          "after the other, are split into kernel blocks")  # fmt: skip
+    extents = extents | {"B": extents["B"] * ratio, "N": kernel_tokens}
+    fixed = {"L": strides["L"], "B": page // ratio}
+    return extents, strides_of(order, extents, fixed, page // ratio)
+
+
+def _raw_nbytes(raw: Any) -> int:
+    shape = tuple(raw.shape) if hasattr(raw, "shape") else None
+    itemsize = raw.element_size() if hasattr(raw, "element_size") else getattr(raw, "itemsize", 0)
+    if shape is None or len(shape) != 1 or itemsize != 1 or shape[0] < 1:
+        what = type(raw).__name__ if shape is None else f"of shape {shape} and {itemsize} bytes an element"
+        raise LayoutError(f"raw is {what}; give the allocation as one dimension of int8")
+    steps = raw.stride() if callable(getattr(raw, "stride", None)) else raw.strides
+    if shape[0] > 1 and steps[0] != 1:
+        raise LayoutError(f"raw has a stride of {steps[0]}; give the allocation itself, every byte of it")
+    return int(shape[0])
+
+
+def _view(raw: Any, start: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+    if hasattr(raw, "as_strided"):
+        return raw.as_strided(shape, steps, raw.storage_offset() + start)
+    from numpy.lib.stride_tricks import as_strided
+
+    return as_strided(raw[start:], shape, steps)

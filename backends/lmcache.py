@@ -1,0 +1,222 @@
+"""LMCache: its host memory objects, and the engine caches it names by a format.
+
+Source: LMCache 0.5.6, ``lmcache_native.pyi`` (``EngineKVFormat``), ``v1/gpu_connector/kv_format/specs`` for what the
+names mean, ``v1/memory_management.py`` (``MemoryFormat``, ``TensorMemoryObj``), ``v1/metadata.py`` (``get_shapes``) and
+``v1/gpu_connector/gpu_connectors.py``. A memory object holds one chunk of tokens (256 by default): kvplan's block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+# EngineKVFormat in the order of its numbers.
+ENGINE_FORMATS = (
+    "NB_NL_TWO_BS_NH_HS",
+    "NL_X_TWO_NB_BS_NH_HS",
+    "NL_X_NB_TWO_BS_NH_HS",
+    "NL_X_NB_BS_HS",
+    "TWO_X_NL_X_NBBS_NH_HS",
+    "NL_X_NBBS_ONE_HS",
+    "NL_X_TWO_NB_NH_BS_HS",
+    "NL_X_NB_TWO_NH_BS_HS",
+    "NB_NL_TWO_NH_BS_HS",
+    "TWO_X_NL_X_NB_BS_NH_HS",
+    "NL_X_NB_NH_BS_TWO_HS",
+    "NL_X_NB_BS_NH_TWO_HS",
+    "NL_X_NB_NH_BS_CS",
+    "NL_X_NB_BS_NH_CS",
+    "NL_X_NB_BSV_BSS",
+    "NL_X_TWO_NB_NH_ONE_BS_HS",
+    "NL_X_TWO_X_NB_BS_NH_HS",
+    "NL_X_NP_X_NB_BS_ONE_HS",
+    "NL_X_NB_BS_NH_HS",
+)
+
+# What each letter of a format says of a tensor's dims.
+LETTERS = {
+    "NB": "block",
+    "NL": "layer",
+    "TWO": "kv",
+    "BS": "token",
+    "NH": "head",
+    "HS": "dim",
+    "CS": "(kv dim)",  # K and V packed in the content
+    "NBBS": "(block token)",
+    "ONE": "1",
+    # An indexer's rows: of a block all values, then all scales. Registered as (blocks, tokens, 132), but the bytes of a
+    # token don't lie together, so that what would be tokens counts as content.
+    "BSV": "dim.0",
+    "BSS": "dim.1",
+}
+
+# A memory object's format -> its dims before the last. One object holds a chunk, or a layerwise one a layer of it.
+OBJECTS = {"KV_2LTD": "kv layer token", "KV_MLA_FMT": "layer token"}
+LAYERWISE = {"KV_T2D": "token kv", "KV_2TD": "kv token", "KV_MLA_FMT": "token"}
+
+
+def notation_of(engine_format: str) -> str:
+    """The notation of an engine format, letter by letter; the ``_X_`` that ends the nesting is the colon.
+
+    Args:
+        engine_format: name of an ``EngineKVFormat``, or one in its letters.
+
+    Raises:
+        LayoutError: letters that are none, named.
+
+    >>> notation_of("NL_X_TWO_NB_BS_NH_HS")
+    'layer: kv block token head dim'
+    >>> notation_of("TWO_X_NL_X_NBBS_NH_HS")
+    'kv layer: (block token) head dim'
+    >>> notation_of("NB_NL_TWO_NH_BS_HS")
+    'block layer kv head token dim'
+    """
+    *lists, dims = str(engine_format).split("_X_")
+    unknown = [letter for letter in (*lists, *dims.split("_")) if letter not in LETTERS]
+    if unknown == ["NP"]:
+        raise LayoutError(
+            f"{engine_format!r} has NP planes of different widths a layer, which no one notation holds: describe each "
+            f"plane as {str(engine_format).replace('_NP_X_', '_')!r} with a part of its own, such as 'ckv', and merge"
+        )
+    if unknown:
+        raise LayoutError(f"{engine_format!r} has letters {', '.join(map(repr, unknown))}, which are none of "
+                          f"{', '.join(LETTERS)}; lists end in _X_")  # fmt: skip
+    right = " ".join(LETTERS[letter] for letter in dims.split("_"))
+    return f"{' '.join(LETTERS[axis] for axis in lists)}: {right}" if lists else right
+
+
+def describe(
+    tensors: Any,
+    *,
+    engine_format: Any = None,
+    object_format: str | None = None,
+    block_tokens: int | None = None,
+    heads: int | None = None,
+    group: int | None = None,
+    layer_start: int = 0,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str = "kv",
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe memory objects, one chunk each, or with ``engine_format`` the caches of an engine.
+
+    Objects don't tell heads from content: their last dim holds ``heads * head_dim`` elements. A short last chunk is
+    described by itself.
+
+    Args:
+        tensors: with engine_format, nested lists and tensors as the format says. Else a list of objects, or the tensors
+            of such, each ``(2, layers, tokens, heads * head_dim)``, or one plane, ``(1, layers, tokens, width)`` or
+            ``(layers, tokens, width)``: a latent, or with ``heads`` K and V packed a head. Layerwise, a list with one
+            list of objects a layer. One object is one block; one tensor with ``block`` in front is a pool.
+        engine_format: an ``EngineKVFormat`` or its name.
+        object_format: ``"KV_2LTD"``, ``"KV_MLA_FMT"``, or layerwise ``"KV_T2D"`` or ``"KV_2TD"``; left out, what the
+            objects say, or KV_2LTD.
+        block_tokens: tokens a block, where the format has NBBS.
+        heads: KV heads that an object's last dim holds; left out where tensors have a dim of their own for them.
+        group: number of the kernel group described, where objects hold several; ``layers`` are then that group's.
+        layer_start: global number of the first layer.
+        head_start: global number of the first KV head.
+        layers: global number of every layer, where they do not follow one another.
+        part: name of content without K and V, such as ``"index"``.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: unknown letters or formats, objects without memory or of several groups, or shapes that are not
+            the format's.
+
+    >>> import numpy as np
+    >>> objects = [np.zeros((2, 32, 256, 8 * 128), np.float16) for chunk in range(4)]
+    >>> print(describe(objects, heads=8))
+    block: kv layer token (head dim) | layer=32 kv=2 block=4 token=256 head=8 dim=128 | float16 on cpu
+    >>> print(describe([np.zeros((1024, 1, 576), np.float16)], engine_format="NL_X_NBBS_ONE_HS", block_tokens=64))
+    layer: (block token) 1 dim | layer=1 block=16 token=64 dim=576 | float16 on cpu
+    """
+    if engine_format is not None:
+        if object_format is not None or heads is not None or group is not None:
+            raise LayoutError("engine_format= describes an engine's caches; object_format, heads and group are of "
+                              "memory objects")  # fmt: skip
+        name = str(getattr(engine_format, "name", engine_format))
+        if name == "NL_X_NB_BS_NH_HS" and part == "kv":
+            raise LayoutError("NL_X_NB_BS_NH_HS lists K and V tensors one by one; describe those of K with part='k', "
+                              "those of V with part='v', and merge")  # fmt: skip
+        notation, sizes = notation_of(name), {} if block_tokens is None else {"token": block_tokens}
+    else:
+        first = _first(tensors)
+        said = getattr(getattr(getattr(first, "metadata", None), "fmt", None), "name", "KV_2LTD")
+        tensors = _unwrapped(tensors, group)
+        notation = _objects(tensors, tuple(_first(tensors).shape), object_format or said, heads)
+        sizes = {axis: size for axis, size in (("token", block_tokens), ("head", heads)) if size is not None}
+    return KVLayout.from_tensors(
+        notation,
+        tensors,
+        sizes=sizes,
+        layer_start=layer_start,
+        head_start=head_start,
+        layers=layers,
+        part=part,
+        seams=seams,
+    )
+
+
+def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None) -> str:
+    """The notation of a list of objects, of a layerwise list of lists, or of one tensor."""
+    depth = 0
+    while isinstance(tensors, list | tuple):
+        depth, tensors = depth + 1, tensors[0]
+    formats, nesting = (LAYERWISE, "layer block: ") if depth == 2 else (OBJECTS, "block: " if depth else "")
+    if name not in formats or depth > 2:
+        given = "one tensor" if not depth else "a list" if depth == 1 else f"lists nested {depth} deep"
+        raise LayoutError(
+            f"object_format is {name!r} of {given}; a tensor or a list of objects is one of {', '.join(OBJECTS)}, a "
+            f"list with one list of objects a layer one of {', '.join(LAYERWISE)}"
+        )
+    # One plane: a latent, or K and V packed a head. LMCache also keeps such under KV_2LTD, with a leading 1 or without.
+    dims, rank = formats[name], len(shape)
+    if name == "KV_2LTD" and (rank == 3 or (rank == 4 and shape[0] == 1)):
+        dims = OBJECTS["KV_MLA_FMT"]
+    plane = "kv" not in dims
+    if heads is not None:
+        dims += " (head kv dim)" if plane else " (head dim)"
+    else:
+        dims += " dim" if plane else " head dim"
+    own = len(dims.replace("(head kv dim)", "dim").replace("(head dim)", "dim").split())
+    if plane and rank > own and shape[rank - own - 1] == 1:
+        dims, own = f"1 {dims}", own + 1
+    if rank == own + 1 and not depth:
+        dims, own = f"block {dims}", own + 1
+    if rank != own:
+        hint = "" if heads is not None or plane else "; give heads= where the last dim holds heads and content"
+        raise LayoutError(f"shape {shape} is no {name} object, '{dims}'{hint}")
+    return nesting + dims
+
+
+def _first(tensors: Any) -> Any:
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            raise LayoutError("no memory objects; give at least one")
+        tensors = tensors[0]
+    return tensors
+
+
+def _unwrapped(value: Any, group: int | None) -> Any:
+    """Tensors in the place of memory objects."""
+    if isinstance(value, list | tuple):
+        return [_unwrapped(item, group) for item in value]
+    if hasattr(value, "shape"):
+        if group is not None:
+            raise LayoutError("group= is of memory objects; got tensors, which hold one group each")
+        return value
+    kind = type(value).__name__
+    if not hasattr(value, "tensor") or not hasattr(value, "get_tensor"):
+        raise LayoutError(f"a memory object or tensor is due; got {kind}")
+    groups = len(getattr(getattr(value, "metadata", None), "shapes", None) or [None])
+    if group is None and groups > 1:
+        raise LayoutError(f"{kind} holds {groups} kernel groups one after the other; name one with group=")
+    tensor = value.tensor if group is None else value.get_tensor(group)
+    if not hasattr(tensor, "shape"):
+        raise LayoutError(f"{kind} has no tensor: it was freed, or holds bytes of another kind")
+    return tensor

@@ -1,0 +1,130 @@
+"""State: what Mamba, gated delta nets and short convolutions keep, as opaque bytes; a block is one state slot.
+
+Source: vLLM 0.33.0, ``model_executor/layers/mamba/abstract.py`` (``bind_kv_cache``: a page a layer and slot holds that
+layer's states one after the other, and may be padded), ``mamba/mamba_utils.py`` for their shapes and
+``v1/kv_cache_interface.py`` (``MambaSpec.page_size_padded``); SGLang 0.5.23, ``mem_cache/memory_pool.py``
+(``MambaPool``: ``(layers, slots, ...)``, one tensor a kind of state).
+
+==================  ================================================  ======================================
+model               states of a layer                                 shape of one slot (vLLM's default order)
+==================  ================================================  ======================================
+Mamba-1             ``"conv"``, ``"ssm"``                             ``(width - 1, d)``, ``(d, n)``
+Mamba-2             ``"conv"``, ``"ssm"``                             ``(width - 1, d)``, ``(heads, p, n)``
+gated delta net     ``"conv"``, ``"ssm"``                             ``(width - 1, d)``, ``(heads, dv, dk)``
+short convolution   ``"conv"``                                        ``(width - 1, d)``
+linear attention    ``"ssm"``                                         ``(heads, d, d)``
+==================  ================================================  ======================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+
+def describe(
+    states: Any,
+    *,
+    parts: Sequence[str] | None = None,
+    layer_start: int = 0,
+    layers: Sequence[int] | None = None,
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe the states of recurrent layers; dim 0 of every tensor counts slots, the rest of it is opaque.
+
+    A state has no token slots: ``block_tokens`` is 1, and a slot moves whole or not at all. Slots may lie any distance
+    apart (padded pages, views into pages that hold several states); what lies between them is not moved. Slots match
+    by their bytes, so a state in bfloat16 goes to a pool of bytes and back.
+
+    Args:
+        states: a list or tuple with one entry a layer, in order of layers: a tensor ``(slots, ...)`` of any rank, or a
+            list or tuple of one such tensor a part, as vLLM's ``layer.kv_cache``. One tensor by itself is one layer.
+            SGLang's pool is ``list(zip(state.conv[0], state.temporal))``.
+        parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"`` and ``"ssm"`` for two.
+        layer_start: global number of the first layer.
+        layers: global number of every layer, where they do not follow one another.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: names that do not fit the tensors, layers that differ in shape, a tensor whose slots are not
+            contiguous inside, or slot counts that differ between parts.
+
+    >>> import numpy as np
+    >>> layer = np.zeros((8, 3, 512), np.float16), np.zeros((8, 16, 64, 32), np.float32)
+    >>> layout = describe([layer], layer_start=4)
+    >>> layout.parts, layout.num_blocks, layout.block_tokens, layout.block_nbytes
+    (('conv', 'ssm'), 8, 1, 134144)
+    >>> pages = np.zeros((8, 4096), np.uint8)
+    >>> print(describe([pages[:, :4000]]))
+    layer: block dim | layer=1 block=8 dim=4000 | uint8 on cpu | parts state
+    """
+    entries = [states] if hasattr(states, "shape") else states
+    if not isinstance(entries, list | tuple) or not entries:
+        given = "empty" if isinstance(entries, list | tuple) else f"a {type(entries).__name__}"
+        raise LayoutError(f"states is {given}; give a list with one entry a layer, each a tensor or a tuple of tensors")
+    rows = [_tensors(entry, layer) for layer, entry in enumerate(entries)]
+    names = _names(parts, len(rows[0]))
+    for layer, row in enumerate(rows):
+        if len(row) != len(names):
+            raise LayoutError(f"states[{layer}] holds {len(row)} tensors, and the parts are {names}; describe layers "
+                              "of another kind by themselves and merge")  # fmt: skip
+    described = []
+    for place, name in enumerate(names):
+        column = [row[place] for row in rows]
+        for layer, tensor in enumerate(column):
+            _check_contiguous_inside(tensor, f"{name!r} of states[{layer}]")
+        described.append(
+            KVLayout.from_tensors(
+                f"layer: {_dims(column[0])}", column, layer_start=layer_start, layers=layers, part=name, seams=seams
+            )
+        )
+    return KVLayout.merge(described) if len(described) > 1 else described[0]
+
+
+def _tensors(entry: Any, layer: int) -> tuple[Any, ...]:
+    """The tensors of one layer."""
+    tensors = (entry,) if hasattr(entry, "shape") else entry
+    if not isinstance(tensors, list | tuple) or not tensors or not all(hasattr(t, "shape") for t in tensors):
+        raise LayoutError(f"states[{layer}] is a {type(entry).__name__} that is neither a tensor (slots, ...) nor a "
+                          "list or tuple of them, one a part")  # fmt: skip
+    return tuple(tensors)
+
+
+def _names(parts: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    if parts is None:
+        if count > 2:
+            raise LayoutError(f"{count} tensors a layer: name them, as parts=('conv', 'ssm', ...)")
+        return ("state",) if count == 1 else ("conv", "ssm")
+    if isinstance(parts, str):
+        raise LayoutError(f"parts is the string {parts!r}; give a tuple of names, as ({parts!r},)")
+    if len(parts) != count or len(set(parts)) != count:
+        raise LayoutError(f"parts are {tuple(parts)}, and a layer holds {count} tensors: each has its own name")
+    return tuple(parts)
+
+
+def _dims(tensor: Any) -> str:
+    """``block dim``, or the block and as many factors of dim as there are dims left."""
+    inner = len(tensor.shape) - 1
+    if inner == 1:
+        return "block dim"
+    return " ".join(["block", *(f"dim.{k}" for k in range(inner))])
+
+
+def _check_contiguous_inside(tensor: Any, name: str) -> None:
+    shape = tuple(tensor.shape)
+    if not shape:
+        raise LayoutError(f"{name} has no dims; a state tensor is (slots, ...)")
+    if hasattr(tensor, "strides"):  # numpy, in bytes
+        strides, step = tuple(tensor.strides), int(tensor.itemsize)
+    else:  # torch, in elements
+        strides, step = tuple(tensor.stride()), 1
+    for size, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
+        if size > 1 and stride != step:
+            raise LayoutError(
+                f"{name} has shape {shape} and strides {strides}: a slot is not contiguous, and its bytes in another "
+                "order are another state; pass the tensor as it was allocated, not transposed or sliced inside a slot"
+            )
+        step *= size

@@ -1,0 +1,155 @@
+"""TensorRT-LLM: pools of blocks that hold all layers, primary on the GPU and secondary in pinned host memory.
+
+Source: TensorRT-LLM 1.2, ``batch_manager/kvCacheManager.cpp`` (``allocatePools``: both pools are ``(blocks, layers,
+kv_factor, heads * tokens * dim)``; ``kv_factor`` is 1 where K is all there is, as in MLA), ``kvCacheManager.h``
+(``getBlockSize``: inside, ``(heads, tokens, dim)``) and ``_torch/pyexecutor/resource_manager.py``
+(``KVCacheManager.get_buffers``: the order inside is the attention backend's, ``"HND"`` or ``"NHD"``); for version 2,
+``runtime/kv_cache_manager_v2/_storage/_core.py``, whose pools are slots of one size on every tier. Read in the public
+repository: the wheel is too large to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+# The order inside a block, by TensorRT-LLM's name for it: N tokens, H heads, D dim.
+INSIDE = {"HND": "head token dim", "NHD": "token head dim"}
+
+_EXPECTED = (
+    "a pool is (blocks, layers, kv_factor, elements a block) with tokens_per_block= and num_kv_heads=, or (blocks, "
+    "layers, kv_factor, and heads, tokens, dim in the order of kv_layout), or slots (slots, bytes)"
+)
+
+
+def describe(
+    pool: Any,
+    *,
+    kv_layout: str = "HND",
+    tokens_per_block: int | None = None,
+    num_kv_heads: int | None = None,
+    layer_start: int = 0,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str | None = None,
+    whole_blocks: bool = False,
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe one pool, primary or secondary; a manager; or the slots of version 2.
+
+    Layers of different head counts or windows live in pools of their own: describe each, with ``layers=``. The pools
+    of NVFP4 block scales have the same form (``part="scale"``, one byte a 16 values); the indexer's pool has
+    ``kv_factor`` 1 (``part="index", whole_blocks=True``). Pools of recurrent states are layer-first and hold no tokens:
+    ``backends.state``.
+
+    Args:
+        pool: a tensor ``(blocks, layers, kv_factor, heads * tokens * dim)``, the same with its last dim unfolded in the
+            order of ``kv_layout``, or ``(slots, bytes of a slot)``; a list of the per-layer views ``(blocks,
+            kv_factor, ...)`` that ``get_buffers`` returns; a list of several pools of slots that share slot ids; or a
+            ``KVCacheManager`` itself, whose own numbers are used.
+        kv_layout: ``"HND"``, what TensorRT-LLM's own kernels read, or ``"NHD"``, what FlashInfer reads there.
+        tokens_per_block: token slots a block, where the shape does not tell.
+        num_kv_heads: KV heads a block, where the shape does not tell; 1 for MLA.
+        layer_start: global number of the first layer.
+        head_start: global number of the first KV head.
+        layers: global number of every layer, where they do not follow one another.
+        part: name of the content; by default ``"kv"`` (parts ``"k"`` and ``"v"`` where ``kv_factor`` is 2), and
+            ``"slot"`` for slots, ``"slot_0"``, ``"slot_1"``, ... for several pools of them.
+        whole_blocks: what a block and layer holds is opaque, and moves only whole.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: an unknown kv_layout, a shape that is none of these, a kv_factor other than 1 and 2, or sizes
+            that the shape contradicts.
+
+    >>> import numpy as np
+    >>> print(describe(np.zeros((8, 32, 2, 16384), np.float16), tokens_per_block=32, num_kv_heads=4))
+    block layer kv (head token dim) | layer=32 kv=2 block=8 token=32 head=4 dim=128 | float16 on cpu
+    >>> print(describe(np.zeros((8, 61, 1, 1, 32, 576), np.float16)))
+    block layer 1 head token dim | layer=61 block=8 token=32 head=1 dim=576 | float16 on cpu
+    >>> print(describe(np.zeros((100, 65536), np.uint8)))
+    block dim | block=100 dim=65536 | uint8 on cpu | parts slot
+    """
+    if kv_layout not in INSIDE:
+        raise LayoutError(f"kv_layout is {kv_layout!r}; it is one of {', '.join(map(repr, INSIDE))}")
+    told = {"token": tokens_per_block, "head": num_kv_heads}
+    if hasattr(pool, "get_buffers"):
+        if layers is not None or layer_start:
+            raise LayoutError("a manager numbers its own layers; drop layers= and layer_start=")
+        pool, layers = _buffers(pool, kv_layout)
+    if isinstance(pool, list | tuple) and pool and all(_rank(entry) == 2 for entry in pool):
+        names = [part] if part and len(pool) == 1 else [f"{part or 'slot'}_{k}" for k in range(len(pool))]
+        return KVLayout.merge([
+            _slots(entry, name, told, layer_start, layers, seams) for entry, name in zip(pool, names, strict=True)
+        ])  # fmt: skip
+    if _rank(pool) == 2:
+        return _slots(pool, part or "slot", told, layer_start, layers, seams)
+    nested = isinstance(pool, list | tuple)
+    first = pool[0] if nested and pool else pool
+    if not hasattr(first, "shape"):
+        raise LayoutError(f"pool is a {type(pool).__name__} of no tensors; {_EXPECTED}")
+    shape = tuple(first.shape)
+    factor = 1 if nested else 2  # where kv_factor stands; a view of one layer has no layer dim
+    inside, sizes = _inside(shape[factor + 1 :], INSIDE[kv_layout], told, shape, whole_blocks=whole_blocks)
+    if shape[factor] not in {1, 2}:
+        raise LayoutError(f"shape {shape}: dim {factor} is the kv_factor, 1 or 2, not {shape[factor]}; {_EXPECTED}")
+    kv = "kv" if shape[factor] == 2 else "1"
+    return KVLayout.from_tensors(
+        f"layer: block {kv} {inside}" if nested else f"block layer {kv} {inside}",
+        pool,
+        sizes=sizes,
+        layer_start=layer_start,
+        head_start=head_start,
+        layers=layers,
+        part=part or "kv",
+        seams=seams,
+    )
+
+
+def _rank(value: Any) -> int:
+    """Number of dims of a tensor; 0 for what is none."""
+    return len(value.shape) if hasattr(value, "shape") else 0
+
+
+def _buffers(manager: Any, kv_layout: str) -> tuple[list[Any], list[int]]:
+    """A manager's per-layer views, and the global numbers of their layers."""
+    if not hasattr(getattr(manager, "impl", None), "get_primary_pool_data"):
+        raise LayoutError(f"{type(manager).__name__} has no primary pool; version 2 keeps slots: give one tensor "
+                          "(slots, bytes of a slot) a pool, over its slot addresses")  # fmt: skip
+    numbers = sorted(int(layer) for layer in manager.layer_offsets)
+    return [manager.get_buffers(layer, kv_layout=kv_layout) for layer in numbers], numbers
+
+
+def _slots(
+    pool: Any,
+    part: str,
+    told: dict[str, int | None],
+    layer_start: int,
+    layers: Sequence[int] | None,
+    seams: Sequence[int],
+) -> KVLayout:
+    if any(size is not None for size in told.values()):
+        raise LayoutError(f"shape {tuple(pool.shape)}: slots are opaque; drop tokens_per_block= and num_kv_heads=")
+    return KVLayout.from_tensors("block dim", pool, part=part, layer_start=layer_start, layers=layers, seams=seams)
+
+
+def _inside(
+    dims: tuple[int, ...], order: str, told: dict[str, int | None], shape: tuple[int, ...], *, whole_blocks: bool
+) -> tuple[str, dict[str, int]]:
+    """Notation of what one layer of a block holds, and the sizes it needs."""
+    if len(dims) not in {1, 3}:
+        raise LayoutError(f"shape {shape} has {len(shape)} dims; {_EXPECTED}")
+    sizes = {axis: size for axis, size in told.items() if size is not None}
+    if whole_blocks:
+        if sizes:
+            raise LayoutError("whole_blocks=True has no tokens or heads; drop tokens_per_block= and num_kv_heads=")
+        return ("dim" if len(dims) == 1 else "dim.0 dim.1 dim.2"), {}
+    if len(dims) == 3:
+        return order, sizes
+    if len(sizes) < 2:
+        raise LayoutError(f"shape {shape} folds heads, tokens and dim into {dims[0]} elements: give tokens_per_block= "
+                          "and num_kv_heads=")  # fmt: skip
+    return f"({order})", sizes

@@ -1,0 +1,199 @@
+"""vLLM: every cache it hands out, of 0.33 and of the generations before it.
+
+Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/worker/utils.py`` (``allocate_kv_cache``) and
+``v1/attention/backends/``; 0.26.0, 0.20.2 and 0.10.2, the same folder (``get_kv_cache_shape``).
+
+In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. The storage order
+is in its strides; what the content means is the attention backend's, and is said by ``form``.
+
+===============  ========================  ====================================================================
+form             a layer's tensor          of
+===============  ========================  ====================================================================
+``fused``        (B, H, N, C)              0.33, 0.26: K, then V, in the content of each (head, token)
+``latent``       (B, 1, N, C)              0.33: MLA, where ``spec.head_size_v`` is 0
+``packed``       (B, H, N, C)              0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be parted
+``whole_blocks`` (B, H, N, C)              0.33: NVFP4, Mamba, indexers: the bytes of a token do not lie together
+``cpu``          (B, H, N, C)              0.33, 0.26, CPU_ATTN: all K rows of a (block, head), then all V rows
+``head_slots``   (B, 2, N, H * D)          0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
+``paged``        (B, 2, N, H * D)          0.33, ROCM_ATTN: in a slot, K is (H, D / x, N, x) and V is (H, D, N)
+``shuffled``     (B, 2, N, H * D)          0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
+``planes``       (2, B, N, H, D)           0.10 to 0.20: FlashAttention, Triton (0.10), Flex; to 0.26: ROCM_ATTN
+``pages``        (B, 2, N, H, D)           0.10 to 0.20: FlashInfer; Triton (0.20)
+``planes_hnd``   (2, B, H, N, D)           0.20: CPU_ATTN
+``rows``         (B, N, H, C)              0.20: FlashAttention DiffKV: as ``fused``, tokens before heads
+``paged_planes`` (2, B, N * H * D)         0.10: PagedAttention on CPU and ROCm: as ``paged``
+===============  ========================  ====================================================================
+
+x is 16 bytes of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, steps_of
+from kvplan.backends._vllm_orders import place
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+__all__ = ["FORMS", "describe", "place"]
+
+
+def describe(
+    kv_caches: Any,
+    *,
+    form: str = "fused",
+    head_size_v: int | None = None,
+    heads: int | None = None,
+    block_tokens: int | None = None,
+    names: Sequence[str] | None = None,
+    layer_start: int = 0,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str = "kv",
+    seams: Sequence[int] = (),
+) -> KVLayout:
+    """Describe one KV-cache group, by its layers' tensors.
+
+    Real strides are used, so each of 0.33's storage orders, padded pages and interleaved layers need nothing more.
+    Layers may differ in shape. Groups overlay one another: describe each by itself (``names=``), never merge them, and
+    ``kvplan.join`` their plans. Two kinds of caches under one number (a latent and its indexer) are described one at a
+    time too, the extra one with ``part=``, and merged.
+
+    Args:
+        kv_caches: what ``register_kv_caches`` is given, layer name to tensor; or a list of tensors in order of
+            layers; or one tensor, of one layer or with the layers as an outermost dim more. A layer's number is the
+            one integer in its name; a layer that shares the very tensor of another is left out.
+        form: what a layer's tensor is; one of the table's.
+        head_size_v: elements of V in the content of ``fused`` and ``rows``, where it is not half (the parts are then
+            of two sizes); 0 makes ``fused`` a ``latent``.
+        heads: KV heads of this rank, of the forms that hold them in one dim with others.
+        block_tokens: token slots of the manager's block, where the tensor is in smaller blocks of the attention
+            kernel; blocks are then the manager's. ``paged_planes`` always needs it.
+        names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all of the dict.
+        layer_start: number of the first layer of a list.
+        head_start: global number of this rank's first KV head.
+        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, where names and order do not tell.
+        part: ``"kv"``, or the name of an extra. With K and V apart, ``"scale"`` makes ``"k_scale"`` and ``"v_scale"``.
+        seams: addresses that no descriptor may cross.
+
+    Raises:
+        LayoutError: an unknown form, a tensor of another rank, an argument that the form has no use for or lacks,
+            a name without one number, or two layers of one number.
+
+    >>> import numpy as np
+    >>> raw = np.zeros(2 * 10 * 32768, np.int8)
+    >>> views = place(raw, layers=2, blocks=10, heads=4, tokens=16, row_nbytes=512, order="BLNHC")
+    >>> print(describe({f"model.layers.{k}.self_attn.attn": view for k, view in enumerate(views)}))
+    layer: block head token (kv dim) | layer=2 kv=2 block=10 token=16 head=4 dim=256 | int8 on cpu
+    >>> print(describe([np.zeros((40, 4, 16, 128), np.float16)], block_tokens=64))
+    layer: (block token.0) head token.1 (kv dim) | layer=1 kv=2 block=10 token=64 head=4 dim=64 | float16 on cpu
+    >>> print(describe([np.zeros((10, 2, 16, 256), np.float16)], form="head_slots", heads=4))
+    layer: block kv token (head dim) | layer=1 kv=2 block=10 token=16 head=4 dim=64 | float16 on cpu
+    """
+    row = FORMS.get(form)
+    if row is None:
+        raise LayoutError(f"form is {form!r}; it is one of {', '.join(FORMS)}")
+    check_options(form, row, head_size_v, heads, block_tokens)
+    if form == "fused" and head_size_v == 0:
+        form, row, head_size_v = "latent", FORMS["latent"], None
+    caches, numbers = _layers(kv_caches, form, row, names, layer_start, layers)
+    alike: dict[object, list[int]] = {}
+    for k, cache in enumerate(caches):
+        alike.setdefault((tuple(cache.shape), steps_of(cache), str(cache.dtype)), []).append(k)
+    found = [
+        KVLayout.from_tensors(
+            f"layer: {dims}", tensors, sizes=sizes, layers=[numbers[k] for k in held], head_start=head_start,
+            part=name, seams=seams,
+        )
+        for held in alike.values()
+        for name, dims, tensors, sizes in parts_of(form, row, [caches[k] for k in held], part, head_size_v, heads,
+                                                 block_tokens)
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else KVLayout.merge(found)
+
+
+def _layers(
+    kv_caches: Any, form: str, row: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
+) -> tuple[list[Any], list[int]]:
+    """The tensors of layers, and their numbers."""
+    if isinstance(kv_caches, Mapping):
+        return _named_layers(kv_caches, form, row, names, layer_start, layers)
+    if names is not None:
+        raise LayoutError(f"names are given and kv_caches is a {type(kv_caches).__name__}; names pick from a dict of "
+                          "layer name to tensor")  # fmt: skip
+    rank = len(kv_caches.shape) if hasattr(kv_caches, "shape") else None
+    if rank == row.rank:
+        kv_caches = [kv_caches]
+    elif rank == row.rank + 1:
+        kv_caches = [kv_caches[k] for k in range(kv_caches.shape[0])]
+    elif rank is not None:
+        _check_rank("kv_caches", kv_caches, form, row)
+    elif not isinstance(kv_caches, list | tuple):
+        raise LayoutError(f"kv_caches is a {type(kv_caches).__name__}; give a dict of layer name to tensor, a list "
+                          "with one tensor a layer, or one tensor")  # fmt: skip
+    for k, cache in enumerate(kv_caches):
+        _check_rank(f"kv_caches[{k}]", cache, form, row)
+    return list(kv_caches), _numbers(layers, layer_start, len(kv_caches))
+
+
+def _named_layers(
+    kv_caches: Mapping[str, Any],
+    form: str,
+    row: Form,
+    names: Sequence[str] | None,
+    layer_start: int,
+    layers: Sequence[int] | None,
+) -> tuple[list[Any], list[int]]:
+    picked = list(kv_caches if names is None else names)
+    if not picked:
+        raise LayoutError("kv_caches holds no layer, or names pick none; a layout has at least one")
+    for name in picked:
+        if name not in kv_caches:
+            raise LayoutError(f"no layer {name!r} in kv_caches; it has {', '.join(map(repr, kv_caches))}")
+        _check_rank(f"kv_caches[{name!r}]", kv_caches[name], form, row)
+    if layer_start:
+        raise LayoutError(f"layer_start is {layer_start}, and the names of kv_caches tell the layers; leave it out")
+    given = [_number(name) for name in picked] if layers is None else _numbers(layers, 0, len(picked))
+    held: dict[int, str] = {}
+    tensors: dict[int, Any] = {}
+    for number, name in sorted(zip(given, picked, strict=True)):
+        cache = kv_caches[name]
+        if any(cache is other for other in tensors.values()):
+            continue  # layers that share a cache: its first layer has it
+        if number in held:
+            raise LayoutError(f"{held[number]!r} and {name!r} are both layer {number}; describe each kind of layer by "
+                              "itself (names=, part=) and merge")  # fmt: skip
+        held[number], tensors[number] = name, cache
+    return list(tensors.values()), list(tensors)
+
+
+def _numbers(layers: Sequence[int] | None, layer_start: int, count: int) -> list[int]:
+    numbers = list(range(layer_start, layer_start + count)) if layers is None else list(layers)
+    if not count:
+        raise LayoutError("kv_caches holds no layer; a layout has at least one")
+    if len(numbers) != count:
+        raise LayoutError(f"layers are {numbers}; kv_caches holds {count}, each with its own number")
+    return numbers
+
+
+def _number(name: str) -> int:
+    numbers = [int(word) for word in str(name).split(".") if word.isascii() and word.isdigit()]
+    if len(numbers) != 1:
+        raise LayoutError(f"layer {name!r} has {len(numbers)} numbers in its name; one says which layer it is, as in "
+                          "'model.layers.7.self_attn.attn'; otherwise give layers=")  # fmt: skip
+    return numbers[0]
+
+
+def _check_rank(name: str, cache: Any, form: str, row: Form) -> None:
+    if not hasattr(cache, "shape"):
+        raise LayoutError(f"{name} is a {type(cache).__name__}; form={form!r} has tensors {row.shape} a layer")
+    shape = tuple(cache.shape)
+    if len(shape) != row.rank:
+        fits = [other for other, one in FORMS.items() if one.rank == len(shape)]
+        hint = f"; of {len(shape)} dims are {', '.join(fits)}" if fits else ""
+        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form!r} is {row.shape}{hint}")
+    if row.pair is not None and shape[row.pair] != 2:
+        raise LayoutError(f"{name} has shape {shape}, whose dim {row.pair} is {shape[row.pair]}; form={form!r} is "
+                          f"{row.shape}, with K and V in that dim")  # fmt: skip

@@ -1,0 +1,69 @@
+"""Another project's own code holds our addresses: collected only where it is installed, by `make test-peers`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import warnings
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_peer.py"]
+
+if not collect_ignore:
+    with warnings.catch_warnings():  # its imports use what torch deprecates
+        warnings.simplefilter("ignore")
+        import vllm.v1.attention.backends.b12x
+        import vllm.v1.attention.backends.rocm_attn
+        import vllm.v1.worker.utils  # noqa: F401
+
+held: Counter[str] = Counter()  # addresses held against the peer, by test
+cases: Counter[tuple[str, str]] = Counter()  # cases by test and outcome
+
+
+@pytest.fixture
+def hold(request):
+    """Count the addresses that a case holds against the peer."""
+
+    def count(addresses: int) -> None:
+        request.node.user_properties.append(("addresses", addresses))  # travels with the report
+
+    return count
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and "test_vllm_peer" in report.nodeid:
+        name = report.nodeid.partition("::")[2].partition("[")[0]
+        cases[name, report.outcome] += 1
+        held[name] += sum(count for what, count in report.user_properties if what == "addresses")
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not cases:
+        return
+    table = summary()
+    terminalreporter.write_line(table)
+    if os.environ.get("KVPLAN_RECORD_PEERS"):
+        text = RECORD.read_text()
+        RECORD.write_text(re.sub(r"(?s)(<!-- recorded -->\n).*(\n<!-- /recorded -->)", rf"\1{table}\2", text))
+
+
+def summary():
+    versions = ", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "numpy"))
+    lines = [versions, "", "| what | cases | passed | addresses held |", "| --- | --- | --- | --- |"]
+    names = list(dict.fromkeys(name for name, _ in cases))
+    rows = [
+        (name.removeprefix("test_").replace("_", " "), sum(n for (other, _), n in cases.items() if other == name),
+         cases[name, "passed"], held[name])
+        for name in names
+    ]  # fmt: skip
+    rows.append(("all", *(sum(row[k] for row in rows) for k in (1, 2, 3))))
+    return "\n".join(
+        [*lines, *(f"| {what} | {count} | {passed} | {rows_held:,} |" for what, count, passed, rows_held in rows)]
+    )

@@ -1,0 +1,274 @@
+"""vLLM 0.33.0 plans, allocates and views the cache with its own code; every address of ours is one of its."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
+from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
+from vllm.v1.attention.ops.paged_attn import PagedAttention
+from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.utils import allocate_kv_cache
+
+import kvplan
+from kvplan.backends import vllm
+
+pytestmark = pytest.mark.peers
+
+ORDERS = [layout.name for layout in KVCacheLayout]
+PACKING = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")  # those that store a page in one piece
+BLOCKS = 5
+
+
+def spec_of(kind=FullAttentionSpec, **changes):
+    defaults = {"block_size": 8, "num_kv_heads": 3, "head_size": 4, "dtype": torch.float16}
+    return kind(**(defaults | changes))
+
+
+def group_of(numbers, spec):
+    return KVCacheGroupSpec([f"model.layers.{number}.self_attn.attn" for number in numbers], spec)
+
+
+def caches_of(groups, order, kernel_block_sizes=None):
+    """vLLM's plan and its allocation, for BLOCKS blocks."""
+    layout = KVCacheLayout[order]
+    config = SimpleNamespace(
+        attention_config=SimpleNamespace(hisparse_config=None),
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: layout,
+            num_gpu_blocks_override=BLOCKS,
+            prefix_cache_retention_interval=None,
+        ),
+    )
+    plan = get_kv_cache_config_from_groups(config, groups, available_memory=1)
+    return plan, allocate_kv_cache(plan, torch.device("cpu"), layout, kernel_block_sizes)
+
+
+def hold_rows(layout, row):
+    """``row(layer, part, block, token, head)`` is vLLM's element; all numbers are global."""
+    count = 0
+    places = product(layout.layers, layout.parts, range(layout.num_blocks), range(layout.block_tokens), layout.heads)
+    for layer, part, block, token, head in places:
+        ours = layout.address(layer=layer, part=part, block=block, token=token, head=head)
+        assert ours == row(layer, part, block, token, head).data_ptr(), (layer, part, block, token, head)
+        count += 1
+    return count
+
+
+def name(layer):
+    return f"model.layers.{layer}.self_attn.attn"
+
+
+def placed(plan, caches, spec, order, **options):
+    """The same caches from the raw allocation and vLLM's KVCacheTensor."""
+    raw = torch.empty(0, dtype=torch.int8).set_(next(iter(caches.values())).untyped_storage())
+    found = {}
+    for tensor in plan.kv_cache_tensors:
+        if not set(tensor.layers) <= set(options.get("names", tensor.layers)):
+            continue
+        views = vllm.place(
+            raw, layers=len(tensor.layers), blocks=plan.num_blocks, heads=spec.num_heads, tokens=spec.num_states,
+            row_nbytes=spec.state_content_size_bytes, order=order, offset=tensor.offset,
+            layer_stride=tensor.layer_stride, block_stride=tensor.block_stride,
+            page_nbytes=getattr(spec, "page_size_padded", None), kernel_tokens=options.get("kernel_tokens"),
+        )  # fmt: skip
+        found |= dict(zip(tensor.layers, views, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, torch.float8_e4m3fn, torch.float32])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_storage_orders(order, heads, dtype, hold):
+    spec = spec_of(num_kv_heads=heads, dtype=dtype)
+    plan, caches = caches_of([group_of((2, 11, 3), spec)], order)
+    layout = vllm.describe(caches)
+    assert (layout.layers, layout.num_blocks, layout.block_tokens) == ((2, 3, 11), BLOCKS, 8)
+    assert layout.block_nbytes == 3 * spec.unpadded_page_size_bytes
+    row = lambda layer, part, block, token, head: caches[name(layer)][block, head, token].chunk(2)[part == "v"]  # noqa: E731
+    hold(hold_rows(layout, row))
+    assert vllm.describe(placed(plan, caches, spec, order)) == layout
+
+
+@pytest.mark.parametrize("head_size_v", [1, 2, 6])
+@pytest.mark.parametrize("order", ORDERS)
+def test_v_of_another_size(order, head_size_v, hold):
+    spec = spec_of(head_size_v=head_size_v)
+    _, caches = caches_of([group_of((0, 1), spec)], order)
+    layout = vllm.describe(caches, head_size_v=spec.head_size_v)
+    assert layout.block_nbytes == 2 * spec.page_size_bytes
+    hold(hold_rows(layout, lambda layer, part, b, token, head:
+                   caches[name(layer)][b, head, token, (part == "v") * spec.head_size :]))  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [None, 656, 352])
+@pytest.mark.parametrize("order", ORDERS)
+def test_mla_latents(order, row, hold):
+    dtype = torch.bfloat16 if row is None else torch.uint8
+    spec = spec_of(MLAAttentionSpec, num_kv_heads=1, head_size=576, dtype=dtype, state_content_bytes=row)
+    plan, caches = caches_of([group_of((0, 1), spec)], order)
+    layout = vllm.describe(caches, head_size_v=spec.head_size_v)
+    assert layout.block_nbytes == 2 * 8 * (row or 1152)
+    hold(hold_rows(layout, lambda layer, part, b, token, head: caches[name(layer)][b, 0, token]))
+    assert vllm.describe(placed(plan, caches, spec, order), form="latent") == layout
+
+
+@pytest.mark.parametrize("padding", [{"page_size_padded": 512}, {"block_stride_alignment": 512}])
+@pytest.mark.parametrize("order", PACKING)
+def test_padded_pages(order, padding, hold):
+    spec = spec_of(**padding)  # pages of 384 bytes
+    plan, caches = caches_of([group_of((0, 1, 2), spec)], order)
+    layout = vllm.describe(caches)
+    assert layout.block_nbytes == 3 * 384
+    assert layout.regions[0].nbytes == plan.kv_cache_tensors[0].size > layout.nbytes
+    hold(hold_rows(layout, lambda layer, part, b, token, head:
+                   caches[name(layer)][b, head, token, 4 * (part == "v") :]))  # fmt: skip
+    assert vllm.describe(placed(plan, caches, spec, order)) == layout
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_groups_overlay(order, hold):
+    """Full attention and a sliding window of one page size: both begin at byte 0."""
+    full, window = spec_of(), spec_of(SlidingWindowSpec, sliding_window=16)
+    groups = [group_of((0, 2), full), group_of((1, 3), window)]
+    plan, caches = caches_of(groups, order)
+    layouts = [vllm.describe(caches, names=group.layer_names) for group in groups]
+    assert [layout.layers for layout in layouts] == [(0, 2), (1, 3)]
+    assert layouts[0].address(layer=0, part="k") == layouts[1].address(layer=1, part="k")
+    for layout, group in zip(layouts, groups, strict=True):
+        hold(hold_rows(layout, lambda layer, part, b, token, head:
+                       caches[name(layer)][b, head, token, 4 * (part == "v") :]))  # fmt: skip
+        views = placed(plan, caches, group.kv_cache_spec, order, names=group.layer_names)
+        assert vllm.describe(views) == layout
+    with pytest.raises(kvplan.LayoutError, match="overlap"):
+        vllm.describe(caches)
+
+
+@pytest.mark.parametrize("order", ["BLHNC", "BLNHC"])
+def test_groups_of_other_page_sizes_overlay(order, hold):
+    groups = [
+        group_of((0, 2), spec_of()),
+        group_of((1,), spec_of(SlidingWindowSpec, sliding_window=16, num_kv_heads=5)),
+    ]
+    _, caches = caches_of(groups, order)
+    for group in groups:
+        hold(hold_rows(vllm.describe(caches, names=group.layer_names), lambda layer, part, b, token, head:
+                       caches[name(layer)][b, head, token, 4 * (part == "v") :]))  # fmt: skip
+
+
+@pytest.mark.parametrize("order", PACKING)
+def test_layers_of_several_shapes_in_one_group(order, hold):
+    specs = {name(layer): spec_of(head_size=size) for layer, size in ((0, 4), (1, 6), (2, 4))}
+    group = KVCacheGroupSpec(list(specs), UniformTypeKVCacheSpecs(block_size=8, kv_cache_specs=specs))
+    _, caches = caches_of([group], order)
+    layout = vllm.describe(caches)
+    assert layout.block_nbytes == sum(spec.page_size_bytes for spec in specs.values())
+    hold(hold_rows(layout, lambda layer, part, b, token, head:
+                   caches[name(layer)][b, head, token].chunk(2)[part == "v"]))  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", [2, 4, 8])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layers", [(0,), (0, 1)])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_kernel_blocks(order, kernel, layers, heads, hold):
+    spec = spec_of(num_kv_heads=heads)
+    group = group_of(layers, spec)
+    plan, caches = caches_of([group], order)
+    if kernel < 8 and plan.kv_cache_tensors[0].block_stride != spec.page_size_bytes:
+        with pytest.raises(ValueError, match="cannot be split into"):
+            caches_of([group], order, [kernel])
+        with pytest.raises(kvplan.LayoutError, match="only dense pages"):
+            placed(plan, caches, spec, order, kernel_tokens=kernel)
+        return
+    if kernel < 8 and order == "BHLNC" and heads > 1:  # one layer: vLLM's check passes, its view leaves the allocation
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            caches_of([group], order, [kernel])
+        with pytest.raises(kvplan.LayoutError, match="the allocation has 1920"):
+            placed(plan, caches, spec, order, kernel_tokens=kernel)
+        return
+    plan, caches = caches_of([group], order, [kernel])
+    layout = vllm.describe(caches, block_tokens=8)
+    assert (layout.num_blocks, layout.block_tokens) == (BLOCKS, 8)
+    ratio = 8 // kernel
+
+    def row(layer, part, block, token, head):
+        kernel_block = block * ratio + token // kernel
+        return caches[name(layer)][kernel_block, head, token % kernel, 4 * (part == "v") :]
+
+    hold(hold_rows(layout, row))
+    views = placed(plan, caches, spec, order, kernel_tokens=kernel)
+    assert vllm.describe(views, block_tokens=8) == layout
+
+
+@pytest.mark.parametrize("backend", [B12xPagedAttentionBackend, RocmAttentionBackend])
+@pytest.mark.parametrize("order", ORDERS)
+def test_head_slots(backend, order, hold):
+    spec = backend.customize_spec(spec_of())
+    assert (spec.num_heads, spec.state_content_size_bytes) == (2, 24)
+    plan, caches = caches_of([group_of((0, 1), spec)], order)
+    layout = vllm.describe(caches, form="head_slots", heads=3)
+    sides = {layer: caches[name(layer)].unflatten(-1, (3, 4)).unbind(1) for layer in layout.layers}
+    hold(hold_rows(layout, lambda layer, part, b, token, head: sides[layer][part == "v"][b, token, head]))
+    assert vllm.describe(placed(plan, caches, spec, order), form="head_slots", heads=3).block_nbytes == 768
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("order", [layout.name for layout in RocmAttentionBackend.supported_kv_cache_layouts()])
+def test_x_packed_keys(order, dtype, hold):
+    """ROCM_ATTN reads its slots through PagedAttention.split_kv_cache: every element of every row."""
+    dim = 32
+    spec = RocmAttentionBackend.customize_spec(spec_of(head_size=dim, dtype=dtype))
+    _, caches = caches_of([group_of((0, 1), spec)], order)
+    layout = vllm.describe(caches, form="paged", heads=3)
+    x = 16 // dtype.itemsize
+    for layer in layout.layers:
+        keys, values = PagedAttention.split_kv_cache(caches[name(layer)].transpose(0, 1), 3, dim)
+        for part, b, token, head in product(layout.parts, range(BLOCKS), range(8), range(3)):
+            ours = layout.address(layer=layer, part=part, block=b, token=token, head=head)
+            starts = [0]
+            for count, stride in layout.component(layer, part).form.dim:
+                starts = [start + k * stride for start in starts for k in range(count)]
+            for d, start in enumerate(starts[:: dtype.itemsize]):
+                theirs = keys[b, head, d // x, token, d % x] if part == "k" else values[b, head, d, token]
+                assert ours + start == theirs.data_ptr()
+            hold(dim)
+
+
+@pytest.mark.parametrize("padded", [None, 1024])
+@pytest.mark.parametrize("order", PACKING)
+def test_mamba_states(order, padded, hold):
+    spec = MambaSpec(
+        block_size=8, shapes=((3, 16), (2, 4, 8)), dtypes=(torch.bfloat16, torch.float32), page_size_padded=padded
+    )
+    plan, caches = caches_of([group_of((0, 1), spec)], order)
+    layout = vllm.describe(caches, form="whole_blocks", part="state")
+    assert layout.block_nbytes == 2 * (96 + 256)
+    hold(hold_rows(layout, lambda layer, part, b, token, head: caches[name(layer)][b, 0, 0]))
+    assert vllm.describe(placed(plan, caches, spec, order), form="whole_blocks", part="state") == layout
+
+
+def test_layer_numbers(hold):
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    for given in ("model.layers.7.self_attn.attn", "encoder.layers.0", "2.self_attn", "a.b.c.31.d"):
+        layout = vllm.describe({given: torch.zeros(1, 1, 1, 2)})
+        assert layout.layers == (extract_layer_index(given),)
+        hold(1)
+    two = "model.layers.0.sub.1"
+    with pytest.raises(AssertionError, match="one integer"):
+        extract_layer_index(two)
+    with pytest.raises(kvplan.LayoutError, match="has 2 numbers"):
+        vllm.describe({two: torch.zeros(1, 1, 1, 2)})
