@@ -211,7 +211,7 @@ def _unwrapped(value: Any, group: int | None) -> Any:
             raise LayoutError("group= is of memory objects; got tensors, which hold one group each")
         return value
     kind = type(value).__name__
-    if not hasattr(value, "tensor") or not hasattr(value, "get_tensor"):
+    if not hasattr(value, "get_tensor"):  # not asked for its tensor, which of several groups raises
         raise LayoutError(f"a memory object or tensor is due; got {kind}")
     groups = len(getattr(getattr(value, "metadata", None), "shapes", None) or [None])
     if group is None and groups > 1:

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from kvplan.algebra import Factors, Loop
 from kvplan.compiler import Pair, Passes, passes
-from kvplan.layout import KVLayout, number_ranges
+from kvplan.layout import KVLayout
 from kvplan.program import BlockAxis, Program, Run, RunGroup
+from kvplan.slicing import number_ranges
 
 MAX_ROWS = 8  # lines of one kind before the rest is counted
 

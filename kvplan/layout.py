@@ -7,11 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvplan.algebra import extent, normal, offset
+from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build
-from kvplan.components import Component, Form, Region, check_disjoint
+from kvplan.components import Component, Region, check_disjoint
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.notation import parse
+from kvplan.slicing import number_ranges, slice_heads
 
 
 class Geometry(NamedTuple):
@@ -289,7 +290,7 @@ class KVLayout:
         wanted_parts = _subset("parts", self.parts, parts)
         kept = [c for c in self._components if c.layer in wanted_layers and c.part in wanted_parts]
         if heads is not None:
-            kept = _slice_heads(kept, heads)
+            kept = slice_heads(kept, heads)
         if not kept:
             raise LayoutError("the slice holds nothing; name at least one layer and part")
         sizes = dict(self.sizes)
@@ -345,21 +346,6 @@ def _part_name(part: str) -> str:
     return part
 
 
-def number_ranges(numbers: Sequence[int]) -> str:
-    """Runs of consecutive numbers: ``0-3 8``.
-
-    >>> number_ranges((0, 1, 2, 3, 8))
-    '0-3 8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:
     if wanted is None:
         return frozenset(held)
@@ -370,48 +356,6 @@ def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> fro
         text = number_ranges(held) if name == "layers" else ", ".join(map(repr, held))
         raise LayoutError(f"{name} {missing} are not held; {name} held are {text}")
     return frozenset(wanted)
-
-
-def _slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
-    if not isinstance(heads, range) or heads.step != 1 or not len(heads):
-        raise LayoutError(f"heads is {heads!r}; give a range of step 1 that holds at least one head")
-    kept: list[Component] = []
-    forms: dict[int, tuple[Form, int]] = {}
-    for component in components:
-        form = component.form
-        if not form.headed:
-            kept.append(component)
-            continue
-        if heads.start < form.heads.start or heads.stop > form.heads.stop:
-            raise LayoutError(f"heads {heads.start} to {heads.stop - 1} are not all held by {component}; it holds "
-                              f"{form.heads.start} to {form.heads.stop - 1}")  # fmt: skip
-        if id(form) not in forms:
-            forms[id(form)] = _head_slice(form, heads)
-        sliced, shift = forms[id(form)]
-        kept.append(Component(component.layer, component.part, component.address + shift, sliced))
-    return kept
-
-
-def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
-    """The form of some heads, and the bytes from its first head to theirs."""
-    start, count = heads.start - form.head_start, len(heads)
-    offsets = [offset(form.head, start + k) for k in range(count)]
-    place, factors = 1, []
-    # Rebuild factors from the innermost: whole radices are kept, and the outermost may be cut.
-    for size, stride in reversed(form.head):
-        if place == count:
-            break
-        take = min(size, -(-count // place))
-        factors.append((take, stride))
-        place *= take
-    head = normal(reversed(factors))
-    if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
-        raise LayoutError(
-            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice "
-            "within one factor of it, or along whole ones"
-        )
-    sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
-    return sliced, offsets[0]
 
 
 def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:

@@ -9,7 +9,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.compiler import Run, limit_loops, merge_and_fold
+from kvplan.fold import limit_loops, merge_and_fold
+from kvplan.program import Run
 
 
 def spec(notation: str, device: str = "cpu", dtype: str = "bf16", part: str = "kv", **sizes: int) -> KVLayout:

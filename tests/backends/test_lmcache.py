@@ -41,6 +41,7 @@ class TensorMemoryObj:
 
     @property
     def tensor(self):
+        assert len(self.shapes) == 1, "the engine's raises"
         return self.get_tensor(0)
 
 

@@ -14,9 +14,10 @@ import pytest
 
 RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
 
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_peer.py"]
+PEERS = ("vllm", "lmcache")
+collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 
-if not collect_ignore:
+if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates
         warnings.simplefilter("ignore")
         import vllm.v1.attention.backends.b12x

@@ -1,0 +1,71 @@
+"""Some heads of a component, over the same memory; and how ranges of numbers are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplan.algebra import extent, normal, offset
+from kvplan.components import Component, Form
+from kvplan.errors import LayoutError
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """Runs of consecutive numbers: ``0-3 8``.
+
+    >>> number_ranges((0, 1, 2, 3, 8))
+    '0-3 8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
+    """Components of some heads; those without a head axis are kept whole.
+
+    Raises:
+        LayoutError: no range of step 1, heads that are not held, or a range that a split head axis cannot give.
+    """
+    if not isinstance(heads, range) or heads.step != 1 or not len(heads):
+        raise LayoutError(f"heads is {heads!r}; give a range of step 1 that holds at least one head")
+    kept: list[Component] = []
+    forms: dict[int, tuple[Form, int]] = {}
+    for component in components:
+        form = component.form
+        if not form.headed:
+            kept.append(component)
+            continue
+        if heads.start < form.heads.start or heads.stop > form.heads.stop:
+            raise LayoutError(f"heads {heads.start} to {heads.stop - 1} are not all held by {component}; it holds "
+                              f"{form.heads.start} to {form.heads.stop - 1}")  # fmt: skip
+        if id(form) not in forms:
+            forms[id(form)] = _head_slice(form, heads)
+        sliced, shift = forms[id(form)]
+        kept.append(Component(component.layer, component.part, component.address + shift, sliced))
+    return kept
+
+
+def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
+    """The form of some heads, and the bytes from its first head to theirs."""
+    start, count = heads.start - form.head_start, len(heads)
+    offsets = [offset(form.head, start + k) for k in range(count)]
+    place, factors = 1, []
+    # Rebuild factors from the innermost: whole radices are kept, and the outermost may be cut.
+    for size, stride in reversed(form.head):
+        if place == count:
+            break
+        take = min(size, -(-count // place))
+        factors.append((take, stride))
+        place *= take
+    head = normal(reversed(factors))
+    if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
+        raise LayoutError(
+            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice "
+            "within one factor of it, or along whole ones"
+        )
+    sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
+    return sliced, offsets[0]
