@@ -55,6 +55,8 @@ def allocate(
     KVLayout('block layer kv token head dim | layer=1 kv=2 block=2 token=64 head=2 dim=64 | int8 on cpu')
     """
     parsed = parse(notation)
+    if not isinstance(like, KVLayout):
+        raise LayoutError(f"like is a {type(like).__name__}; it is the layout whose content the pool will hold")
     part, content = _parts(parsed, like)
     dtype, itemsize = _dtype(like, content)
     axes = {

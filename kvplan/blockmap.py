@@ -72,13 +72,11 @@ def block_ids(ids: Any, name: str) -> Int64Array:
         flags = ids.flags
         if flags.c_contiguous and flags.writeable:
             return ids
-    if hasattr(ids, "data_ptr"):
-        if str(ids.device) != "cpu":
-            raise BlockIndexError(f"{name} is on {ids.device}; block ids are planned on the CPU: pass ids.cpu()")
-        ids = ids.numpy()
+    if hasattr(ids, "data_ptr") and str(ids.device) != "cpu":
+        raise BlockIndexError(f"{name} is on {ids.device}; block ids are planned on the CPU: pass ids.cpu()")
     try:
-        array = np.asarray(ids)
-    except (ValueError, TypeError, OverflowError) as error:
+        array = np.asarray(ids.numpy() if hasattr(ids, "data_ptr") else ids)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise BlockIndexError(f"{name} is ragged or holds no integers: {error}") from None
     if array.ndim != 1:
         raise BlockIndexError(f"{name} has shape {array.shape}; block ids are one-dimensional")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.algebra import Factors, normal, offset
-from kvplan.components import Component, Form, Region, check_bounds, check_disjoint
+from kvplan.components import Component, Form, Region, check_bounds, check_disjoint, touching_seams
 from kvplan.errors import LayoutError
 from kvplan.notation import Atom, Dim, Notation
 from kvplan.tensors import TensorFacts, facts, is_tensor
@@ -49,6 +49,17 @@ class Naming(NamedTuple):
     def kv_parts(self) -> tuple[str, str]:
         """Names of the two halves of a kv axis."""
         return ("k", "v") if self.part == "kv" else (f"k_{self.part}", f"v_{self.part}")
+
+
+def part_name(part: str) -> str:
+    """The name of a part, which is an identifier.
+
+    Raises:
+        LayoutError: it is not.
+    """
+    if not isinstance(part, str) or not part.isidentifier():
+        raise LayoutError(f"part is {part!r}; a part's name is an identifier, as 'kv' or 'k_scale'")
+    return part
 
 
 def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
@@ -137,6 +148,8 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
 
 def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
     names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
+    if sizes.get("kv", 2) != 2:
+        raise LayoutError(f"sizes say kv={sizes['kv']}; its extent is 2, K and V")
     for name, size in sizes.items():
         if name not in names:
             raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
@@ -278,8 +291,7 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
         marks.append(int(seam))
         if not any(region.address <= int(seam) <= region.end for region in ordered):
             raise LayoutError(f"seam {int(seam):#x} lies in no allocation of this layout")
-    # Two pinned allocations that happen to touch are two registrations: no copy may span them.
-    marks.extend(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
+    marks.extend(touching_seams(ordered))
     return tuple(
         Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
                tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner)

@@ -222,7 +222,7 @@ def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> in
     """
     if src_tokens != dst_tokens:
         for pair in pairs:
-            if pair.src.form.opaque and len({src_tokens, dst_tokens}) > 1:
+            if pair.src.form.opaque or pair.dst.form.opaque:
                 raise IncompatibleLayoutsError(
                     f"{pair.src} moves whole blocks, but blocks hold {src_tokens} tokens in the source and "
                     f"{dst_tokens} in the destination; they have no common unit"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,15 @@ def check_bounds(components: Iterable[Component], regions: Sequence[Region]) -> 
     """
     ordered = sorted(regions, key=lambda region: region.address)
     starts = [region.address for region in ordered]
+    # Regions may nest (views of views): of those that begin early enough, the one that reaches furthest.
+    furthest: list[Region] = []
+    for region in ordered:
+        furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
     for component in components:
         form = component.form
         reach = span(form.inner) + 1 if form.table is not None else form.bounds[1] + 1
         for first in {component.address + t for t in form.table} if form.table is not None else {component.address}:
-            region = ordered[max(bisect_right(starts, first) - 1, 0)]
+            region = furthest[max(bisect_right(starts, first) - 1, 0)]
             if first < region.address or first + reach > region.end:
                 raise LayoutError(
                     f"{component} reaches bytes [{first:#x}, {first + reach:#x}), outside its allocation "
@@ -161,7 +166,39 @@ def check_disjoint(components: Sequence[Component], num_blocks: int) -> None:
         _check_disjoint_strided(components)
 
 
+def _progression(addresses: Sequence[int]) -> Factors | None:
+    """Factors that give ascending addresses as loops from the first, or None.
+
+    >>> _progression((0, 8, 100, 108, 200, 208))
+    ((3, 100), (2, 8))
+    """
+    if len(addresses) == 1:
+        return ()
+    step = addresses[1] - addresses[0]
+    count = 1
+    while count < len(addresses) and addresses[count] - addresses[count - 1] == step:
+        count += 1
+    if len(addresses) % count:
+        return None
+    heads = addresses[::count]
+    if any(addresses[k] != heads[k // count] + k % count * step for k in range(len(addresses))):
+        return None
+    outer = _progression(heads)
+    return None if outer is None else (*outer, (count, step))
+
+
+def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
+    """Where pinned allocations touch: they are two registrations, and no copy may span them."""
+    ordered = sorted(regions, key=lambda region: region.address)
+    return tuple(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
+
+
 def _check_disjoint_strided(components: Sequence[Component]) -> None:
+    if len({id(component.form) for component in components}) == 1:  # the everyday case: equally spaced and alike
+        spaced = _progression(sorted(component.address for component in components))
+        form = components[0].form
+        if spaced is not None and injective((*spaced, *form.block, *form.inner)):
+            return
     known: dict[tuple[int, int, int], bool] = {}
     active: list[tuple[int, Component]] = []  # (end, component), those the sweep has not passed
     forms: dict[int, Factors] = {}
@@ -181,6 +218,14 @@ def _check_disjoint_strided(components: Sequence[Component]) -> None:
 
 def _check_disjoint_tables(components: Sequence[Component], num_blocks: int) -> None:
     """The same, where blocks are looked up: a sweep over (component, block) intervals."""
+    if len({component.form.table for component in components}) == 1 and components[0].form.table is not None:
+        low = min(component.address for component in components)
+        high = max(component.address + span(component.form.inner) + 1 for component in components)
+        blocks = np.sort(np.array(components[0].form.table, dtype=np.int64))
+        if not np.any(np.diff(blocks) < high - low):  # blocks lie apart: one of them stands for all
+            alone = {id(c.form): replace(c.form, block=(), table=None) for c in components}
+            _check_disjoint_strided([replace(c, form=alone[id(c.form)]) for c in components])
+            return
     tables = [
         np.array([c.form.block_offset(b) for b in range(num_blocks)], dtype=np.int64) + c.address for c in components
     ]

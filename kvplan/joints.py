@@ -16,8 +16,9 @@ import numpy as np
 
 from kvplan.program import BlockAxis, Int64Array, RunGroup
 
-# Past this many candidates a program is irregular enough that sorting its descriptors is the better way.
-MAX_CANDIDATES = 1 << 22
+# Past this many candidates or joints a program is irregular enough that sorting its descriptors is the better way.
+MAX_CANDIDATES = 1 << 20
+MAX_JOINTS = 256
 
 
 class Joint(NamedTuple):
@@ -74,9 +75,15 @@ def joints(groups: tuple[RunGroup, ...]) -> tuple[Joint, ...] | None:
     ends = (dst + size)[before] - bases[owner[before], 1]
     cases = np.stack((owner[before], owner[after], src_gap, dst_gap), axis=1)
     unique, inverse = np.unique(cases, axis=0, return_inverse=True)
+    if not len(unique):
+        return ()
+    if len(unique) > MAX_JOINTS:
+        return None
+    order = np.lexsort((ends, inverse.ravel()))
+    cuts = np.searchsorted(inverse.ravel()[order], np.arange(1, len(unique)))
     return tuple(
-        Joint(int(case[0]), int(case[1]), int(case[2]), int(case[3]), np.sort(ends[inverse.ravel() == k]))
-        for k, case in enumerate(unique)
+        Joint(int(case[0]), int(case[1]), int(case[2]), int(case[3]), met)
+        for case, met in zip(unique, np.split(ends[order], cuts), strict=True)
     )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvplan.algebra import extent, offset
-from kvplan.build import Built, Naming, build
-from kvplan.components import Component, Region, check_disjoint
+from kvplan.build import Built, Naming, build, part_name
+from kvplan.components import Component, Region, check_disjoint, touching_seams
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.notation import parse
 from kvplan.slicing import number_ranges, slice_heads
+
+INT32_MAX = 2**31 - 1
 
 
 class Geometry(NamedTuple):
@@ -28,7 +31,7 @@ class KVLayout:
 
     Made by :meth:`from_tensors`, :meth:`from_spec`, :meth:`merge`, :func:`kvplan.allocate` or a backend's
     ``describe``. Immutable. Two layouts are equal where they hold the same bytes in the same order, however they were
-    written down.
+    written down; whether one head, or one token, is an axis or none is not compared.
 
     >>> import numpy as np
     >>> layout = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 16, 4, 64), np.float16)] * 1)
@@ -91,10 +94,18 @@ class KVLayout:
         KVLayout('(block token) head dim | block=4 token=16 head=2 dim=8 | int8 on cpu')
         """
         parsed = parse(notation)
-        if head_start < 0:
-            raise LayoutError(f"head_start is {head_start}; heads are numbered from 0")
-        naming = Naming(layer_start if layers is None else tuple(layers), head_start, _part_name(part))
-        built = build(parsed, tensors, dict(sizes or {}), naming, seams)
+        if layers is not None and not isinstance(layers, Iterable):
+            raise LayoutError(f"layers is {layers!r}; give the global number of every layer, or layer_start")
+        if sizes is not None and not isinstance(sizes, Mapping):
+            raise LayoutError(f"sizes is {sizes!r}; give extents by axis, as {{'token': 16}}")
+        if not isinstance(seams, Iterable):
+            raise LayoutError(f"seams is {seams!r}; give a sequence of addresses")
+        naming = Naming(
+            _start("layer_start", layer_start) if layers is None else tuple(layers),
+            _start("head_start", head_start),
+            part_name(part),
+        )
+        built = build(parsed, tensors, dict(sizes or {}), naming, tuple(seams))
         return cls(built, notation=str(parsed), tensors=tensors)
 
     @classmethod
@@ -136,8 +147,12 @@ class KVLayout:
         >>> KVLayout.merge([kv, pe]).parts
         ('ckv', 'kpe')
         """
+        layouts = tuple(layouts) if isinstance(layouts, Iterable) else (layouts,)
         if not layouts:
             raise LayoutError("merge of no layouts; give at least one")
+        for k, layout in enumerate(layouts):
+            if not isinstance(layout, KVLayout):
+                raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
         first = layouts[0]
         seen: dict[tuple[int, str], int] = {}
         for k, layout in enumerate(layouts):
@@ -157,6 +172,8 @@ class KVLayout:
             check_disjoint(components, first.num_blocks)
         regions = _merge_regions([region for layout in layouts for region in layout.regions])
         sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
+        if "layer" in sizes:
+            sizes["layer"] = len({component.layer for component in components})
         dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
         built = Built(components, regions, first.num_blocks, max(tokens, default=1), sizes, dtype)
         notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
@@ -250,6 +267,7 @@ class KVLayout:
         """
         component = self.component(layer, part)
         form = component.form
+        block, token, head = index(block), index(token), None if head is None else index(head)
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
         if not 0 <= token < extent(form.token):
@@ -296,6 +314,8 @@ class KVLayout:
         sizes = dict(self.sizes)
         if "layer" in sizes:
             sizes["layer"] = len(wanted_layers)
+        if "kv" in sizes:
+            sizes["kv"] = min(sizes["kv"], len(wanted_parts))
         if "head" in sizes and heads is not None:
             sizes["head"] = len(heads)
         tokens = 1 if all(c.form.opaque for c in kept) else self.block_tokens
@@ -340,16 +360,16 @@ class KVLayout:
         return f"KVLayout({str(self)!r})"
 
 
-def _part_name(part: str) -> str:
-    if not isinstance(part, str) or not part.isidentifier():
-        raise LayoutError(f"part is {part!r}; a part's name is an identifier, as 'kv' or 'k_scale'")
-    return part
+def _start(name: str, number: int) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT32_MAX:
+        raise LayoutError(f"{name} is {number!r}; layers and heads are numbered from 0, by integers")
+    return index(number)
 
 
 def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:
     if wanted is None:
         return frozenset(held)
-    if isinstance(wanted, str):
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         wanted = (wanted,)
     missing = [item for item in wanted if item not in held]
     if missing:
@@ -359,11 +379,13 @@ def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> fro
 
 
 def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """One region an allocation, with the seams of all, and those between registrations that touch."""
     merged: dict[tuple[int, int], Region] = {}
+    touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
     for r in regions:
         known = merged.get((r.address, r.nbytes), r)
         merged[r.address, r.nbytes] = Region(
             r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
-            tuple(sorted({*r.seams, *known.seams})), r.owner,
+            tuple(sorted({*r.seams, *known.seams, *(s for s in touching if r.address <= s <= r.end)})), r.owner,
         )  # fmt: skip
     return tuple(merged[key] for key in sorted(merged))

@@ -17,7 +17,7 @@ from kvplan.joints import Joint, joints
 from kvplan.program import Int64Array, Run, RunGroup
 from kvplan.twin import Descriptors
 
-NO_CAP = 2**62
+NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ class Seams(NamedTuple):
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`. The compiled twin of :func:`kvplan.twin.flat`."""
-    parts = [part for part in parts if part.units.shape[1]]
+    parts = _together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     possible = joints(tuple(part.group for part in parts))
@@ -63,6 +63,16 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
     if seams.any or max_nbytes is not None:
         made = _split(made, seams, max_nbytes)
     return made
+
+
+def _together(parts: Sequence[Part]) -> Sequence[Part]:
+    """Units of one run group as one part, however many plans were joined."""
+    held: dict[RunGroup, list[Int64Array]] = {}
+    for group, units in parts:
+        held.setdefault(group, []).append(units)
+    if len(held) == len(parts):
+        return parts
+    return [Part(group, np.concatenate(units, axis=1)) for group, units in held.items()]
 
 
 def _expand(parts: Sequence[Part]) -> Descriptors:
@@ -121,7 +131,7 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors)
 
 def _split(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     expand = loops()
-    cap = NO_CAP if max_nbytes is None else max_nbytes
+    cap = NO_CAP if max_nbytes is None else min(max_nbytes, NO_CAP)
     none = np.empty(0, dtype=np.int64)
     count = int(expand.split(*seams, cap, *made, none, none, none, write=False))
     if count == made.size.size:

@@ -18,6 +18,7 @@ from kvplan.errors import NotationError
 AXES = ("layer", "kv", "block", "token", "head", "dim")
 NESTING_AXES = ("layer", "kv", "block")
 
+_FACTOR = re.compile(r"0|[1-9]\d?", re.ASCII)
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*(?:\.\w*)?)|(?P<number>\d+)|(?P<mark>[():]))")
 
 
@@ -137,7 +138,7 @@ def _atom(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> Atom:
     if axis not in AXES:
         problem = f"{piece.text!r} is no axis (axes are {', '.join(AXES)})"
         raise NotationError(problem, text=text, column=piece.column)
-    if dot and not (digits.isascii() and digits.isdigit() and str(int(digits)) == digits):
+    if dot and not _FACTOR.fullmatch(digits):
         problem = f"{piece.text!r}: after the dot stands the factor's number, as in {axis}.0"
         raise NotationError(problem, text=text, column=piece.column)
     if dot and axis == "kv":

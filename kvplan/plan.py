@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvplan.components import touching_seams
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.lower import Part, Seams, StridedRows, flat, strided
+from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def join(plans: Sequence[Plan]) -> Plan:
         PathError: plans of different directions.
         OverlapError: two plans write the same byte.
     """
+    if isinstance(plans, Plan) or not all(isinstance(plan, Plan) for plan in plans):
+        raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
     plans = list(plans)
     if not plans:
         raise KVPlanError("join of no plans; give at least one")
@@ -117,7 +121,7 @@ def join(plans: Sequence[Plan]) -> Plan:
         raise PathError(f"plans of directions {directions} cannot be one submission; submit each by itself")
     parts = tuple(part for plan in moving for part in plan.parts)
     layouts = tuple(dict.fromkeys(pair for plan in moving for pair in plan.layouts))
-    seams = Seams(*(np.unique(np.concatenate([plan.seams[side] for plan in moving])) for side in (0, 1)))
+    seams = Seams(*(_joined_seams(moving, [pair[side] for pair in layouts], side) for side in (0, 1)))
     joined = Plan(
         parts, sum(plan.units for plan in moving), sum(plan.nbytes for plan in moving), directions[0], layouts, seams
     )
@@ -125,6 +129,13 @@ def join(plans: Sequence[Plan]) -> Plan:
         check_written_once(joined)
         check_not_read(joined)
     return joined
+
+
+def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int) -> Int64Array:
+    """Seams of one side of all plans, and those between registrations of different layouts that touch."""
+    regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
+    touching = np.array(touching_seams(list(regions.values())), dtype=np.int64)
+    return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
 
 
 def check_written_once(plan: Plan) -> None:

@@ -194,7 +194,7 @@ class Program:
 
     @cached_property
     def runs(self) -> int:
-        """Contiguous copies a unit."""
+        """Contiguous copies a unit, as the loops have them; descriptors may merge some of these further."""
         return sum(run.copies for group in self.groups for run in group.runs)
 
     @cached_property
@@ -221,10 +221,15 @@ class Program:
         Args:
             side: ``"src"`` or ``"dst"``.
         """
-        lengths: list[int] = []
+        # Groups whose units step alike on this side are one block there, whatever the other side does.
+        blocks: dict[BlockAxis, list[tuple[Int64Array, Int64Array]]] = {}
         for group in self.groups:
             src, dst, size = group.offsets
-            start = src if side == "src" else dst
+            axis, start = (group.src, src + group.src_base) if side == "src" else (group.dst, dst + group.dst_base)
+            blocks.setdefault(axis, []).append((start, size))
+        lengths: list[int] = []
+        for held in blocks.values():
+            start, size = (np.concatenate(column) for column in zip(*held, strict=True))
             order = np.argsort(start, kind="stable")
             first, last = start[order], (start + size)[order]
             cuts = np.flatnonzero(first[1:] != last[:-1]) + 1

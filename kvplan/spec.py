@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvplan.build import Built, Naming, assemble
+from kvplan.build import Built, Naming, assemble, part_name
 from kvplan.components import INT64_MAX, Region
 from kvplan.errors import LayoutError
 from kvplan.notation import Notation, parse
@@ -24,6 +25,8 @@ ITEMSIZE = {
 
 # Separate tensors of a spec begin at multiples of this, as those of a GPU allocator do.
 TENSOR_ALIGNMENT = 2 << 20
+MAX_TENSORS = 1 << 20
+_DEVICE = re.compile(r"(cpu|cuda|hip|xpu|npu|tpu|mps)(:\d+)?")
 DEVICE_BASE = {"cuda": 0x7F00_0000_0000}
 HOST_BASE = 0x7E00_0000_0000
 
@@ -75,6 +78,8 @@ def _sequence(spec: Mapping[str, Any], key: str) -> tuple[Any, ...]:
 def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(spec, Mapping):
         return spec
+    if not isinstance(spec, str | Path):
+        raise LayoutError(f"a spec is a file or a mapping, not {spec!r}")
     path = Path(spec)
     try:
         text = path.read_text(encoding="utf-8")
@@ -109,7 +114,7 @@ def _one(spec: Mapping[str, Any]) -> tuple[Built, str]:
     naming = Naming(
         _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0),
         _integer(spec, "head_start", 0),
-        str(spec.get("part", "kv")),
+        part_name(spec.get("part", "kv")),
     )
     seams = _sequence(spec, "seams") if "seams" in spec else ()
     plain = {name: size for name, size in sizes.items() if name != "kv"}
@@ -179,11 +184,15 @@ def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]
 def _place(
     spec: Mapping[str, Any], count: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dtype: str
 ) -> list[TensorFacts]:
-    device = str(spec.get("device", "cpu"))
+    device = spec.get("device", "cpu")
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        raise LayoutError(f"device is {device!r}; write 'cpu', or a kind of GPU as 'cuda' or 'cuda:0'")
+    if count > MAX_TENSORS:
+        raise LayoutError(f"{count} tensors of their own; a spec holds at most {MAX_TENSORS}")
     base = DEVICE_BASE.get(device.partition(":")[0], HOST_BASE)
     address = _integer(spec, "address", base)
     nbytes = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + itemsize
-    step = -(-nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    step = (nbytes // TENSOR_ALIGNMENT + 1) * TENSOR_ALIGNMENT  # never touching: separate tensors do not merge
     if address + count * step > INT64_MAX:
         raise LayoutError(f"{count} tensors of {nbytes} bytes from {address:#x} pass the largest int64 address")
     return [

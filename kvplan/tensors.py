@@ -79,6 +79,10 @@ def _torch_facts(tensor: Any) -> TensorFacts:
 
 
 def _numpy_facts(array: Any) -> TensorFacts:
+    if getattr(array.dtype, "hasobject", False):
+        raise LayoutError(
+            f"an array of {array.dtype} holds references to Python objects; copying their bytes breaks them"
+        )
     address = int(array.__array_interface__["data"][0])
     shape, strides = tuple(map(int, array.shape)), tuple(map(int, array.strides))
     root = array

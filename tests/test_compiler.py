@@ -217,3 +217,28 @@ def test_a_diagram_of_many_runs_says_how_many_it_draws():
         split_kv(block=4, token=16), spec("block layer kv head token dim", layer=80, block=4, token=16, head=2, dim=128)
     )
     assert "; 160 of them drawn" in program.diagram()
+
+
+def test_an_opaque_part_on_either_side_moves_whole_blocks_only():
+    """A review's find: with an opaque part in the destination alone, two units wrote the same bytes."""
+    state, rows = np.zeros((4, 1, 32), np.int8), np.zeros((4, 1, 8), np.int8)
+    src = KVLayout.merge([
+        KVLayout.from_tensors("block token dim", state, part="state"), KVLayout.from_tensors("block token dim", rows)
+    ])  # fmt: skip
+    dst = KVLayout.merge([
+        KVLayout.from_tensors("block dim", np.zeros((2, 32), np.int8), part="state"),
+        KVLayout.from_tensors("block token dim", np.zeros((2, 2, 8), np.int8)),
+    ])  # fmt: skip
+    for a, b in ((src, dst), (dst, src)):
+        with pytest.raises(kvplan.IncompatibleLayoutsError, match="moves whole blocks"):
+            kvplan.compile(a, b)
+
+
+def test_extents_of_a_side_whose_groups_share_their_blocks():
+    layers = [np.zeros((4, 8, 64), np.int8), np.zeros((4, 16, 64), np.int8)[:, :8]]  # of different block strides
+    src = KVLayout.merge([KVLayout.from_tensors("block token dim", t, layer_start=k) for k, t in enumerate(layers)])
+    dst = KVLayout.from_tensors("block layer token dim", np.zeros((4, 2, 8, 64), np.int8))
+    program = kvplan.compile(src, dst).program
+    assert len(program.groups) == 2
+    assert program.extents("dst") == (1, 1024, 1024)
+    assert program.extents("src") == (2, 512, 512)

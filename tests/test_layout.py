@@ -295,3 +295,59 @@ def test_separate_blocks_of_one_allocation_may_interleave():
     assert layout.address(layer=2, part="kv", block=1) == memory[2, 0].ctypes.data
     with pytest.raises(kvplan.LayoutError, match=r"of block 0 and .* of block 2 overlap"):
         KVLayout.from_tensors("block: layer dim", [memory[:, 1], memory[:, 3], memory[:, 1]])
+
+
+def test_addresses_take_the_integers_of_engines():
+    layout = KVLayout.from_tensors("block token dim", np.zeros((300, 4, 1 << 20), np.int8))
+    where = {"layer": 0, "part": "kv", "token": 1}
+    assert layout.address(block=np.uint8(200), **where) == layout.address(block=200, **where)
+    with pytest.raises(TypeError):
+        layout.address(block=1.5, **where)
+
+
+def test_views_whose_allocations_nest():
+    memory = np.zeros(4096, np.int8)
+    outer, inner = torch.from_numpy(memory)[2048:3072], torch.from_numpy(memory[512:1536])
+    layout = KVLayout.from_tensors("layer: block token dim", [outer.view(4, 4, 64), inner.view(4, 4, 64)])
+    assert layout.address(layer=1, part="kv") == memory[512:].ctypes.data
+
+
+def test_many_layers_in_one_block_are_checked_quickly():
+    layout = KVLayout.from_tensors("block layer kv dim", np.zeros((2, 4000, 2, 8), np.int8))
+    assert len(layout.components) == 8000
+    blocks = list(np.zeros((2000, 80, 2, 8), np.int8))
+    assert KVLayout.from_tensors("block: layer kv dim", blocks).num_blocks == 2000
+
+
+class Pinned:
+    """Bytes of a buffer that says it is a page-locked allocation of its own."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self.shape, self.device = array, array.shape, "cpu"
+
+    def data_ptr(self) -> int:
+        return self._array.ctypes.data
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self._array.itemsize for step in self._array.strides)
+
+    def element_size(self) -> int:
+        return self._array.itemsize
+
+    def is_pinned(self) -> bool:
+        return True
+
+
+def test_no_descriptor_spans_two_registrations_however_they_come_together():
+    memory, target = np.zeros((4, 64), np.int8), np.zeros((4, 64), np.int8)
+    halves = [Pinned(memory[:2]), Pinned(memory[2:])]
+    dst = KVLayout.from_tensors("layer block dim", target.reshape(2, 2, 64))
+    together = KVLayout.from_tensors("layer: block dim", halves)
+    apart = [KVLayout.from_tensors("block dim", half, layer_start=k) for k, half in enumerate(halves)]
+    merged = KVLayout.merge(apart)
+    assert merged == together
+    assert together.seams == (memory[2:].ctypes.data,)
+    for layout in (together, merged):
+        assert kvplan.compile(layout, dst).plan([0, 1], [0, 1]).descriptors().size.tolist() == [128, 128]
+    plans = [kvplan.compile(one, dst.slice(layers=(k,))).plan([0, 1], [0, 1]) for k, one in enumerate(apart)]
+    assert kvplan.join(plans).descriptors().size.tolist() == [128, 128]

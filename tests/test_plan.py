@@ -331,3 +331,74 @@ def test_scratch_grows_with_the_pool():
 def test_the_twin_of_nothing():
     none = np.empty(0, np.int64)
     assert [c.size for c in twin.merge_adjacent(none, none, none)] == [0, 0, 0]
+
+
+def test_units_of_larger_blocks_leave_the_scratch_clean():
+    program = kvplan.compile(tokens(40, 1), tokens(20, 2))
+    for _ in range(2):
+        for order in ([5, 3, 9], [9, 5, 3]):
+            assert program.plan(range(6), order).units == 6
+        with pytest.raises(kvplan.OverlapError):
+            program.plan(range(6), [7, 3, 7])
+
+
+def test_scratch_holds_a_bit_a_unit():
+    program = kvplan.compile(tokens(2, 1, 1), tokens(3000, 4, 1))
+    assert program.plan([0, 1], [2999], dst_skip=2).units == 2
+    assert blockmap._scratch.words.size * 64 >= 1
+    larger = kvplan.compile(tokens(12000, 1, 1), tokens(3000, 4, 1))
+    order = list(range(2999, -1, -1))
+    assert larger.plan(range(12000), order).units == 12000
+    assert blockmap._scratch.words.size * 64 >= 12000
+
+
+def test_joined_plans_may_not_read_what_they_write():
+    layout = tokens(8, 4)
+    program = kvplan.compile(layout, layout)
+    assert program.plan([1], [0]).units == 1
+    with pytest.raises(kvplan.OverlapError, match="reads and writes"):
+        kvplan.join([program.plan([0], [4]), program.plan([5], [0])])
+    # A long read that begins early reaches over a short one that begins late.
+    rows = KVLayout.from_tensors("block dim", np.zeros(64, np.uint8).reshape(8, 8))
+    both = kvplan.compile(rows, rows)
+    with pytest.raises(kvplan.OverlapError, match="reads and writes"):
+        kvplan.join([both.plan([0, 1, 2, 3], [4, 5, 6, 7]), both.plan([5], [2])])
+
+
+def test_strided_rows_of_a_destination_that_runs_backwards():
+    memory = np.zeros((3, 4, 8), np.uint8)
+    src = KVLayout.from_tensors("layer: block dim", list(np.zeros((3, 4, 8), np.uint8)))
+    dst = KVLayout.from_tensors("layer: block dim", [memory[k] for k in (2, 1, 0)])
+    plan = kvplan.compile(src, dst).plan([1, 3], [0, 2])
+    assert min(loop[2] for part in plan.parts for run in part.group.runs for loop in run.loops) < 0
+    assert oracle.strided_moves(plan.strided()) == oracle.byte_moves(plan.descriptors())
+    assert (plan.strided().height == 1).all()
+
+
+@pytest.mark.parametrize("cap", [2**62, 2**63, 2**70])
+def test_caps_beyond_every_size_cut_nothing(cap):
+    memory = np.zeros((4, 16), np.uint8)
+    dst = KVLayout.from_tensors("block dim", memory, seams=(memory[2:].ctypes.data,))
+    plan = kvplan.compile(tokens(4, 1, 16), KVLayout.from_tensors("block token dim", memory.reshape(4, 1, 16)))
+    assert plan.plan(range(4), range(4)).descriptors(max_nbytes=cap).size.tolist() == [64]
+    assert dst.seams
+
+
+def test_programs_of_many_joints_sort_instead():
+    rng = np.random.default_rng(0)
+
+    def scattered(notation, shape):
+        memory = [np.zeros(shape, np.uint8) for _ in range(12)]
+        return KVLayout.from_tensors(notation, [memory[k] for k in rng.permutation(12)])
+
+    src = scattered("block: layer head token dim", (4, 2, 8, 4))
+    dst = scattered("block: layer token head dim", (4, 8, 2, 4))
+    plan = kvplan.compile(src, dst).plan(range(12), rng.permutation(12))
+    assert by_dst(plan.descriptors()) == by_dst(twin_of(plan))
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(2, requires_grad=True), torch.zeros(2, dtype=torch.bfloat16),
+                                 torch.eye(2).to_sparse()])  # fmt: skip
+def test_torch_tensors_that_hold_no_ids(ids):
+    with pytest.raises(kvplan.BlockIndexError):
+        kvplan.compile(tokens(4, 4), tokens(4, 4)).plan(ids, [0, 1])

@@ -149,6 +149,21 @@ def test_regions_of_a_page(name):
     )
 
 
+PADDED = {
+    "deepseek_v4": 3_456, "deepseek_v41": 3_072, "deepseek_v41_nvfp4": 1_536, "deepseek_v41_split": 3_072,
+    "deepseek_v41_nvfp4_split": 1_536, "indexer_fp8": 660, "fp8_ds_mla": 3_280,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_pages_of_five_rows(name):
+    layout = quantized.describe(np.zeros((2, PADDED[name]), np.uint8), name, block_tokens=5)
+    assert layout.block_nbytes == 5 * NBYTES[name][0]
+    assert layout.component(0, "kv").form.block_offset(1) == PADDED[name]
+    with pytest.raises(LayoutError, match=f"pages of {PADDED[name] + 1} bytes"):
+        quantized.describe(np.zeros((2, PADDED[name] + 1), np.uint8), name, block_tokens=5)
+
+
 def test_deepseek_v4_pages_are_padded_to_576():
     pages = torch.zeros(3, 37_440, dtype=torch.uint8)
     layout = quantized.describe(pages, "deepseek_v4", block_tokens=64)
