@@ -17,14 +17,14 @@ to       block layer kv token head dim on cpu
 store    11 units of 16 tokens, 14,417,920 bytes (13.8 MiB)
 flat     480 descriptors, merged from 1,760 runs
 sizes    320*[32768] | 160*[24576]
-strided  11 rows
+strided  22 rows
 below    the first 3, in order of destination
 
    source          in region   destination     in region   bytes
 ────────────────────────────────────────────────────────────────
 0  0x7f0000000000  0+0x0       0x7e0000002000  0+0x2000   24,576
 1  0x7f0000800000  0+0x800000  0x7e000000a000  0+0xa000   24,576
-2  0x7f0001000000  1+0x0       0x7e0000012000  0+0x12000  24,576
+2  0x7f0001200000  1+0x0       0x7e0000012000  0+0x12000  24,576
 """
     )
 
@@ -42,7 +42,7 @@ def test_plan_without_rows(capsys):
         "load     1 unit of 16 tokens, 1,310,720 bytes (1.25 MiB)",
         "flat     160 descriptors, one a run",
         "sizes    160*[8192]",
-        "strided  1 row",
+        "strided  2 rows",
     ]
 
 
