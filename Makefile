@@ -34,7 +34,7 @@ $(VENV)/%.stamp: $(VENV)/pip.stamp pyproject.toml
 	@touch $@
 
 $(VENV)/vllm.stamp: $(VENV)/peers.stamp
-	$(BIN)/python -m pip install --quiet --no-deps vllm==0.33.0
+	$(BIN)/python -m pip install --quiet --no-deps vllm==0.33.0 lmcache==0.5.6
 	@touch $@
 
 clean:
