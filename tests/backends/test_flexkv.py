@@ -126,6 +126,7 @@ def test_parts_and_seams():
     seam = pool[2].ctypes.data
     layout = flexkv.describe(pool, "BLOCKFIRST", part="scale", seams=[seam])
     assert (layout.parts, layout.seams) == (("k_scale", "v_scale"), (seam,))
+    assert (layout.layers, layout.heads) == ((0, 1, 2), range(2))
 
 
 POOL, FLAT = np.zeros((5, 3, 2, 4, 2, 8), np.float16), np.zeros(5 * 3 * 2 * 4 * 2 * 8, np.float16)

@@ -170,9 +170,10 @@ def test_deepseek_v4_pages_are_padded_to_576():
     assert layout.block_nbytes == 37_376
     steps = [layout.address(layer=0, part=part, block=2, token=63) - pages.data_ptr() for part in layout.parts]
     assert steps == [2 * 37_440 + 63 * 576, 2 * 37_440 + 36_864 + 63 * 8]
-    # As the engine's view of the same memory, (B, N, C) over padded blocks.
+    # As the engine's view of the same memory, squeezed or not, (B, N, C) over padded blocks.
     view = pages[:, :37_376].view(3, 64, 584)
     assert quantized.describe(view, "deepseek_v4") == layout
+    assert quantized.describe(pages.as_strided((3, 64, 1, 584), (37_440, 584, 7, 1)), "deepseek_v4") == layout
 
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
@@ -196,6 +197,10 @@ def test_seams_and_parts():
     seam = cache[2].ctypes.data
     layout = quantized.describe(cache, "indexer_fp8", block_tokens=64, part="index", seams=[seam])
     assert (layout.parts, layout.seams) == (("index", "index_scale"), (seam,))
+    assert quantized.describe(ROWS[..., :528], "deepseek_v41", part="swa").parts == ("swa",)
+    assert quantized.describe(PAGES, "indexer_fp8", block_tokens=64).layers == (0,)
+    assert quantized.describe(PTH, "int8_per_token_head", layer_start=2).layers == (2,)
+    assert quantized.describe(PTH, "int8_per_token_head").heads == range(8)
 
 
 ROWS, PAGES, PTH = np.zeros((2, 64, 584), np.uint8), np.zeros((2, 8_448), np.uint8), np.zeros((2, 4, 8, 264), np.uint8)
@@ -223,6 +228,7 @@ CASES = {
     "other pad": (np.zeros((2, 37_888), np.uint8), "deepseek_v4", {"block_tokens": 64}, "are 37376 .* or 37440 with "),
     "no rows": (PAGES, "indexer_fp8", {"block_tokens": 0}, "pages of 8448 bytes; 0 rows"),
     "tiles": (np.zeros((2, 8, 132), np.uint8), "indexer_fp8_tiled", {}, "8 rows a page; .* comes in tiles of 16 rows"),
+    "two apart": (np.zeros((2, 4, 584), np.uint8)[:, ::2], "deepseek_v4", {}, "a page is not contiguous"),
     "apart": (np.zeros((2, 64, 600), np.uint8)[..., :584], "deepseek_v4", {}, "a page is not contiguous, though its"),
     "layers": ([ROWS], "deepseek_v4", {"layers": [1, 2]}, r"layers are \(1, 2\); the tensors hold 1"),
 }  # fmt: skip

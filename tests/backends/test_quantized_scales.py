@@ -38,6 +38,7 @@ def test_swizzled_scales_are_whole_blocks():
     assert layout.component(0, "k_scale").form.opaque
     assert not layout.component(0, "k").form.opaque
     flat = quantized.with_scales(cache, {"k_scale": swizzled.view(4, -1)}, whole_blocks=True)
+    assert quantized.with_scales(cache, {"k_scale": swizzled.view(4, 128, 8)}, whole_blocks=True) == flat
     assert flat.slice(parts=["k_scale"]) == layout.slice(parts=["k_scale"])
     other = flashinfer.describe(torch.zeros(2, 2, 32, 8, 64, dtype=torch.uint8))
     other = quantized.with_scales(other, {"k_scale": torch.zeros(2, 2048, dtype=torch.uint8)}, whole_blocks=True)

@@ -143,6 +143,7 @@ CASES = {
     "torch transposed": ([torch.zeros(4, 3, 8).transpose(1, 2)], {}, r"strides \(24, 1, 8\): a slot is not contiguous"),
     "cut inside": ([(ONE, ONE[:, :, :4])], {}, r"'ssm' of states\[0\] has shape \(4, 3, 4\).* not transposed or"),
     "every other": ([ONE[..., ::2]], {}, "a slot is not contiguous"),
+    "two apart": ([ONE[:, ::2]], {}, r"shape \(4, 2, 8\) and strides .* a slot is not contiguous"),
     "no dims": ([np.zeros(())], {}, r"'state' of states\[0\] has no dims; a state tensor is \(slots, ...\)"),
     "layers differ": ([ONE, np.zeros((4, 3, 9), np.float16)], {}, r"tensor 1 has shape \(4, 3, 9\), tensor 0 has"),
     "slots differ": ([(ONE, np.zeros((5, 8)))], {}, "layout 1 has 5 blocks, layout 0 has 4"),

@@ -37,6 +37,8 @@ def test_the_order_inside_is_hnd():
     pool = np.zeros((5, 3, 2, 64), np.int8)
     assert tensorrt_llm.describe(pool, **SIZES) == tensorrt_llm.describe(pool, kv_layout="HND", **SIZES)
     assert tensorrt_llm.describe(pool, **SIZES) != tensorrt_llm.describe(pool, kv_layout="NHD", **SIZES)
+    assert tensorrt_llm.describe(pool, layer_start=4, **SIZES).layers == (4, 5, 6)
+    assert tensorrt_llm.describe(pool, **SIZES).heads == range(2)
 
 
 @pytest.mark.parametrize("heads", [8, 4, 2, 1])
@@ -131,6 +133,8 @@ def test_slots():
     assert src.address(layer=2, part="slot", block=5) == gpu.ctypes.data + 5 * 4_096
     assert (move(src, dst, [5, 2], [8, 0]).runs, src.block_nbytes) == (1, 4_096)
     assert (host[[8, 0]] == gpu[[5, 2]]).all()
+    assert tensorrt_llm.describe(gpu, layer_start=2) == src
+    assert tensorrt_llm.describe(gpu).layers == (0,)
     group = tensorrt_llm.describe([gpu, np.zeros((6, 96), np.uint8)])
     assert (group.parts, group.block_nbytes) == (("slot_0", "slot_1"), 4_192)
     assert tensorrt_llm.describe([gpu, gpu[:, :96].copy()], part="swa").parts == ("swa_0", "swa_1")
