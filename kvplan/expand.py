@@ -1,4 +1,4 @@
-"""Compiled loops of the planner: ids to unit addresses, units to descriptors. Only this file of the planner imports
+"""Compiled loops of the planner: ids to unit addresses, units to descriptors. Only this file of the planner loads
 numba.
 
 Every loop takes C-contiguous writable int64 arrays, so that each is compiled once; callers in ``blockmap`` and
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
+
+from kvplan.jit import compiled as _compiled
 
 PLACED: Final = 0
 SRC_OUTSIDE: Final = 1
@@ -19,8 +20,6 @@ TWICE: Final = 3
 
 TILE: Final = 1024  # units whose addresses stay in the first-level cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
-
-_compiled = njit(cache=True, nogil=True, boundscheck=False)
 
 
 @_compiled

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import subprocess
 import sys
+import textwrap
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -14,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, TransferError
+from kvplan import KVLayout, TransferError, jit
 from kvplan.execute import host, memcpy
 
 
@@ -190,20 +194,347 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     np.testing.assert_array_equal(again, expected)
 
 
-def test_an_executor_that_is_dropped_or_forgotten_still_drains():
-    code = """
-import numpy as np, kvplan
-src, dst = np.ones((64, 1 << 16), np.uint8), np.zeros((64, 1 << 16), np.uint8)
+def python(code, *arguments, warnings="error", **environment):
+    command = [sys.executable, "-W", warnings, "-c", textwrap.dedent(code), *arguments]
+    env = os.environ | environment
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    return done.returncode, done.stdout, done.stderr
+
+
+EXITS = """
+import atexit, sys, threading, time
+import numpy as np
+
+def check():
+    print("at exit", bool((dst == src).all()))
+
+atexit.register(check)
+import kvplan
+from kvplan.execute import host
+src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
+dst = np.zeros_like(src)
 program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
-executor = kvplan.Executor()
-for _ in range(3):
-    executor.submit(program.plan(range(64), range(64)))
-del executor
-assert (dst == 1).all()
-kept = kvplan.Executor()
-kept.submit(program.plan(range(64), range(64)))
-print("fine")
+executor = kvplan.Executor(policy=kvplan.Policy(threads=int(sys.argv[1])))
 """
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "4"])
+@pytest.mark.parametrize("last", ["", "del executor"])
+def test_what_was_submitted_before_the_exit_arrives_whole(threads, last):
+    code = """
+gate = threading.Event()
+flying = [executor.submit(program.plan(range(64), range(64)), after=gate)]
+flying += [executor.submit(program.plan([k], [k])) for k in range(64)]
+atexit.register(gate.set)  # the exit has begun by then
+"""
+    assert python(EXITS + code + last, threads) == (0, "at exit True\n", "")
+
+
+@pytest.mark.parametrize("last", ["", "del executor"])
+def test_an_exit_does_not_wait_for_what_never_comes(last):
+    code = """
+host.EXIT_SECONDS = 0.2
+executor.submit(program.plan(range(64), range(64)))
+executor.submit(program.plan([1], [2]), after=threading.Event())
+executor.submit(program.plan([1], [2]))
+other = kvplan.Executor()
+other.submit(program.plan([1], [2]), after=threading.Event())
+"""
+    rc, out, err = python(EXITS + code + last, "2", warnings="default")
+    assert (rc, out) == (0, "at exit True\n")
+    assert "RuntimeWarning: at exit, 3 transfers were given up" in err
+    assert err.count("RuntimeWarning: ") == 1
+    assert "Traceback" not in err
+
+
+def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
+    src, dst, program = pair()
+    gate = threading.Event()
+    executor = kvplan.Executor(policy=kvplan.Policy(threads=2))
+    host_path = executor._host
+    transfer = executor.submit(program.plan([1], [2]), after=gate)
+    dropped = threading.Thread(target=lambda last: last.clear(), args=([executor],), daemon=True)
+    del executor
+    dropped.start()
+    dropped.join(10)
+    assert not dropped.is_alive()
+    assert not transfer.done()
+    with pytest.raises(TransferError, match="is closed"):
+        host_path.submit(program.plan([1], [2]), None)
+    gate.set()
+    transfer.synchronize(10)
+    assert (dst[2] == src[1]).all()
+    assert host_path.join(10)
+    assert host_path not in host._live
+
+
+def test_an_executor_collected_as_garbage_blocks_nobody():
+    _, _, program = pair()
+    gate = threading.Event()
+    executor = kvplan.Executor()
+    transfer = executor.submit(program.plan([1], [2]), after=gate)
+    executor.ring = executor
+    gone = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert gone() is None
+    assert not transfer.done()
+    gate.set()
+    transfer.synchronize(10)
+
+
+def test_after_close_nothing_is_taken():
+    _, _, program = pair()
+    executor = kvplan.Executor()
+    executor.close()
+    with pytest.raises(TransferError, match="the executor is closed; submit before close"):
+        executor.submit(program.plan([1], [2]))
+
+
+def test_a_submit_that_races_a_close_is_finished_or_refused():
+    _, _, program = pair()
+    plan = program.plan([1], [2])
+    for _ in range(10):
+        executor = kvplan.Executor(policy=kvplan.Policy(threads=1))
+        taken, refused = [], []
+
+        def work(executor=executor, taken=taken, refused=refused):
+            try:
+                while True:
+                    taken.append(executor.submit(plan))
+            except TransferError as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        executor.close()
+        for thread in threads:
+            thread.join()
+        assert all(transfer.done() for transfer in taken)
+        assert len(refused) == 3
+        assert all("is closed" in text for text in refused)
+
+
+def test_a_close_between_the_check_and_the_put_is_seen():
+    _, _, program = pair()
+    executor = kvplan.Executor()
+    path, check = executor._host, executor._host.check_open
+    calls = []
+
+    def slow_check():
+        check()
+        calls.append(1)
+        if len(calls) == 2:  # the last one before the lock
+            executor.close()
+
+    path.check_open = slow_check
+    with pytest.raises(TransferError, match="is closed"):
+        executor.submit(program.plan([1], [2]))
+
+
+def test_a_second_close_waits_too():
+    src, dst, program = pair()
+    gate = threading.Event()
+    executor = kvplan.Executor()
+    executor.submit(program.plan(range(16), range(16)), after=gate)
+    whole = []
+
+    def close():
+        executor.close()
+        whole.append(bool((dst == src).all()))
+
+    threads = [threading.Thread(target=close) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.1)
+    assert whole == []
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert whole == [True] * 3
+
+
+def test_an_after_may_close_its_own_executor():
+    src, dst, program = pair()
+    executor = kvplan.Executor()
+
+    class Closes:
+        def wait(self):
+            executor.close()
+
+    transfer = executor.submit(program.plan([1], [2]), after=Closes())
+    transfer.synchronize(10)
+    executor.close()
+    assert (dst[2] == src[1]).all()
+
+
+def test_an_executor_does_not_survive_a_fork():
+    code = """
+import os
+plan = program.plan(range(64), range(64))
+child = os.fork()  # while the loops may still be loading
+if child == 0:
+    with executor:
+        try:
+            executor.submit(plan)
+        except kvplan.TransferError as error:
+            assert "do not survive a fork" in str(error) and "make one in the child" in str(error), error
+        else:
+            sys.exit(3)
+    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as own:
+        own.submit(plan).synchronize()
+    assert (dst == src).all()
+    del executor
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+executor.submit(plan).synchronize()
+"""
+    # In the parent and in the child; a fork beside threads warns from Python 3.12 on.
+    rc, out, err = python(EXITS + code, "2", warnings="ignore")
+    assert (rc, out, err) == (0, "at exit True\n" * 2, "")
+
+
+@pytest.mark.parametrize("after", [asyncio.Event(), asyncio.Condition()])
+def test_what_must_be_awaited_is_refused(after):
+    _, dst, program = pair()
+    with kvplan.Executor() as executor:
+        with pytest.raises(kvplan.KVPlanError, match=r"asyncio\.locks\.\w+, which must be awaited"):
+            executor.submit(program.plan([1], [2]), after=after)
+        with pytest.raises(kvplan.KVPlanError, match=r"after is a builtins\.int; give a stream"):
+            executor.submit(program.plan([1], [2]), after=3)
+    assert not dst.any()
+
+
+@pytest.mark.parametrize("policy", ["auto", "", 2, kvplan.Policy])
+def test_a_policy_is_a_policy(policy):
+    with pytest.raises(kvplan.PathError, match=r"give a kvplan\.Policy, such as Policy\(path='auto'\), or None"):
+        kvplan.Executor(policy=policy)
+
+
+def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
+    code = """
+from kvplan.execute import transfer
+compiled = []
+
+class Watch(transfer.Stopwatch):
+    def __init__(self):
+        from kvplan.execute import memcpy
+        self.loops = memcpy.copy_units, memcpy.copy_flat
+        self.before = [len(loop.signatures) for loop in self.loops]
+        super().__init__()
+
+    def seconds(self):
+        compiled.append((self.before, [len(loop.signatures) for loop in self.loops]))
+        return super().seconds()
+
+host.Stopwatch = Watch
+assert executor._host.loaded.wait(100)
+assert "kvplan.execute.memcpy" in sys.modules
+from kvplan.execute import memcpy
+assert memcpy.copy_units.signatures and memcpy.copy_flat.signatures
+executor.submit(program.plan(range(64), range(64))).synchronize()
+long = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t.reshape(4, -1)) for t in (src, dst)))
+executor.submit(long.plan(range(4), range(4))).synchronize()
+assert len(compiled) == 2 and all(before == after for before, after in compiled), compiled
+"""
+    assert python(EXITS + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
+
+
+def test_a_first_transfer_at_once_is_timed_without_compiling(tmp_path):
+    code = """
+first = executor.submit(program.plan([0], [0])).result().seconds
+assert first < 0.2, first  # 1 MiB; compiling takes more than half a second
+executor.submit(program.plan(range(64), range(64))).synchronize()
+"""
+    assert python(EXITS + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
+
+
+def test_making_an_executor_waits_for_no_compiler(monkeypatch):
+    src, dst, program = pair()
+    gate = threading.Event()
+    monkeypatch.setattr(memcpy, "load", gate.wait)
+    executor = kvplan.Executor()
+    transfer = executor.submit(program.plan([1], [2]))
+    assert not transfer.done()
+    gate.set()
+    executor.close()
+    assert (dst[2] == src[1]).all()
+
+
+def test_loops_that_cannot_be_loaded_are_the_transfers_failures(monkeypatch):
+    _, _, program = pair()
+
+    def broken(*_, **__):
+        raise OSError("no compiler")
+
+    for name in ("load", "copy_units"):
+        monkeypatch.setattr(memcpy, name, broken)
+    with kvplan.Executor() as executor, pytest.raises(TransferError, match="no compiler"):
+        executor.submit(program.plan([1], [2])).result()
+
+
+def test_without_helpers_the_runner_copies_alone(monkeypatch):
+    src, dst = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8), np.zeros((64, 1 << 20), np.uint8)
+    program = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst)))
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name.startswith("kvplan-copy"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with kvplan.Executor(policy=kvplan.Policy(threads=4)) as executor:
+        assert executor.submit(program.plan(range(64), range(64))).result().launches > 1
+    assert (dst == src).all()
+
+
+def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
+    _, _, program = pair()
+    ended = []
+
+    def broken():
+        raise OSError("no such page")
+
+    def slow():
+        time.sleep(0.05)
+        ended.append(1)
+
+    with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
+        monkeypatch.setattr(host, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
+        with pytest.raises(TransferError, match="no such page"):
+            executor.submit(program.plan([1], [2])).result()
+        assert len(ended) == 3
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("kvplan-copy") >= 2
+        monkeypatch.undo()
+        executor.submit(program.plan([1], [2])).synchronize()
+
+
+def test_a_place_where_numba_cannot_cache_still_compiles(monkeypatch):
+    from numba.core import caching
+
+    def loop(n):
+        return n + 1
+
+    assert jit.compiled(loop).py_func is loop
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    made = jit.compiled(loop)
+    assert (made(2), made.py_func, made.targetoptions["nogil"]) == (3, loop, True)
+
+    def broken(**_):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(jit, "njit", broken)
+    with pytest.raises(RuntimeError, match="out of registers"):
+        jit.compiled(loop)
+
+
+def test_plans_and_transfers_where_numba_cannot_cache():
+    code = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []
+"""
+    rest = "executor.submit(program.plan(range(64), range(64))).synchronize()"
+    assert python(code + EXITS + rest, "1") == (0, "at exit True\n", "")

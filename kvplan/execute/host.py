@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import os
 import queue
 import threading
+import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.errors import PathError
+from kvplan.errors import PathError, TransferError
 from kvplan.execute.transfer import Stopwatch, Transfer, TransferResult, wait_for
 from kvplan.plan import Plan
 
@@ -19,6 +24,8 @@ TASK_NBYTES = 4 << 20
 MAX_THREADS = 8
 # Transfers from here on bypass the CPU's caches: they would only push out what others keep there.
 STREAMING_NBYTES = 16 << 20
+EXIT_SECONDS = 5.0  # that an interpreter's exit waits when nothing is left but waiting
+FORK_SECONDS = 30.0  # that a fork waits for loops being compiled, at most
 
 Task = Callable[[], None]
 
@@ -33,6 +40,7 @@ def refusal(plan: Plan) -> str | None:
 def tasks(plan: Plan) -> tuple[list[Task], int]:
     """The plan as independent pieces of work, and how many contiguous copies they make in all.
 
+    Each loop is called for nothing first, so that one not loaded yet, for the types of these arrays, is loaded here.
     Runs are copied as the program has them; where they are longer than a task, as flat descriptors cut to size.
     """
     from kvplan.execute import memcpy
@@ -44,6 +52,7 @@ def tasks(plan: Plan) -> tuple[list[Task], int]:
         made = plan.descriptors(max_nbytes=TASK_NBYTES)
         copies = made.size.size
         per_task = max(1, copies * TASK_NBYTES // max(plan.nbytes, 1))
+        memcpy.copy_flat(*made, 0, 0, streaming)
         for first, last in _ranges(copies, per_task):
             work.append(partial(memcpy.copy_flat, *made, first, last, streaming))
         return work, copies
@@ -51,6 +60,7 @@ def tasks(plan: Plan) -> tuple[list[Task], int]:
         count = part.group.offsets[0].size * part.units.shape[1]
         copies += count
         per_task = max(1, count * TASK_NBYTES // max(part.nbytes, 1))
+        memcpy.copy_units(part.units, *part.group.offsets, 0, 0, streaming)
         for first, last in _ranges(count, per_task):
             work.append(partial(memcpy.copy_units, part.units, *part.group.offsets, first, last, streaming))
     return work, copies
@@ -68,56 +78,215 @@ class _Job(NamedTuple):
 class HostPath:
     """Runs transfers one after another, in the order of their submits, each on all threads.
 
+    Its thread, the runner, keeps it alive until it is told to stop, by :meth:`stop` or :meth:`close`.
+
     Args:
         threads: CPU threads; by default one a core, at most 8.
     """
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
+        self.pid = os.getpid()
+        self.waiting_since: float | None = None
+        self.loaded = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kvplan-copy") if self.threads > 1 else None
-        self._runner = threading.Thread(target=_serve, args=(self._jobs, self._pool), name="kvplan-host", daemon=True)
+        self._closed = False
+        self._lock = threading.Lock()  # no job goes behind the None that ends them
+        # Daemons: those that are not would be waited for at exit before anybody could tell them to stop.
+        self._runner = threading.Thread(target=self._serve, name="kvplan-host", daemon=True)
+        _hook_exit_and_fork()
         self._runner.start()
+        _live.add(self)
+
+    def check_open(self) -> None:
+        """Transfers can be submitted.
+
+        Raises:
+            TransferError: they cannot: it is closed, or its threads stayed in another process.
+        """
+        if self.pid != os.getpid():
+            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+        if self._closed:
+            raise TransferError("the executor is closed; submit before close()")
 
     def submit(self, plan: Plan, after: Any) -> Transfer:
         """Queue a plan; returns at once.
 
         Raises:
             PathError: the plan touches memory that is not the CPU's.
+            TransferError: it is closed, or this is a fork's child.
         """
         why_not = refusal(plan)
         if why_not:
             raise PathError(f"path 'host' {why_not}")
         transfer = Transfer(plan)
-        self._jobs.put(_Job(transfer, after))
+        self.check_open()  # before the lock: in a fork's child it may be held by a thread that is not there
+        with self._lock:
+            self.check_open()
+            self._jobs.put(_Job(transfer, after))
         return transfer
 
+    def stop(self) -> None:
+        """Take no more; finish what was submitted, then end the threads. Returns at once."""
+        if self.pid != os.getpid():
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+
     def close(self) -> None:
-        """Finish what was submitted, then stop the threads."""
-        self._jobs.put(None)
-        if threading.current_thread() is not self._runner:
+        """Stop, and wait until all is finished. The runner itself, in an ``after``'s code, cannot wait for that."""
+        self.stop()
+        if self.pid == os.getpid() and threading.current_thread() is not self._runner:
             self._runner.join()
-        if self._pool is not None:
-            self._pool.shutdown()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end of what was submitted, at most ``timeout`` seconds; whether it has come."""
+        self._runner.join(timeout)
+        return not self._runner.is_alive()
+
+    def unfinished(self) -> int:
+        """Of a stopped one that waits for an ``after``: transfers not finished."""
+        return self._jobs.qsize()  # the one that waits is not in it; the None is
+
+    def _serve(self) -> None:
+        # What fails here fails again in the transfers that need it, where it is reported.
+        with contextlib.suppress(Exception):
+            if not self._closed or self.unfinished() > 1:
+                _load()
+        self.loaded.set()
+        crew = _Crew(self.threads - 1)
+        while (job := self._jobs.get()) is not None:
+            try:
+                if job.after is not None:
+                    self.waiting_since = time.monotonic()
+                    try:
+                        wait_for(job.after)
+                    finally:
+                        self.waiting_since = None
+                job.transfer._finish(_run(job.transfer.plan, crew))
+            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
+                job.transfer._finish(None, error)
+            del job  # else the last transfer's memory would live until the next one comes
+        crew.dismiss()
+        _live.discard(self)
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None], pool: ThreadPoolExecutor | None) -> None:
-    while (job := jobs.get()) is not None:
-        try:
-            wait_for(job.after)
-            job.transfer._finish(_run(job.transfer.plan, pool))
-        except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
-            job.transfer._finish(None, error)
-        del job  # else the last transfer's memory would live until the next one comes
+def _load() -> None:
+    from kvplan.execute import memcpy
+
+    memcpy.load()
 
 
-def _run(plan: Plan, pool: ThreadPoolExecutor | None) -> TransferResult:
+class _Crew:
+    """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
+
+    Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
+    """
+
+    def __init__(self, helpers: int) -> None:
+        self._missing = helpers
+        self._helpers: list[threading.Thread] = []
+        self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
+
+    def run(self, work: list[Task]) -> None:
+        """Do all of it; returns when all has ended, and raises what went wrong first."""
+        share = _Share(work)
+        wanted = len(work) - 1
+        while self._missing and len(self._helpers) < wanted:
+            helper = threading.Thread(target=_help, args=(self._calls,), name="kvplan-copy", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
+                break
+            self._missing -= 1
+            self._helpers.append(helper)
+        for _ in self._helpers[:wanted]:
+            self._calls.put(share)
+        share.work()
+        share.wait()
+
+    def dismiss(self) -> None:
+        """End the helpers."""
+        for _ in self._helpers:
+            self._calls.put(None)
+        for helper in self._helpers:
+            helper.join()
+
+
+class _Share:
+    """Tasks that several threads take from until there are none."""
+
+    def __init__(self, work: list[Task]) -> None:
+        self._count = len(work)
+        self._left = deque(work)
+        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def work(self) -> None:
+        """Take tasks and do them."""
+        while True:
+            try:
+                task = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  # wait() raises it, in the thread that knows the transfer
+                self._ended.put(error)
+            else:
+                self._ended.put(None)
+
+    def wait(self) -> None:
+        """Until every task has ended; raises the first error."""
+        errors = [error for error in (self._ended.get() for _ in range(self._count)) if error is not None]
+        if errors:
+            raise errors[0]
+
+
+def _help(calls: queue.SimpleQueue[_Share | None]) -> None:
+    while (share := calls.get()) is not None:
+        share.work()
+        del share
+
+
+def _run(plan: Plan, crew: _Crew) -> TransferResult:
     work, copies = tasks(plan) if plan.nbytes else ([], 0)
     watch = Stopwatch()
-    if pool is None or len(work) < 2:
-        for task in work:
-            task()
-    else:
-        for pending in [pool.submit(task) for task in work]:
-            pending.result()
+    crew.run(work)
     return TransferResult(plan.nbytes, watch.seconds(), "host", copies, len(work))
+
+
+# All whose runner may still have something to do.
+_live: set[HostPath] = set()
+
+
+@functools.cache
+def _hook_exit_and_fork() -> None:
+    atexit.register(_drain_at_exit)
+    os.register_at_fork(before=_finish_loading)
+
+
+def _drain_at_exit() -> None:
+    """Finish all that was submitted; give up what waits for something that does not come."""
+    hosts = [host for host in tuple(_live) if host.pid == os.getpid()]
+    for host in hosts:
+        host.stop()
+    begun = time.monotonic()
+    while hosts := [host for host in hosts if not host.join(0)]:
+        # One that copies may be what another waits for: only when all wait does nothing more happen.
+        since = [host.waiting_since for host in hosts]
+        idle = [max(begun, when) for when in since if when is not None]
+        if len(idle) == len(hosts) and time.monotonic() - max(idle) > EXIT_SECONDS:
+            left = sum(host.unfinished() for host in hosts)
+            message = f"at exit, {left} transfers were given up: what they wait for (after=) has not come"
+            warnings.warn(message, RuntimeWarning, stacklevel=1)
+            return
+        hosts[0].join(0.01)
+
+
+def _finish_loading() -> None:
+    """A child forked while a runner loads the loops would inherit locks of imports and of numba that nobody frees."""
+    for host in tuple(_live):
+        if host.pid == os.getpid() and host._runner is not threading.current_thread():
+            host.loaded.wait(FORK_SECONDS)

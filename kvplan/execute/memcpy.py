@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_compiled = njit(cache=True, nogil=True, boundscheck=False)
+from kvplan.jit import compiled as _compiled
 
 LINE = 64  # bytes: a cache line, and one streaming store
 # Streamed runs are copied as two halves side by side, each fetched a little ahead: two pages in flight are what one
@@ -140,3 +140,10 @@ def copy_flat(src, dst, size, first, last, streaming):
     for k in range(first, last):
         _copy(np.int64(dst[k]), np.int64(src[k]), np.int64(size[k]), src[k] + size[k], streaming)
     _fence()
+
+
+def load() -> None:
+    """Compile both loops, or load them from numba's cache, for the arrays that plans are made of; copies nothing."""
+    one = np.zeros(1, np.int64)
+    copy_units(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
+    copy_flat(one, one, one, 0, 0, streaming=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ class TransferResult(NamedTuple):
 
     Attributes:
         nbytes: bytes moved.
-        seconds: from the start of the copying to its end; waiting in line not counted.
+        seconds: from the start of the copying to its end; waiting in line and loading compiled loops not counted.
         path: the path that moved them.
         descriptors: contiguous copies issued.
         launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
@@ -111,10 +112,18 @@ def check_after(after: Any) -> None:
     """``after`` is None, a transfer, or a stream or event.
 
     Raises:
-        KVPlanError: it is none of those.
+        KVPlanError: it is none of those, or is waited for with ``await``, as an event of asyncio is.
     """
-    if after is not None and not callable(getattr(after, "synchronize", getattr(after, "wait", None))):
-        raise KVPlanError(f"after is a {type(after).__name__}; give a stream, an event, a Transfer or None")
+    if after is None:
+        return
+    method = getattr(after, "synchronize", getattr(after, "wait", None))
+    kind = f"{type(after).__module__}.{type(after).__qualname__}"
+    if not callable(method):
+        raise KVPlanError(f"after is a {kind}; give a stream, an event, a Transfer or None")
+    if inspect.iscoroutinefunction(method):
+        raise KVPlanError(
+            f"after is a {kind}, which must be awaited; await it before submit, or give a threading.Event"
+        )
 
 
 class Stopwatch:
