@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-peers lint bench clean
 
-demo: $(VENV)/demo.stamp
+# The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
+demo: $(VENV)/cli.stamp
+	@$(MAKE) --silent $(VENV)/demo.stamp || $(MAKE) --silent $(VENV)/torch.stamp \
+		|| echo "neither the engine nor torch can be installed; the demo runs on numpy" >&2
 	$(BIN)/kvplan demo
 
 test: $(VENV)/test.stamp
@@ -26,6 +29,15 @@ bench: $(VENV)/test.stamp
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/cli.stamp: $(VENV)/pip.stamp pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[cli]"
+	@touch $@
+
+$(VENV)/torch.stamp: $(VENV)/cli.stamp
+	@echo "the engine cannot be installed; trying plain torch" >&2
+	$(BIN)/python -m pip install --quiet torch
 	@touch $@
 
 # Each set of packages is one dependency group of pyproject.toml.

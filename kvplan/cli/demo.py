@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from threading import Timer
 from time import perf_counter
 
 from kvplan.cli import demo_engine, demo_tensors
-from kvplan.cli.demo_screen import SCHEMA, facts_of, screen_of
+from kvplan.cli.demo_screen import facts_of, screen_of
 from kvplan.cli.demo_tensors import DemoError, MissingError, Note, Outcome, Tamper, Workload
-from kvplan.cli.screen import show
+from kvplan.cli.screen import SCHEMAS, print_json, show
+from kvplan.errors import LayoutError
 from kvplan.execute.host import MAX_THREADS
 
 PATIENCE_SECONDS = 2.0  # a progress bar appears after so long
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed-mib", type=_positive, default=256, metavar="MIB", help="size of the timed copy (default 256)"
     )
-    parser.add_argument("--json", action="store_true", help=f"one JSON object (schema {SCHEMA})")
+    parser.add_argument("--json", action="store_true", help=f"one JSON object (schema kvplan.demo/{SCHEMAS['demo']})")
 
 
 def run(args: argparse.Namespace, *, tamper: Tamper | None = None) -> int:
@@ -60,12 +60,14 @@ def run(args: argparse.Namespace, *, tamper: Tamper | None = None) -> int:
         with _progress(silent=args.json) as note:
             outcome, missing = _first_that_runs(args.engine, workload, note)
     except DemoError as error:
+        if args.json and not isinstance(error, MissingError):
+            print_json("finding", {"command": "demo", "finding": str(error)})
         return _complain(str(error), 2 if isinstance(error, MissingError) else 1)
     for reason in missing:
         _complain(reason, 0)
     facts = facts_of(outcome, missing, perf_counter() - start)
     if args.json:
-        print(json.dumps(facts, indent=2))
+        print_json("demo", facts)
     else:
         show(*screen_of(outcome, facts))
     return 0 if outcome.passed else 1
@@ -87,7 +89,10 @@ def _first_that_runs(engine: str, workload: Workload, note: Note) -> tuple[Outco
                 raise MissingError(f"--engine {engine} cannot be imported: {error}") from error
             missing.append(f"the engine cannot be imported ({error}); this is the plain demo, on tensors")
         else:
-            return demo_engine.run(workload, note), missing
+            try:
+                return demo_engine.run(workload, note), missing
+            except (AttributeError, TypeError, LayoutError) as error:  # another version, with other members
+                raise DemoError(f"this engine is not as transformers {demo_engine.WRITTEN_FOR}: {error}") from error
     if engine in ("auto", "torch"):
         try:
             import torch  # noqa: F401

@@ -17,6 +17,9 @@ STALL_SECONDS = 120.0  # without a token for so long, the engine is given up
 VOCABULARY = 1024
 
 
+WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
+
+
 def import_engine() -> dict[str, str]:
     """Import all that the engine needs, and give the versions.
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import kvplan
 from kvplan.cli.demo_tensors import DESTROYED, Outcome
 from kvplan.cli.screen import binary, count_of, exact, fact_table, number_table, ranges
 
-if TYPE_CHECKING:
-    import kvplan
-
-SCHEMA = "kvplan.demo/1"
+NEIGHBOURS = 16  # blocks of the example that merges
 
 
 def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, Any]:
@@ -30,7 +28,6 @@ def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, 
     transfers = {"store": trip.stored, "load": trip.loaded}
     kvplan_rate, memcpy_rate = (speed.nbytes / taken / 1e9 for taken in (speed.kvplan_seconds, speed.memcpy_seconds))
     return {
-        "schema": SCHEMA,
         "passed": outcome.passed,
         "engine": outcome.engine,
         "missing": missing,
@@ -65,6 +62,7 @@ def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, 
         "units": trip.units,
         "nbytes": trip.stored.nbytes,
         "descriptors": {"rows": trip.rows, "before": program.runs * trip.units, "after": trip.descriptors},
+        "neighbours": _neighbours(program.src),
         "transfers": {
             name: {"nbytes": result.nbytes, "seconds": result.seconds, "path": result.path}
             for name, result in transfers.items()
@@ -81,6 +79,14 @@ def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, 
         },
         "seconds": seconds,
     }
+
+
+def _neighbours(cache: kvplan.KVLayout) -> dict[str, int]:
+    """Neighbouring blocks into a pool of the cache's own layout: copies before merging and after."""
+    blocks = min(NEIGHBOURS, cache.num_blocks)
+    program = kvplan.compile(cache, kvplan.allocate(cache.notation, like=cache, num_blocks=blocks))
+    after = program.plan(range(blocks), range(blocks)).descriptors()
+    return {"blocks": blocks, "before": program.runs * blocks, "after": len(after.size)}
 
 
 def _layout_facts(layout: kvplan.KVLayout) -> dict[str, Any]:
@@ -159,6 +165,8 @@ def _program_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
     program, descriptors, units = facts["program"], facts["descriptors"], facts["units"]
     low, high = program["run_nbytes"]
     none = " (here none are)" * (descriptors["before"] == descriptors["after"])
+    near = facts["neighbours"]
+    merging = f"{near['before']:,} before, {near['after']:,} after"
     runs = f"{count_of(program['runs'], 'run')} of {low:,}{f' to {high:,}' * (low != high)} bytes"
     return [
         ("unit", f"{program['unit_tokens']} tokens, {exact(program['unit_nbytes'])}: what blocks of both are made of"),
@@ -167,6 +175,7 @@ def _program_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("copies", f"{descriptors['rows']:,} if every (layer, part, token, head) were copied by itself"),
         ("", f"{descriptors['before']:,} descriptors before merging, one a run"),
         ("", f"{descriptors['after']:,} descriptors after merging those adjacent on both sides{none}"),
+        ("neighbours", f"{near['blocks']} neighbouring blocks into a pool of the cache's own layout: {merging}"),
     ]
 
 

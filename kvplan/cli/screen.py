@@ -19,6 +19,7 @@ SCHEMAS = {
     "explain": 1,
     "pairs": 1,
     "backends": 1,
+    "demo": 1,
     "finding": 1,
 }
 
