@@ -78,6 +78,7 @@ class CopyProgram:
         self._layouts = ((src, dst),)
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
+        self._of_layers: dict[tuple[int, ...], Program] = {}
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
         """Plan one transfer: which units go where.
@@ -102,10 +103,19 @@ class CopyProgram:
         count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units)
         placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
         parts = tuple(map(Part, self.program.groups, placed))
-        plan = Plan(parts, count, count * self.unit_nbytes, self.direction, self._layouts, self._seams)
+        skips = ((src_skip, dst_skip),) * len(parts)
+        plan = Plan(parts, count, count * self.unit_nbytes, self.direction, self._layouts, self._seams, skips)
         if self._aliased and count:
             check_not_read(plan)
         return plan
+
+    def of_layers(self, layers: tuple[int, ...]) -> Program:
+        """The program of some layers, by their global numbers, alone; kept."""
+        program = self._of_layers.get(layers)
+        if program is None:
+            program = compile_geometry(self.src.slice(layers=layers).geometry, self.dst.slice(layers=layers).geometry)
+            self._of_layers[layers] = program
+        return program
 
     def explain(self) -> str:
         """The program after each pass, as text."""

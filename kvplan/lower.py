@@ -51,7 +51,7 @@ class Seams(NamedTuple):
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`. The compiled twin of :func:`kvplan.twin.flat`."""
-    parts = _together([part for part in parts if part.units.shape[1]])
+    parts = together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     possible = joints(tuple(part.group for part in parts))
@@ -61,11 +61,11 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
     if possible:
         made = _stitch(parts, possible, made)
     if seams.any or max_nbytes is not None:
-        made = _split(made, seams, max_nbytes)
+        made = cut(made, seams, max_nbytes)
     return made
 
 
-def _together(parts: Sequence[Part]) -> Sequence[Part]:
+def together(parts: Sequence[Part]) -> Sequence[Part]:
     """Units of one run group as one part, however many plans were joined."""
     held: dict[RunGroup, list[Int64Array]] = {}
     for group, units in parts:
@@ -129,7 +129,8 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors)
     return Descriptors(*(column[:left] for column in made))
 
 
-def _split(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
+def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
+    """Descriptors that cross no seam and are no longer than the cap."""
     expand = loops()
     cap = NO_CAP if max_nbytes is None else min(max_nbytes, NO_CAP)
     none = np.empty(0, dtype=np.int64)
@@ -226,6 +227,8 @@ def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
     index = np.repeat(np.arange(len(rows)), rows[:, 3])
     step = np.arange(index.size) - np.repeat(np.cumsum(rows[:, 3]) - rows[:, 3], rows[:, 3])
     src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
-    pieces = _split(Descriptors(src, dst, rows[index, 2].copy()), seams, None)
-    cut = np.stack((pieces.src, pieces.dst, pieces.size, np.ones_like(pieces.size), pieces.size, pieces.size), axis=1)
-    return np.concatenate((table[~crossing], cut))
+    pieces = cut(Descriptors(src, dst, rows[index, 2].copy()), seams, None)
+    flattened = np.stack(
+        (pieces.src, pieces.dst, pieces.size, np.ones_like(pieces.size), pieces.size, pieces.size), axis=1
+    )
+    return np.concatenate((table[~crossing], flattened))

@@ -38,9 +38,11 @@ class Plan:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         layouts: (source, destination) of every joined plan; they keep the memory alive.
         seams: addresses that no descriptor may cross.
+        skips: of every part, units of its first source block and of its first destination block that lie before its
+            first unit; the others follow in order, so that those of one block can be told.
     """
 
-    __slots__ = ("direction", "layouts", "nbytes", "parts", "seams", "units")
+    __slots__ = ("direction", "layouts", "nbytes", "parts", "seams", "skips", "units")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class Plan:
         direction: str,
         layouts: tuple[tuple[KVLayout, KVLayout], ...],
         seams: Seams,
+        skips: tuple[tuple[int, int], ...],
     ) -> None:
         self.parts = parts
         self.units = units
@@ -57,6 +60,7 @@ class Plan:
         self.direction = direction
         self.layouts = layouts
         self.seams = seams
+        self.skips = skips
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
         """Flat lowering: the fewest contiguous copies, in no promised order.
@@ -122,9 +126,9 @@ def join(plans: Sequence[Plan]) -> Plan:
     parts = tuple(part for plan in moving for part in plan.parts)
     layouts = tuple(dict.fromkeys(pair for plan in moving for pair in plan.layouts))
     seams = Seams(*(_joined_seams(moving, [pair[side] for pair in layouts], side) for side in (0, 1)))
-    joined = Plan(
-        parts, sum(plan.units for plan in moving), sum(plan.nbytes for plan in moving), directions[0], layouts, seams
-    )
+    skips = tuple(skip for plan in moving for skip in plan.skips)
+    units, nbytes = (sum(counts) for counts in zip(*((plan.units, plan.nbytes) for plan in moving), strict=True))
+    joined = Plan(parts, units, nbytes, directions[0], layouts, seams, skips)
     if len(moving) > 1:
         check_written_once(joined)
         check_not_read(joined)

@@ -166,6 +166,15 @@ class RunGroup:
         return sum(run.nbytes * run.copies for run in self.runs)
 
     @cached_property
+    def alignment(self) -> int:
+        """Largest power of two that divides every address, stride and size of every copy."""
+        common = gcd(self.src.step(), self.src_base, self.dst.step(), self.dst_base)
+        for run in self.runs:
+            common = gcd(common, run.src, run.dst, run.nbytes)
+            common = gcd(common, *(stride for loop in run.loops for stride in loop[1:]))
+        return common & -common
+
+    @cached_property
     def hulls(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """For source and destination: first byte of a unit, and first after its last, relative to its address."""
         src, dst, size = self.offsets
@@ -206,13 +215,7 @@ class Program:
     @cached_property
     def alignment(self) -> int:
         """Largest power of two that divides every address, stride and size of every copy."""
-        common = 0
-        for group in self.groups:
-            for axis, base in ((group.src, group.src_base), (group.dst, group.dst_base)):
-                common = gcd(common, axis.step(), base)
-            for run in group.runs:
-                common = gcd(common, run.src, run.dst, run.nbytes)
-                common = gcd(common, *(stride for loop in run.loops for stride in loop[1:]))
+        common = gcd(*(group.alignment for group in self.groups))
         return common & -common
 
     def extents(self, side: str) -> tuple[int, int, int]:

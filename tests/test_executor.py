@@ -251,7 +251,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     src, dst, program = pair()
     gate = threading.Event()
     executor = kvplan.Executor(policy=kvplan.Policy(threads=2))
-    host_path = executor._host
+    host_path = executor._backend
     transfer = executor.submit(program.plan([1], [2]), after=gate)
     dropped = threading.Thread(target=lambda last: last.clear(), args=([executor],), daemon=True)
     del executor
@@ -319,7 +319,7 @@ def test_a_submit_that_races_a_close_is_finished_or_refused():
 def test_a_close_between_the_check_and_the_put_is_seen():
     _, _, program = pair()
     executor = kvplan.Executor()
-    path, check = executor._host, executor._host.check_open
+    path, check = executor._backend, executor._backend.check_open
     calls = []
 
     def slow_check():
@@ -429,7 +429,7 @@ class Watch(transfer.Stopwatch):
         return super().seconds()
 
 host.Stopwatch = Watch
-assert executor._host.loaded.wait(100)
+assert executor._backend.loaded.wait(100)
 assert "kvplan.execute.memcpy" in sys.modules
 from kvplan.execute import memcpy
 assert memcpy.copy_units.signatures and memcpy.copy_flat.signatures

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.host import HostPath
 from kvplan.execute.policy import PATHS, Policy
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
@@ -14,24 +16,41 @@ from kvplan.plan import Plan
 
 __all__ = ["PATHS", "Executor", "Policy", "Transfer", "TransferResult"]
 
+GPU_PATHS = tuple(path for path in PATHS if path != "host")
+
+
+class _Backend(Protocol):
+    """What moves the bytes: the host path, or a GPU's runtime."""
+
+    def check_open(self) -> None: ...
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> Transfer: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
 
 class Executor:
-    """Moves the bytes of plans, asynchronously, in the order of their submits.
+    """Moves the bytes of plans, asynchronously.
 
     Args:
-        device: ``"cpu"``: the host path, CPU memory to CPU memory.
-        policy: which path to take, and with how many threads.
+        device: ``"cpu"``: the host path, CPU memory to CPU memory. ``"cuda:0"``, ``"cuda"`` (torch's current device),
+            or a ``torch.device``: between that GPU and host memory, and within it.
+        policy: which path to take, and how.
 
     Raises:
         PathError: a device or path that this executor does not serve, with the reason; or a policy that is none.
 
-    Several threads may submit at once. Transfers of one executor run one after another, as on a CUDA stream: what one
-    waits for (``after=``) holds up those behind it.
+    Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
+    stream: what one waits for (``after=``) holds up those behind it. A GPU's loads and stores do not hold each other
+    up: a load of what a store writes names it, ``after=store``.
+
+    A GPU executor picks a path by a simple rule unless the policy names one: pageable memory and runs of 64 KiB or more
+    go by the copy engine; what is 4 MiB or more and lies on the host in pieces of 64 KiB or more is staged; the rest
+    goes by the kernel.
 
     What was submitted is finished, too, when an executor is dropped without :meth:`close` (behind the caller's back:
     dropping never blocks) and when the interpreter exits. The exit waits for copying to end, however long, but not
-    for what never comes: once nothing is copied and all that is left has waited for its ``after=`` for 5 seconds, that
-    is given up with a RuntimeWarning. An executor does not survive a fork; the child makes its own.
+    for what never comes: once nothing is copied and all that is left has waited for its ``after=`` for 5 seconds (30 on
+    a GPU), that is given up with a RuntimeWarning. An executor does not survive a fork; the child makes its own.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -42,45 +61,48 @@ class Executor:
     (128, 'host', True)
     """
 
-    def __init__(self, device: str = "cpu", policy: Policy | None = None) -> None:
-        self.device = str(device)
+    def __init__(self, device: Any = "cpu", policy: Policy | None = None) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         self.policy = policy or Policy()
-        if self.device != "cpu":
-            reasons = "; ".join(f"{path}: {_why_not(path, self.device)}" for path in PATHS)
-            raise PathError(f"no path serves device {self.device!r}: {reasons}")
-        if self.policy.path not in ("auto", "host"):
-            raise PathError(f"path {self.policy.path!r} cannot serve device 'cpu': {_why_not(self.policy.path, 'cpu')}")
-        host = HostPath(self.policy.threads)
-        self._host = host
+        self.device = _device_name(device)
+        self._backend: _Backend = _backend(self.device, self.policy)
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
-        weakref.finalize(self, host.stop).atexit = False  # exits are host.py's: they wait
+        weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
 
-    def submit(self, plan: Plan, after: Any = None) -> Transfer:
+    def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False) -> Transfer:
         """Queue a plan and return at once.
 
         Args:
             plan: what to move.
-            after: a stream, an event, a Transfer, or None: begin only when it has passed.
+            after: a stream, an event, a Transfer, or None: begin only when it has passed. Of a stream, what it has
+                been given so far.
+            by_layer: move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one. Long transfers
+                are cut into at most 16 groups of layers; a wait is for the group that holds the layer.
+
+        In the capture of a CUDA graph (``after`` is a stream being captured, or None while torch's current stream is)
+        the kernel path becomes part of the graph; wait for the transfer before the capture ends.
 
         Raises:
-            TransferError: the executor is closed, or was made before a fork, in the parent process.
+            TransferError: the executor is closed, or was made before a fork, in the parent process; or the driver
+                refuses a call, which is named with its code.
             KVPlanError: what is not a plan, or an ``after`` that cannot be waited for.
             LayoutError: a destination that is read-only, or addresses that are virtual.
-            PathError: the plan is not for this path.
+            HostMemoryError: pageable memory, for a path that needs it pinned.
+            PathError: the plan is not for this path, or for any; or it cannot be captured.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
+        >>> with Executor() as executor:
+        ...     transfer = executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True)
+        ...     transfer.wait_layer(0)
         """
-        self._host.check_open()
+        self._backend.check_open()
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
-        check_after(after)
-        for src, dst in plan.layouts:
-            for layout in (src, dst):
-                if layout.virtual:
-                    raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
-            if not dst.writable:
-                raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
-        return self._host.submit(plan, after)
+        if after is not None:
+            check_after(after)
+        return self._backend.submit(plan, after, by_layer=by_layer)
 
     def close(self) -> None:
         """Finish all transfers in flight, then stop.
@@ -88,7 +110,7 @@ class Executor:
         Closing twice is fine, also from two threads at once: each returns when all is finished. In a forked child there
         is nothing to finish; the parent does.
         """
-        self._host.close()
+        self._backend.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,9 +121,32 @@ class Executor:
         self.close()
 
 
-def _why_not(path: str, device: str) -> str:
+def _device_name(device: Any) -> str:
+    name = str(device)
+    if name == "cpu" or re.fullmatch(r"cuda:\d+", name):
+        return name
+    if name == "cuda":
+        torch = sys.modules.get("torch")
+        return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0}"
+    reasons = "; ".join(f"{path}: serves 'cpu'" if path == "host" else f"{path}: serves 'cuda:N'" for path in PATHS)
+    raise PathError(f"no path serves device {name!r}: {reasons}")
+
+
+def _backend(device: str, policy: Policy) -> _Backend:
     if device == "cpu":
-        return "is for GPU memory; the CPU has the host path"
-    if path == "host":
-        return "copies between CPU memories only"
-    return "is not part of this release"
+        if policy.path not in ("auto", "host"):
+            raise PathError(
+                f"path {policy.path!r} cannot serve device 'cpu': is for GPU memory; the CPU has the host path"
+            )
+        return HostPath(policy.threads)
+    if policy.path == "host":
+        raise PathError(f"path 'host' cannot serve device {device!r}: copies between CPU memories only")
+    from kvplan.execute.cuda import Device
+    from kvplan.execute.runtime import Runtime
+
+    try:
+        return Runtime(Device(int(device.removeprefix("cuda:"))), policy)
+    except TransferError as error:
+        wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
+        reasons = "; ".join(f"{path}: {error}" for path in wanted)
+        raise PathError(f"no path serves device {device!r}: {reasons}") from error

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.errors import PathError, TransferError
-from kvplan.execute.transfer import Stopwatch, Transfer, TransferResult, wait_for
+from kvplan.errors import LayoutError, PathError, TransferError
+from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, wait_for
 from kvplan.plan import Plan
 
 # Bytes a task: large enough that handing it to a thread costs nothing beside it, small enough to share evenly.
@@ -35,6 +35,20 @@ def refusal(plan: Plan) -> str | None:
     if plan.direction != "host":
         return f"copies between CPU memories only, and this plan is a {plan.direction!r}"
     return None
+
+
+def check_layouts(plan: Plan) -> None:
+    """Both sides can be moved.
+
+    Raises:
+        LayoutError: a destination that is read-only, or addresses that are virtual.
+    """
+    for src, dst in plan.layouts:
+        for layout in (src, dst):
+            if layout.virtual:
+                raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
+        if not dst.writable:
+            raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
 
 
 def tasks(plan: Plan) -> tuple[list[Task], int]:
@@ -71,7 +85,7 @@ def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 class _Job(NamedTuple):
-    transfer: Transfer
+    transfer: HostTransfer
     after: Any
 
 
@@ -109,17 +123,20 @@ class HostPath:
         if self._closed:
             raise TransferError("the executor is closed; submit before close()")
 
-    def submit(self, plan: Plan, after: Any) -> Transfer:
-        """Queue a plan; returns at once.
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool = False) -> Transfer:
+        """Queue a plan; returns at once. All layers are there at its end, none before.
 
         Raises:
+            LayoutError: a destination that is read-only, or addresses that are virtual.
             PathError: the plan touches memory that is not the CPU's.
             TransferError: it is closed, or this is a fork's child.
         """
+        del by_layer
+        check_layouts(plan)
         why_not = refusal(plan)
         if why_not:
             raise PathError(f"path 'host' {why_not}")
-        transfer = Transfer(plan)
+        transfer = HostTransfer(plan)
         self.check_open()  # before the lock: in a fork's child it may be held by a thread that is not there
         with self._lock:
             self.check_open()

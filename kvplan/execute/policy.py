@@ -7,30 +7,55 @@ from dataclasses import dataclass
 from kvplan.errors import PathError
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
+MIN_TILE, MAX_TILE = 1 << 10, 64 << 10  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How transfers are to be executed.
+    """How transfers are to be executed. What is None is the executor's choice.
 
     Attributes:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
             ``"kernel"`` or ``"staged"``.
         threads: CPU threads of the host path; by default one a core, at most 8.
+        max_programs: Triton programs of the kernel path, which is how many SMs it may take; by default 4 for a load
+            and 2 for a store.
+        tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 64 KiB.
+        staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
+        chunk_bytes: bytes of one step of its pipeline, at most.
+        streams: copy streams of the copy_engine path, 1 to 8.
 
     Raises:
-        PathError: a path of no such name, or a thread count that is none.
+        PathError: a path of no such name, or a number that is none.
 
-    >>> Policy(path="host", threads=2)
-    Policy(path='host', threads=2)
+    >>> Policy(path="host", threads=2).threads
+    2
     """
 
     path: str = "auto"
     threads: int | None = None
+    max_programs: int | None = None
+    tile_bytes: int | None = None
+    staging_bytes: int | None = None
+    chunk_bytes: int | None = None
+    streams: int | None = None
 
     def __post_init__(self) -> None:
         if self.path != "auto" and self.path not in PATHS:
             raise PathError(f"path {self.path!r} is none; paths are 'auto', {', '.join(map(repr, PATHS))}")
-        threads = self.threads
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise PathError(f"threads is {threads!r}; the host path uses at least one")
+        for name, least, most, why in (
+            ("threads", 1, None, "the host path uses at least one"),
+            ("max_programs", 1, 1 << 16, "a kernel has at least one program"),
+            ("tile_bytes", MIN_TILE, MAX_TILE, f"a tile is a power of two from {MIN_TILE} to {MAX_TILE} bytes"),
+            ("staging_bytes", 1 << 10, None, "a ring has at least 1,024 bytes"),
+            ("chunk_bytes", 1 << 8, None, "a chunk has at least 256 bytes"),
+            ("streams", 1, 8, "the copy engine uses 1 to 8"),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or value < least or (most is not None and value > most):
+                raise PathError(f"{name} is {value!r}; {why}")
+        if self.tile_bytes is not None and self.tile_bytes & (self.tile_bytes - 1):
+            raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")

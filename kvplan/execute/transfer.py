@@ -7,8 +7,9 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.plan import Plan
+from kvplan.slicing import number_ranges
 
 
 class TransferResult(NamedTuple):
@@ -36,29 +37,52 @@ class Transfer:
 
     Attributes:
         plan: what it moves.
+
+    >>> import kvplan, numpy as np
+    >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+    >>> with kvplan.Executor() as executor:
+    ...     transfer = executor.submit(kvplan.compile(layout, layout).plan([0, 1], [5, 6]))
+    >>> transfer.done(), transfer.result().nbytes
+    (True, 128)
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._finished = threading.Event()
-        self._result: TransferResult | None = None
-        self._error: BaseException | None = None
+    plan: Plan
 
     def done(self) -> bool:
         """Whether it has finished, well or not; never blocks."""
-        return self._finished.is_set()
+        raise NotImplementedError
 
     def wait(self, stream: Any = None) -> None:
         """Order what follows on ``stream`` after this transfer.
 
+        On a GPU this is a wait of the stream, and returns at once; the CPU waits only for a transfer that the
+        executor's own thread has not yet issued: one with an ``after=`` that is no CUDA object, pageable memory, or
+        thousands of descriptors for the copy engine.
+
         The host path has no streams: its bytes must be there before anybody goes on, so this waits for them, whatever
         the stream.
+
+        Args:
+            stream: a stream of torch, or of anything with ``cuda_stream`` or ``__cuda_stream__``; by default torch's
+                current stream.
 
         Raises:
             TransferError: the transfer failed.
         """
-        del stream
-        self.synchronize()
+        raise NotImplementedError
+
+    def wait_layer(self, layer: int, stream: Any = None) -> None:
+        """Order what follows on ``stream`` after the bytes of one layer, of a transfer submitted ``by_layer``.
+
+        Args:
+            layer: its global number.
+            stream: as in :meth:`wait`.
+
+        Raises:
+            LayoutError: a layer that the plan does not move.
+            TransferError: the transfer failed.
+        """
+        raise NotImplementedError
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the calling thread until the transfer has finished.
@@ -69,10 +93,7 @@ class Transfer:
         Raises:
             TransferError: the transfer failed, or has not finished in time (and goes on).
         """
-        if not self._finished.wait(timeout):
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-        if self._error is not None:
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+        raise NotImplementedError
 
     def result(self) -> TransferResult:
         """What it did; waits for it.
@@ -80,6 +101,74 @@ class Transfer:
         Raises:
             TransferError: the transfer failed.
         """
+        raise NotImplementedError
+
+    def replan(self, plan: Plan) -> None:
+        """Give a transfer that was captured into a CUDA graph other blocks to move, from the next replay on.
+
+        No replay may be in flight. Only transfers of the kernel path can be captured.
+
+        Args:
+            plan: of the same programs, with at most as many units of each as were captured.
+
+        Raises:
+            PathError: the transfer was not captured, or the plan does not fit what was.
+        """
+        del plan
+        raise PathError("only a transfer captured into a CUDA graph is replayed with another plan; submit this one")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.plan!r})"
+
+
+def layers_of(plan: Plan) -> tuple[int, ...]:
+    """Global numbers of the layers that a plan moves, ascending."""
+    return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
+
+
+def check_layer(plan: Plan, layer: int) -> None:
+    """The plan moves this layer.
+
+    Raises:
+        LayoutError: it does not.
+    """
+    moved = layers_of(plan)
+    if layer not in moved:
+        raise LayoutError(f"layer {layer!r} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+
+
+class HostTransfer(Transfer):
+    """A transfer of the host path."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._finished = threading.Event()
+        self._result: TransferResult | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """See :meth:`Transfer.done`."""
+        return self._finished.is_set()
+
+    def wait(self, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait`."""
+        del stream
+        self.synchronize()
+
+    def wait_layer(self, layer: int, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait_layer`; waits for all layers."""
+        check_layer(self.plan, layer)
+        self.wait(stream)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See :meth:`Transfer.synchronize`."""
+        if not self._finished.wait(timeout):
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+        if self._error is not None:
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+
+    def result(self) -> TransferResult:
+        """See :meth:`Transfer.result`."""
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")

@@ -1,0 +1,170 @@
+"""The copy-engine paths: batches of flat descriptors, and 2-D copies. Neither takes an SM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvplan.errors import TransferError
+from kvplan.execute.cuda import Device, DriverError
+from kvplan.execute.kernel_path import copies_of
+from kvplan.execute.policy import Policy
+from kvplan.lower import Seams, cut, flat, strided
+from kvplan.plan import Plan
+from kvplan.program import Int64Array
+from kvplan.twin import Descriptors
+
+if TYPE_CHECKING:
+    from kvplan.execute.flight import DeviceTransfer
+    from kvplan.execute.lane import Lane
+    from kvplan.execute.runtime import Runtime
+
+# Copies of one call. The engine begins when the call returns, so large batches go in slices; and 52,000 copies in one
+# call have crashed a driver (580).
+SLICE = 4096
+SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
+SLOW_2D = 256  # 2-D copies, at 3 us each
+# Copies from here on are faster over several streams; shorter ones are bounded by the CPU.
+PARALLEL_NBYTES = 28 << 10
+UNIFIED = 4  # CUmemorytype: the driver tells from the address
+
+
+class CopyEnginePath:
+    """cuMemcpyBatchAsync over the flat lowering, by address; single copies where the driver is older than 12.8."""
+
+    name = "copy_engine"
+    capturable = False
+
+    def __init__(self, runtime: Runtime, policy: Policy) -> None:
+        self._runtime = runtime
+        self._streams = policy.streams
+
+    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
+        """Where a transfer begins and where it ends."""
+        del direction
+        return lane.copy, lane.copy
+
+    def slow(self, plan: Plan) -> bool:
+        """Whether issuing it takes the CPU long."""
+        return copies_of(plan) > SLOW
+
+    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
+        """Put it on the lane's copy stream, and on side streams where there are several."""
+        made = flat(plan.parts, self._runtime.seams(plan), None)
+        count = made.size.size
+        if not count:
+            return
+        device = self._runtime.device
+        wanted = self._streams or 1
+        slices = max(-(-count // SLICE), min(wanted, count))
+        streams = [lane.copy, *self._runtime.side_streams(lane, min(wanted, slices) - 1)]
+        if len(streams) > 1:
+            fork = transfer.event()
+            device.record(fork, lane.copy)
+            for stream in streams[1:]:
+                device.wait(stream, fork)
+        edges = np.linspace(0, count, slices + 1).astype(int).tolist()
+        for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+            copy_all(device, made, first, last, streams[k % len(streams)])
+        for stream in streams[1:]:
+            join = transfer.event()
+            device.record(join, stream)
+            device.wait(lane.copy, join)
+        transfer.copies += count
+        transfer.launches += slices if device.driver.cuMemcpyBatchAsync else count
+
+
+class CopyEngine2DPath:
+    """2-D copies over the strided lowering, one for each run and unit. What has no rows goes as a batch."""
+
+    name = "copy_engine_2d"
+    capturable = False
+
+    def __init__(self, runtime: Runtime, policy: Policy) -> None:
+        del policy
+        self._runtime = runtime
+
+    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
+        """Where a transfer begins and where it ends."""
+        del direction
+        return lane.copy, lane.copy
+
+    def slow(self, plan: Plan) -> bool:
+        """Whether issuing it takes the CPU long."""
+        return sum(part.units.shape[1] * len(part.group.runs) for part in plan.parts) > SLOW_2D
+
+    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
+        """Put it on the lane's copy stream."""
+        device = self._runtime.device
+        rows = np.asarray(strided(plan.parts, self._runtime.seams(plan)))
+        # A pitch is limited, to 2 GiB or so: layers of a large cache lie further apart.
+        flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > device.max_pitch)
+        boxes = parameters(rows[~flat_rows])
+        first, step = boxes.ctypes.data, boxes.strides[0]
+        for k in range(len(boxes)):
+            try:
+                device.copy_2d(first + k * step, lane.copy)
+            except DriverError as error:
+                src, dst, width, height, *_ = rows[~flat_rows][k].tolist()
+                what = f"{height} rows of {width} bytes from {src:#x} to {dst:#x}"
+                raise TransferError(f"{error}: 2-D copy {k} of {len(boxes)}, {what}") from error
+        transfer.launches += len(boxes)
+        transfer.copies += int(rows[:, 3].sum())
+        rest = exploded(rows[flat_rows])
+        for at in range(0, rest.size.size, SLICE):
+            copy_all(device, rest, at, min(at + SLICE, rest.size.size), lane.copy)
+            transfer.launches += 1
+
+
+def copy_all(device: Device, made: Descriptors, first: int, last: int, stream: int) -> None:
+    """Issue descriptors ``first`` to ``last``.
+
+    Raises:
+        TransferError: with the first that the driver refuses, where it says which.
+    """
+    src, dst, size = (column.ctypes.data + 8 * first for column in made)
+    if device.driver.cuMemcpyBatchAsync is None:
+        for a, b, nbytes in zip(*(column[first:last].tolist() for column in made), strict=True):
+            device.copy(b, a, nbytes, stream)
+        return
+    for at in range(0, last - first, SLICE):
+        count = min(SLICE, last - first - at)
+        try:
+            device.copy_batch(dst + 8 * at, src + 8 * at, size + 8 * at, count, stream)
+        except DriverError as error:
+            if error.at is None:
+                raise
+            k = first + at + error.at
+            a, b, nbytes = (int(column[k]) for column in made)
+            raise TransferError(
+                f"{error}: descriptor {k} of {made.size.size}, {nbytes} bytes from {a:#x} to {b:#x}"
+            ) from error
+
+
+def parameters(rows: Int64Array) -> Int64Array:
+    """CUDA_MEMCPY2D of every row: (n, 16) int64, the structure's words.
+
+    >>> parameters(np.array([[1, 2, 3, 4, 5, 6]])).tolist()
+    [[0, 0, 4, 0, 1, 0, 5, 0, 0, 4, 0, 2, 0, 6, 3, 4]]
+    """
+    made = np.zeros((len(rows), 16), dtype=np.int64)
+    made[:, (2, 9)] = UNIFIED
+    made[:, (4, 11, 14, 15, 6, 13)] = rows
+    return made
+
+
+def exploded(rows: Int64Array) -> Descriptors:
+    """Rows of 2-D copies as flat descriptors.
+
+    >>> [column.tolist() for column in exploded(np.array([[0, 100, 8, 2, 16, 8], [50, 60, 4, 1, 4, 4]]))]
+    [[0, 16, 50], [100, 108, 60], [8, 8, 4]]
+    """
+    height = rows[:, 3]
+    index = np.repeat(np.arange(len(rows)), height)
+    step = np.arange(index.size) - np.repeat(np.cumsum(height) - height, height)
+    src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
+    return Descriptors(src, dst, np.ascontiguousarray(rows[index, 2]))
+
+
+__all__ = ["CopyEngine2DPath", "CopyEnginePath", "Seams", "copy_all", "cut"]

@@ -1,0 +1,89 @@
+"""How GPU executors end: what has passed is let go of, and an exit waits for what has not."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from kvplan.errors import TransferError
+
+if TYPE_CHECKING:
+    from kvplan.execute.runtime import Runtime
+
+LOOK_SECONDS = 0.02  # between two looks at what is in flight
+EXIT_SECONDS = 30.0  # that an exit waits for transfers that do not end
+
+_live: set[Keeper] = set()
+
+
+class Keeper:
+    """Lets go of ended transfers, so that memory lives no longer than its transfer, submits or none.
+
+    Its thread sleeps while nothing is in flight. It is what keeps the runtime of a dropped executor alive until all
+    has ended.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._keep, name="kvplan-keeper", daemon=True)
+        _hook_exit()
+        _live.add(self)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something is in flight."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End once nothing is in flight any more."""
+        self._stopped = True
+        self._wake.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for that; whether it has come."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _keep(self) -> None:
+        runtime = self._runtime
+        while True:
+            self._wake.wait()
+            if self._stopped and all(lane.join(0) for lane in runtime.lanes.values()) and not runtime.reap():
+                break
+            if self._stopped:
+                threading.Event().wait(LOOK_SECONDS / 20)
+                continue
+            self._wake.clear()
+            if runtime.reap():
+                self._wake.set()
+                threading.Event().wait(LOOK_SECONDS)
+        try:
+            runtime.tear_down()
+        except TransferError:  # the context is lost; there is nothing to give back to
+            pass
+        _live.discard(self)
+
+
+@functools.cache
+def _hook_exit() -> None:
+    atexit.register(_drain_at_exit)
+
+
+def _drain_at_exit() -> None:
+    """Finish all that was submitted."""
+    keepers = [keeper for keeper in tuple(_live) if keeper._runtime.pid == os.getpid()]
+    for keeper in keepers:
+        keeper._runtime.stop()
+    left = [keeper for keeper in keepers if not keeper.join(EXIT_SECONDS)]
+    if left:
+        count = sum(len(lane.flying) for keeper in left for lane in keeper._runtime.lanes.values())
+        message = f"at exit, {count} transfers of a GPU were given up: they have not ended in {EXIT_SECONDS:.0f} s"
+        warnings.warn(message, RuntimeWarning, stacklevel=1)

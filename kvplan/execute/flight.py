@@ -1,0 +1,218 @@
+"""Transfers of a GPU: what is in flight, what it holds, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.execute.cuda import NOT_READY, Uncaptured
+from kvplan.execute.transfer import Transfer, TransferResult, check_layer
+from kvplan.plan import Plan
+
+if TYPE_CHECKING:
+    from kvplan.execute.kernel_path import Launch
+    from kvplan.execute.lane import Lane
+    from kvplan.execute.memory import Piece
+    from kvplan.execute.runtime import Runtime
+
+
+class DeviceTransfer(Transfer):
+    """A transfer between a GPU and pinned or pageable memory, or within the GPU.
+
+    The runtime holds it until its last event has passed, and then gives its events and slots back; from then on it
+    only remembers its result. All that changes does so under the runtime's lock.
+    """
+
+    __slots__ = (
+        "_after", "_begin", "_borrowed", "_captured", "_end", "_error", "_issued", "_launches", "_marks", "_over", "_pieces",
+        "_result", "_runtime", "_waiters", "copies", "launches", "path", "plan",
+    )  # fmt: skip
+
+    def __init__(self, plan: Plan, runtime: Runtime, path: str) -> None:
+        self.plan = plan
+        self.path = path
+        self.copies = 0
+        self.launches = 0
+        self._runtime = runtime
+        self._after: Any = None  # the event it waits for, if that is somebody else's
+        self._begin = 0
+        self._end = 0
+        self._borrowed: list[int] = []  # events to give back
+        self._pieces: list[tuple[Any, Piece]] = []  # (arena, piece) to give back
+        self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
+        self._issued: threading.Event | None = None  # of one that the lane's own thread issues
+        self._over = False
+        self._waiters = 0
+        self._captured = False
+        self._launches: list[Launch] = []  # of a captured one
+        self._result: TransferResult | None = None
+        self._error: BaseException | None = None
+
+    # What the paths use while they issue it.
+
+    def slot(self, nbytes: int) -> Piece:
+        """A pinned slot that is this transfer's until its end."""
+        runtime = self._runtime
+        with runtime.lock:
+            piece = runtime.slots.take(nbytes)
+        self._pieces.append((runtime.slots, piece))
+        return piece
+
+    def event(self) -> int:
+        """An event that is this transfer's until its end."""
+        event = self._runtime.take_event()
+        self._borrowed.append(event)
+        return event
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits to be issued by the lane's own thread."""
+        return self._issued is not None and not self._issued.is_set()
+
+    # The contract.
+
+    def done(self) -> bool:
+        """See :meth:`Transfer.done`."""
+        self._check_not_captured("done()")
+        if self._over:
+            return True
+        if self.queued:
+            return False
+        return self._runtime.poll(self)
+
+    def wait(self, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait`."""
+        self._order(self._runtime.stream_handle(stream), None)
+
+    def wait_layer(self, layer: int, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait_layer`."""
+        check_layer(self.plan, layer)
+        self._order(self._runtime.stream_handle(stream), layer)
+
+    def precede(self, stream: int) -> None:
+        """Let a stream, by its handle, wait for the end of this transfer."""
+        self._order(stream, None)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See :meth:`Transfer.synchronize`."""
+        self._check_not_captured("synchronize()")
+        late = TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+        started = time.monotonic()
+        if self._issued is not None and not self._issued.wait(timeout):
+            raise late
+        if not self._over:
+            if timeout is None:
+                self._runtime.block(self)
+            else:
+                while not self.done():
+                    if time.monotonic() - started > timeout:
+                        raise late
+                    time.sleep(20e-6)
+        self._raise_error()
+
+    def result(self) -> TransferResult:
+        """See :meth:`Transfer.result`."""
+        self.synchronize()
+        if self._result is None:
+            raise TransferError("the transfer finished without a result")
+        return self._result
+
+    def replan(self, plan: Plan) -> None:
+        """See :meth:`Transfer.replan`."""
+        if not self._captured:
+            super().replan(plan)
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; replan takes what CopyProgram.plan or join made")
+        self._runtime.check_open()
+        self._runtime.replan(self, plan)
+
+    # What the runtime does with it.
+
+    def _order(self, stream: int, layer: int | None) -> None:
+        if self._issued is not None:
+            self._issued.wait()
+        runtime = self._runtime
+        with runtime.lock:
+            if self._over:
+                self._raise_error()
+                return
+            event = self._end
+            if layer is not None:
+                event = next((mark for layers, mark in self._marks if layer in layers), event)
+            if event:
+                with runtime.device.current():
+                    runtime.device.wait(stream, event)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            if isinstance(self._error, KVPlanError):
+                raise self._error
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+
+    def _check_not_captured(self, call: str) -> None:
+        if self._captured:
+            raise TransferError(
+                f"{call} of a transfer that was captured into a CUDA graph; it happens when the graph is replayed: "
+                "synchronize the stream of the replay"
+            )
+
+    def _retire(self) -> bool:
+        """End it if its last event has passed; the runtime's lock is held and its device current."""
+        if self._over:
+            return True
+        device = self._runtime.device
+        code = device.driver.cuEventQuery(self._end)
+        if code == NOT_READY:
+            return False
+        if code:
+            self._fail(
+                TransferError(f"cuEventQuery returned {device.driver.name(code)}: the transfer, or work before it")
+            )
+        elif self._error is None:
+            seconds = device.seconds(self._begin, self._end)
+            self._result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches)
+        self._over = True
+        self._give_back()
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+
+    def _give_back(self) -> None:
+        if self._waiters:  # the last of those who block on the end event does it
+            return
+        runtime = self._runtime
+        for arena, piece in self._pieces:
+            arena.give(piece)
+        runtime.events.extend(self._borrowed)
+        self._pieces, self._borrowed, self._marks, self._after = [], [], [], None
+
+    def __repr__(self) -> str:
+        if self._captured:
+            state = "captured"
+        else:
+            state = "failed" if self._error else "done" if self._over else "in flight"
+        return f"Transfer({self.plan!r}, {state})"
+
+
+def stream_handle(stream: Any) -> int | None:
+    """The driver's handle of a stream of torch, or of whatever follows its names; None where it is no stream."""
+    handle = getattr(stream, "cuda_stream", None)
+    if isinstance(handle, int):
+        return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if callable(protocol):
+        return int(protocol()[1])
+    return None
+
+
+def current_stream(ordinal: int) -> Any:
+    """torch's current stream of a device, or None where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return None if torch is None or not torch.cuda.is_available() else torch.cuda.current_stream(ordinal)
+
+
+__all__ = ["DeviceTransfer", "PathError", "Uncaptured", "current_stream", "stream_handle"]

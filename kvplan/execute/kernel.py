@@ -1,0 +1,149 @@
+"""The copy kernel: one Triton program text for every layout pair, both directions, all alignments.
+
+A kernel gets one argument, the address of a header in pinned memory that it reads in place. The header leads to the
+units (addresses, read in place too) and to the items: the pieces of one unit, at most ``width`` bytes each. Every
+(unit, item) is one row of a tile; a program takes a tile of rows at a time, so that many rows are in flight at once.
+Nothing else distinguishes one transfer from another, so a captured launch copies whatever its header says at replay.
+
+The one file that imports Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from kvplan.execute.shape import Shape
+
+# The header, in words of 8 bytes.
+UNITS, ITEMS, CHUNKS, SRC_UNITS, DST_UNITS, SRC_ITEMS, DST_ITEMS, SIZES = range(8)
+
+# Element by word size: of 16 bytes, two that travel as one instruction.
+_ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
+
+
+def copy_rows(  # type: ignore[no-untyped-def]
+    header, ROWS: tl.constexpr, WIDTH: tl.constexpr, WORD: tl.constexpr, ELEMENT: tl.constexpr, PER: tl.constexpr
+):
+    """Copy every item of every unit.
+
+    Args:
+        header: int64 pointer to units, items a unit, chunks an item, then the addresses of five int64 arrays: source
+            and destination address of each unit; source offset, destination offset and bytes of each item.
+        ROWS: rows of a tile.
+        WIDTH: bytes of a row that are in flight at once; an item has at most ``chunks`` times as many.
+        WORD: bytes of a word; divides every address and size.
+        ELEMENT: its type, or that of its ``PER`` equal parts.
+        PER: elements a word.
+    """
+    units = tl.load(header)
+    items = tl.load(header + 1).to(tl.int32)
+    chunks = tl.load(header + 2).to(tl.int32)
+    src_units = tl.load(header + 3).to(tl.pointer_type(tl.int64))
+    dst_units = tl.load(header + 4).to(tl.pointer_type(tl.int64))
+    src_items = tl.load(header + 5).to(tl.pointer_type(tl.int64))
+    dst_items = tl.load(header + 6).to(tl.pointer_type(tl.int64))
+    sizes = tl.load(header + 7).to(tl.pointer_type(tl.int64))
+    total = (units * items).to(tl.int32)
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH // WORD * PER)
+    step = tl.num_programs(0) * ROWS
+    first = tl.program_id(0) * ROWS
+    # The addresses of a tile are fetched while the tile before it is in flight: units lie across the link.
+    index = first + row
+    unit = index // items
+    item = index - unit * items
+    live = index < total
+    src_unit = tl.load(src_units + unit, mask=live, other=0)
+    dst_unit = tl.load(dst_units + unit, mask=live, other=0)
+    src_item = tl.load(src_items + item, mask=live, other=0)
+    dst_item = tl.load(dst_items + item, mask=live, other=0)
+    size = tl.load(sizes + item, mask=live, other=0)
+    while first < total:
+        src = src_unit + src_item
+        dst = dst_unit + dst_item
+        count = (size // WORD).to(tl.int32) * PER  # the product shows the compiler that words are never cut
+        first += step
+        index = first + row
+        unit = index // items
+        item = index - unit * items
+        live = index < total
+        src_unit = tl.load(src_units + unit, mask=live, other=0)
+        dst_unit = tl.load(dst_units + unit, mask=live, other=0)
+        src_item = tl.load(src_items + item, mask=live, other=0)
+        dst_item = tl.load(dst_items + item, mask=live, other=0)
+        size = tl.load(sizes + item, mask=live, other=0)
+        for chunk in range(chunks):
+            at = chunk * (WIDTH // WORD * PER) + column
+            # The promise counts only when made of pointers, after the cast.
+            source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
+            target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
+            mask = at[None, :] < count[:, None]
+            value = tl.load(source + at[None, :], mask=mask)
+            tl.store(target + at[None, :], value, mask=mask)
+
+
+class Compiled(NamedTuple):
+    """One kernel for one GPU architecture.
+
+    Attributes:
+        image: the cubin.
+        ptx: what it was assembled from.
+        name: of its function.
+        shared: bytes of shared memory it needs.
+        threads: of one program.
+    """
+
+    image: bytes
+    ptx: str
+    name: str
+    shared: int
+    threads: int
+
+
+def _constants(shape: Shape) -> dict[str, Any]:
+    element, per = _ELEMENTS[shape.word]
+    return {"ROWS": shape.rows, "WIDTH": shape.width, "WORD": shape.word, "ELEMENT": element, "PER": per}
+
+
+@functools.lru_cache(maxsize=256)
+def compile_kernel(shape: Shape, arch: int) -> Compiled:
+    """Compile for an architecture (80, 90, 100, …); needs no GPU. Triton keeps the result on disk.
+
+    >>> from kvplan.execute.shape import Shape
+    >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32), 90).ptx
+    True
+    """
+    constants = _constants(shape)
+    source = ASTSource(
+        JITFunction(copy_rows),
+        signature={"header": "*i64", **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        attrs={(0,): [["tt.divisibility", 16]]},
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": shape.warps, "enable_fp_fusion": False}
+    )
+    return Compiled(made.asm["cubin"], made.asm["ptx"], made.metadata.name, int(made.metadata.shared), 32 * shape.warps)
+
+
+def interpret(header: Any, shape: Shape, programs: int) -> None:
+    """Run the kernel on the CPU, word for word, under Triton's interpreter.
+
+    Args:
+        header: int64 torch tensor of 8 words, as the kernel reads it; all addresses in it are the CPU's.
+        shape: the variant.
+        programs: how many.
+    """
+    # A copy of the function, because the interpreter changes what its globals mean while it runs.
+    text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
+    text.__annotations__ = dict(copy_rows.__annotations__)
+    InterpretedFunction(text)[(programs,)](header, **_constants(shape))

@@ -1,0 +1,210 @@
+"""The kernel path: one launch a run group, over units and run tables; or one launch over flat descriptors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import PathError
+from kvplan.execute.memory import Piece
+from kvplan.execute.policy import Policy
+from kvplan.execute.shape import MAX_TILE, MAX_WIDTH, Shape, shape_of
+from kvplan.lower import Part, together
+from kvplan.plan import Plan
+from kvplan.program import Int64Array, RunGroup
+
+if TYPE_CHECKING:
+    from kvplan.execute.flight import DeviceTransfer
+    from kvplan.execute.lane import Lane
+    from kvplan.execute.runtime import Runtime
+
+LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
+STORE_TILE = 64 << 10  # bytes
+# More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
+MAX_GROUPS = 4
+# Bytes of a flat descriptor: longer ones are cut, so that programs share the work; the kernel loops over the rest.
+FLAT_NBYTES = 64 << 10
+HEADER = 8  # words
+# Rows of one launch: they are counted in 32 bits, with room for the steps of all programs.
+MAX_ROWS = 1 << 30
+
+
+class Launch(NamedTuple):
+    """A launch whose header may be written again: one captured into a graph.
+
+    Attributes:
+        group: the run group, or None for flat descriptors.
+        piece: header and units.
+        capacity: units, or flat descriptors, that fit.
+        chunks: most steps of a row, where flat.
+        word: alignment that the kernel was compiled for.
+    """
+
+    group: RunGroup | None
+    piece: Piece
+    capacity: int
+    chunks: int
+    word: int
+
+
+class KernelPath:
+    """Triton over the factored plan; addresses of runs are worked out on the GPU."""
+
+    name = "kernel"
+    capturable = True
+
+    def __init__(self, runtime: Runtime, policy: Policy) -> None:
+        self._runtime = runtime
+        self._policy = policy
+
+    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
+        """Where a transfer begins and where it ends."""
+        del direction
+        return lane.kernel, lane.kernel
+
+    def slow(self, plan: Plan) -> bool:
+        """Whether issuing it takes the CPU long."""
+        return len(plan.parts) > MAX_GROUPS and copies_of(plan) > 1 << 14
+
+    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
+        """Put it on the lane's kernel stream."""
+        parts = [part for part in together(plan.parts) if part.units.shape[1]]
+        if len(parts) > MAX_GROUPS:
+            self._issue_flat(transfer, plan, lane.kernel)
+            return
+        programs, tile = self.width(plan.direction)
+        for part in parts:
+            self._issue_part(transfer, part, programs, tile, lane.kernel)
+
+    def width(self, direction: str) -> tuple[int, int]:
+        """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
+        if direction == "load":
+            programs, tile = LOAD_PROGRAMS, MAX_TILE
+        elif direction == "store":
+            programs, tile = STORE_PROGRAMS, STORE_TILE
+        else:
+            programs, tile = DEVICE_PROGRAMS, MAX_TILE
+        return self._policy.max_programs or programs, self._policy.tile_bytes or tile
+
+    def _issue_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> None:
+        runtime, group = self._runtime, part.group
+        table = runtime.table(group, group.packed, group.alignment, tile, stream, key="direct")
+        count = part.units.shape[1]
+        step = max(MAX_ROWS // table.items, 1)
+        for first in range(0, count, step):
+            units = part.units if count <= step else part.units[:, first : first + step]
+            piece = transfer.slot(8 * (HEADER + units.size))
+            write_units(piece, units, table.header)
+            runtime.launch(table.shape, programs, stream, piece.address)
+            transfer.launches += 1
+            if transfer._captured:
+                capacity = (piece.nbytes // 8 - HEADER) // 2
+                transfer._launches.append(Launch(group, piece, min(capacity, step), 1, table.shape.word))
+        transfer.copies += count * group.packed.shape[1]
+
+    def _issue_flat(self, transfer: DeviceTransfer, plan: Plan, stream: int) -> None:
+        made = plan.descriptors(max_nbytes=FLAT_NBYTES)
+        programs, tile = self.width(plan.direction)
+        columns = np.stack(made)
+        word = alignment_of(columns)
+        shape = shape_of(word, min(int(made.size.max()), MAX_WIDTH), tile)
+        chunks = -(-int(made.size.max()) // shape.width)
+        for first in range(0, made.size.size, MAX_ROWS):
+            rows = columns[:, first : first + MAX_ROWS]
+            piece = transfer.slot(8 * (HEADER + 1 + rows.size))
+            write_flat(piece, rows, chunks)
+            self._runtime.launch(shape, programs, stream, piece.address)
+            transfer.launches += 1
+            if transfer._captured:
+                capacity = (piece.nbytes // 8 - HEADER - 1) // 3
+                transfer._launches.append(Launch(None, piece, capacity, chunks, shape.word))
+        transfer.copies += made.size.size
+
+    def replan(self, launches: list[Launch], plan: Plan) -> None:
+        """Write other units into captured launches.
+
+        Raises:
+            PathError: the plan is not of the programs that were captured, or has more units; nothing is written then.
+        """
+        parts = [part for part in together(plan.parts) if part.units.shape[1]]
+        if any(launch.group is None for launch in launches):
+            self._replan_flat(launches, plan)
+            return
+        held: dict[RunGroup, list[Launch]] = {}
+        for launch in launches:
+            if launch.group is not None:
+                held.setdefault(launch.group, []).append(launch)
+        for part in parts:
+            if part.group not in held:
+                raise PathError("the plan is of another program than the one captured; capture it by itself")
+            capacity = sum(launch.capacity for launch in held[part.group])
+            if part.units.shape[1] > capacity:
+                raise PathError(
+                    f"the plan moves {part.units.shape[1]} units; what was captured has room for {capacity}"
+                )
+        units = {part.group: part.units for part in parts}
+        for group, captured in held.items():
+            left = units.get(group, np.empty((2, 0), dtype=np.int64))
+            for launch in captured:
+                write_units(launch.piece, left[:, : launch.capacity])
+                left = left[:, launch.capacity :]
+
+    def _replan_flat(self, launches: list[Launch], plan: Plan) -> None:
+        columns = np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES))
+        capacity = sum(launch.capacity for launch in launches)
+        if columns.shape[1] > capacity:
+            raise PathError(f"the plan has {columns.shape[1]} descriptors; what was captured has room for {capacity}")
+        if columns.size and alignment_of(columns) % launches[0].word:
+            raise PathError(f"the plan is aligned to {alignment_of(columns)} bytes; captured were {launches[0].word}")
+        for launch in launches:
+            write_flat(launch.piece, columns[:, : launch.capacity], FLAT_NBYTES // MAX_WIDTH)
+            columns = columns[:, launch.capacity :]
+
+
+def copies_of(plan: Plan) -> int:
+    """Contiguous copies, before units are merged."""
+    return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
+
+
+def alignment_of(columns: Int64Array) -> int:
+    """Largest power of two, at most 16, that divides every number.
+
+    >>> alignment_of(np.array([[64, 96], [32, 8]]))
+    8
+    """
+    common = int(np.bitwise_or.reduce(columns, axis=None)) | 16
+    return common & -common
+
+
+def write_units(piece: Piece, units: Int64Array, table: Int64Array | None = None) -> None:
+    """Fill a slot: a header, then units.
+
+    Args:
+        piece: the slot.
+        units: (2, n) int64: source and destination addresses.
+        table: the header's words of the run table; None keeps those that are there.
+    """
+    words, count = piece.words, units.shape[1]
+    first = piece.address + 8 * HEADER
+    if table is not None:
+        words[:HEADER] = table
+    words[0] = count
+    words[3] = first
+    words[4] = first + 8 * count
+    words[HEADER : HEADER + 2 * count] = units.ravel()
+
+
+def write_flat(piece: Piece, columns: Int64Array, chunks: int) -> None:
+    """Fill a slot: a header, one unit at address 0, and descriptors (3, n) as its items."""
+    words, count = piece.words, columns.shape[1]
+    zero = piece.address + 8 * HEADER
+    items = zero + 8
+    words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count)
+    words[HEADER] = 0
+    words[HEADER + 1 : HEADER + 1 + 3 * count] = columns.ravel()
+
+
+def shape_for(items: Int64Array, alignment: int, tile: int, max_warps: int) -> Shape:
+    """The kernel for items that are cut to its width."""
+    return shape_of(alignment, int(items[2].max()), tile, max_warps)

@@ -1,0 +1,82 @@
+"""A lane: the streams of one direction, on which transfers end in the order of their submits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvplan.execute.cuda import Device
+
+if TYPE_CHECKING:
+    from kvplan.execute.flight import DeviceTransfer
+
+Job = Callable[[], None]
+
+
+class Lane:
+    """Streams, and what was last put on them.
+
+    Attributes:
+        copy: the stream of the copy engine.
+        kernel: the stream of kernels, of the highest priority: short ones that others wait for.
+        side: more copy streams, where a policy asks for them.
+        last: the last transfer issued, while it is in flight.
+        flying: transfers in flight, in the order in which they end.
+        lock: held by whoever submits.
+    """
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.name = name
+        self.copy = device.stream()
+        self.kernel = device.stream(urgent=True)
+        self.side: list[int] = []
+        self.last: DeviceTransfer | None = None
+        self.flying: deque[DeviceTransfer] = deque()
+        self.lock = threading.RLock()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0
+        self._count = threading.Lock()
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """All its streams."""
+        return (self.copy, self.kernel, *self.side)
+
+    @property
+    def busy(self) -> bool:
+        """Whether its own thread has something to issue, so that what comes now must queue behind it."""
+        return self._waiting > 0
+
+    def later(self, job: Job) -> None:
+        """Let the lane's own thread issue something; jobs run in order."""
+        with self._count:
+            self._waiting += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"kvplan-{self.name}", daemon=True)
+                self._thread.start()
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the thread behind what it has to issue."""
+        if self._thread is not None:
+            self._jobs.put(None)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread; whether it has ended."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+            return not self._thread.is_alive()
+        return True
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                with self._count:
+                    self._waiting -= 1
+            del job

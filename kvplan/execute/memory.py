@@ -1,0 +1,99 @@
+"""Memory that is used over and over: pinned slots, tables and rings, in power-of-two pieces."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.program import Int64Array
+
+SMALLEST = 4 << 10  # bytes
+CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes
+
+
+class Piece(NamedTuple):
+    """A stretch of memory.
+
+    Attributes:
+        address: of its first byte.
+        nbytes: its bytes.
+        words: the same memory as int64, where the CPU reaches it; else empty.
+    """
+
+    address: int
+    nbytes: int
+    words: Int64Array
+
+
+class Arena:
+    """Pieces, handed out and taken back; nothing is returned to the system before :meth:`close`.
+
+    ``take`` needs a lock around it; ``give`` does not, so that it can be called where garbage is collected.
+
+    Args:
+        allocate: gives the address of so many bytes.
+        free: takes that address back.
+        visible: whether the CPU reaches the memory.
+    """
+
+    def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None], *, visible: bool) -> None:
+        self._allocate = allocate
+        self._free_block = free
+        self._visible = visible
+        self._blocks: list[int] = []
+        self._free: dict[int, deque[Piece]] = {}
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Piece:
+        """A piece of at least so many bytes."""
+        size = _rounded(nbytes)
+        free = self._free.setdefault(size, deque())
+        try:
+            return free.popleft()
+        except IndexError:
+            pass
+        block = max(size, CARVED)
+        address = self._allocate(block)
+        self._blocks.append(address)
+        self.nbytes += block
+        pieces = [self._piece(address + at, size) for at in range(0, block, size)]
+        free.extend(pieces[1:])
+        return pieces[0]
+
+    def give(self, piece: Piece) -> None:
+        """Take a piece back."""
+        self._free.setdefault(piece.nbytes, deque()).append(piece)
+
+    def close(self) -> None:
+        """Free everything; nothing may be in use."""
+        for address in self._blocks:
+            self._free_block(address)
+        self._blocks.clear()
+        self._free.clear()
+        self.nbytes = 0
+
+    def _piece(self, address: int, nbytes: int) -> Piece:
+        count = nbytes // 8 if self._visible else 0
+        words = np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64) if count else _NOTHING
+        return Piece(address, nbytes, words)
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+def _rounded(nbytes: int) -> int:
+    """Bytes of the piece that holds so many.
+
+    Small ones are powers of two; large ones quarters of them, so that little is wasted and sizes stay few.
+
+    >>> _rounded(1), _rounded(5000), _rounded((5 << 20) + 1) >> 20
+    (4096, 8192, 6)
+    """
+    if nbytes > CARVED:
+        quarter = 1 << ((nbytes - 1).bit_length() - 3)
+        return -(-nbytes // quarter) * quarter
+    return max(SMALLEST, 1 << (nbytes - 1).bit_length())

@@ -1,0 +1,80 @@
+"""Which host memory a GPU reaches, as its driver knows it: what is pinned, and where registrations end."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+from kvplan.components import Region
+from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
+from kvplan.layout import KVLayout
+
+
+class Facts(NamedTuple):
+    """What an executor must know of a layout before it moves bytes.
+
+    Attributes:
+        device: where its memory is.
+        virtual: whether its addresses are made up.
+        writable: whether its memory may be written.
+        pageable: why kernels cannot reach it, or "".
+        seams: ends of registrations inside it, ascending.
+    """
+
+    device: str
+    virtual: bool
+    writable: bool
+    pageable: str
+    seams: tuple[int, ...]
+
+
+class Reach:
+    """Asks the driver once a layout. Memory that was not pinned is asked for again: it may have been since."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        # By identity: layouts that compare equal may differ in what may be written.
+        self._known: dict[int, tuple[weakref.ref[KVLayout], Facts]] = {}
+
+    def facts(self, layout: KVLayout) -> Facts:
+        """What is known of a layout; the device is current."""
+        key = id(layout)
+        entry = self._known.get(key)
+        if entry is not None and entry[0]() is layout:
+            return entry[1]
+        virtual, device = layout.virtual, layout.device
+        pageable, seams = "", []
+        if device == "cpu" and not virtual:
+            low, high = _span(layout)
+            for region in layout.regions:
+                why, ends = self._walk(region, max(region.address, low), min(region.end, high))
+                pageable = pageable or why
+                seams += ends
+        facts = Facts(device, virtual, layout.writable, pageable, tuple(sorted(set(seams))))
+        if not pageable:
+            self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
+        return facts
+
+    def _walk(self, region: Region, first: int, last: int) -> tuple[str, list[int]]:
+        """From registration to registration: why not all is pinned, or "", and where they end."""
+        ask = self._device.pointer
+        at, seams = first, []
+        while at < last:
+            if ask(at, MEMORY_TYPE) != HOST_MEMORY:
+                return f"host memory at {at:#x} (of [{region.address:#x}, {region.end:#x})) is not pinned", []
+            if (mapped := ask(at, DEVICE_POINTER)) != at:
+                return f"host memory at {at:#x} has another address on the GPU ({mapped or 0:#x})", []
+            start, nbytes = ask(at, RANGE_START), ask(at, RANGE_SIZE)
+            if not start or not nbytes or start + nbytes <= at:  # the driver does not say how far: ask for the end
+                if ask(last - 1, MEMORY_TYPE) != HOST_MEMORY:
+                    return f"host memory at {last - 1:#x} is not pinned", []
+                break
+            at = start + nbytes
+            if at < last:
+                seams.append(at)
+        return "", seams
+
+
+def _span(layout: KVLayout) -> tuple[int, int]:
+    hulls = [component.hull() for component in layout.components]
+    return min(low for low, _ in hulls), max(high for _, high in hulls)

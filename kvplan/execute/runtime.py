@@ -1,0 +1,393 @@
+"""One GPU's executor: checks a plan, chooses its path, issues it, and sees it to its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute import ending
+from kvplan.execute.choose import Candidates
+from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
+from kvplan.execute.cuda import SUCCESS, Device, Uncaptured
+from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
+from kvplan.execute.kernel_path import KernelPath
+from kvplan.execute.lane import Lane
+from kvplan.execute.memory import Arena
+from kvplan.execute.policy import Policy
+from kvplan.execute.reach import Reach
+from kvplan.execute.shape import Shape
+from kvplan.execute.staged import StagedPath
+from kvplan.execute.tables import Table, Tables
+from kvplan.execute.transfer import check_after, wait_for
+from kvplan.layers import split_layers
+from kvplan.lower import Seams
+from kvplan.plan import Plan
+from kvplan.program import Int64Array, RunGroup
+from kvplan.staging import Staging, stage
+
+Wait = int | DeviceTransfer  # an event, or a transfer, whose event may be given back meanwhile
+Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath
+# A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
+LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
+
+
+class Runtime:
+    """What an :class:`kvplan.Executor` of a GPU consists of.
+
+    Its keeper thread keeps it alive until it is stopped and all that was submitted has ended.
+    """
+
+    def __init__(self, device: Device, policy: Policy) -> None:
+        self.pid = os.getpid()
+        self.device = device
+        self.policy = policy
+        self.lock = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
+        self.closed = False
+        self.events: list[int] = []
+        with device.current():
+            self.slots = Arena(device.allocate_host, device.free_host, visible=True)
+            self.memory = Arena(device.allocate, device.free, visible=False)
+            self.lanes = {name: Lane(device, name) for name in ("load", "store")}
+            self.tables = Tables(self)
+        self.reach = Reach(device)
+        self._stagings: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakKeyDictionary()
+        self.paths: dict[str, Path] = {
+            path.name: path
+            for path in (kind(self, policy) for kind in (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath))
+        }
+        self._candidates = Candidates(self)
+        self._captured: list[DeviceTransfer] = []  # their slots are read at every replay
+        self._forks: list[int] = []
+        self.keeper = ending.Keeper(self)
+
+    # Submitting.
+
+    def check_open(self) -> None:
+        """Transfers can be submitted.
+
+        Raises:
+            TransferError: they cannot: it is closed, or belongs to another process.
+        """
+        if self.pid != os.getpid():
+            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+        if self.closed:
+            raise TransferError("the executor is closed; submit before close()")
+
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> DeviceTransfer:
+        """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
+        self.check_open()
+        with self.device.current():
+            capturing = self._capturing(after)
+            path = self.paths[self._candidates.choose(plan, capturing=capturing is not None)]
+            transfer = DeviceTransfer(plan, self, path.name)
+            if capturing is not None:
+                self._capture(transfer, path, after, capturing)
+                return transfer
+            lane = self.lanes["store" if plan.direction == "store" else "load"]
+            with lane.lock:
+                self.check_open()
+                waits = self._waits(after, transfer)
+                late = isinstance(after, DeviceTransfer) and after.queued
+                if waits is None or late or lane.busy or path.slow(plan) or self._candidates.pageable(plan):
+                    self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
+                else:
+                    self._issue(transfer, path, lane, waits, by_layer=by_layer)
+        return transfer
+
+    def _issue_later(
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, after: Any, waits: list[Wait] | None, *, by_layer: bool
+    ) -> None:
+        """Issue it behind what the lane's own thread has to issue; that thread holds no lock meanwhile.
+
+        While it has work, submits queue here instead of going to the streams themselves.
+        """
+        issued = transfer._issued = threading.Event()
+
+        def job() -> None:
+            try:
+                if waits is None:
+                    wait_for(after)
+                with self.device.current():
+                    self._issue(transfer, path, lane, waits or [], by_layer=by_layer)
+            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
+                with self.lock:
+                    transfer._fail(error)
+                    transfer._over = transfer._over or not transfer._end
+            finally:
+                issued.set()
+
+        lane.later(job)
+
+    def _issue(self, transfer: DeviceTransfer, path: Path, lane: Lane, waits: list[Wait], *, by_layer: bool) -> None:
+        """Put a transfer on the lane's streams; the device is current and nobody else issues on this lane."""
+        device, plan = self.device, transfer.plan
+        entry, leave = path.streams(lane, plan.direction)
+        begin, end = transfer.event(), transfer.event()
+        try:
+            for wait in waits:
+                if isinstance(wait, DeviceTransfer):
+                    wait.precede(entry)
+                else:
+                    device.wait(entry, wait)
+            last = lane.last
+            if last is not None and last.path != path.name:
+                with self.lock:
+                    if not last._over:
+                        device.wait(entry, last._end)
+            device.record(begin, entry)
+            if by_layer:
+                self._issue_layers(transfer, path, lane, leave)
+            elif plan.nbytes:
+                path.issue(transfer, plan, lane)
+            if entry != leave and not transfer.launches:
+                device.wait(leave, begin)
+            device.record(end, leave)
+        except BaseException as error:
+            self._end_broken(transfer, lane, end, error)
+            raise
+        transfer._begin = begin
+        self._fly(transfer, lane, end)
+
+    def _fly(self, transfer: DeviceTransfer, lane: Lane, end: int) -> None:
+        with self.lock:
+            transfer._end = end
+            lane.last = transfer
+            lane.flying.append(transfer)
+        self.keeper.wake()
+
+    def _issue_layers(self, transfer: DeviceTransfer, path: Path, lane: Lane, leave: int) -> None:
+        plan = transfer.plan
+        count = min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1))
+        for layers, part in split_layers(plan, count):
+            path.issue(transfer, part, lane)
+            mark = transfer.event()
+            self.device.record(mark, leave)
+            transfer._marks.append((layers, mark))
+
+    def _end_broken(self, transfer: DeviceTransfer, lane: Lane, end: int, error: BaseException) -> None:
+        """What was issued before an error still runs: keep everything until all streams of the lane have passed it."""
+        with self.lock:
+            transfer._fail(error)
+        device = self.device
+        try:
+            for stream in lane.streams:
+                event = transfer.event()
+                device.record(event, stream)
+                device.wait(lane.copy, event)
+            device.record(end, lane.copy)
+        except TransferError:  # the context is lost, and with it all that runs
+            transfer._over = True
+            return
+        self._fly(transfer, lane, end)
+
+    # What comes before.
+
+    def _waits(self, after: Any, transfer: DeviceTransfer) -> list[Wait] | None:
+        """What the GPU is to wait for; None where only the CPU can wait."""
+        if after is None:
+            return []
+        if isinstance(after, DeviceTransfer):
+            if after._captured:
+                raise KVPlanError("after is a transfer captured into a CUDA graph; give the stream that replays it")
+            return [after]
+        handle = stream_handle(after)
+        if handle is not None:
+            if getattr(after, "device_index", self.device.ordinal) != self.device.ordinal:
+                after = transfer._after = after.record_event()  # only its own device can record on it
+                return [after.cuda_event]
+            event = transfer.event()
+            self.device.record(event, handle)
+            return [event]
+        event = getattr(after, "cuda_event", None)
+        if isinstance(event, int):
+            transfer._after = after
+            return [event] if event else []  # one never recorded has passed
+        return None
+
+    # Graphs.
+
+    def _capturing(self, after: Any) -> int | None:
+        """The stream being captured that a submit belongs to, or None."""
+        handle = stream_handle(after)
+        if handle is not None:
+            return handle if self.device.capturing(handle) else None
+        stream = current_stream(self.device.ordinal)
+        if stream is None:
+            return None
+        handle = stream.cuda_stream
+        return handle if handle and self.device.capturing(handle) else None
+
+    def _capture(self, transfer: DeviceTransfer, path: Path, after: Any, capturing: int) -> None:
+        """Fork from the stream being captured, launch, and leave the end for ``wait`` to join."""
+        device = self.device
+        if isinstance(after, DeviceTransfer) and not after._captured:
+            raise PathError("after is a transfer outside the graph being captured; wait for it before the capture")
+        with Uncaptured(device), self.lock:
+            fork = device.stream(urgent=True)
+            self._forks.append(fork)
+            self._captured.append(transfer)
+            transfer._captured = True
+            begin, end = transfer.event(), transfer.event()
+            device.record(begin, capturing)
+            device.wait(fork, begin)
+            if isinstance(after, DeviceTransfer):
+                device.wait(fork, after._end)
+            lane = _Fork(fork)
+            if transfer.plan.nbytes:
+                path.issue(transfer, transfer.plan, lane)  # type: ignore[arg-type]  # all that it asks of a lane
+            device.record(end, fork)
+            transfer._begin, transfer._end = begin, end
+
+    def replan(self, transfer: DeviceTransfer, plan: Plan) -> None:
+        """Write other units into a captured transfer."""
+        if plan.direction != transfer.plan.direction:
+            raise PathError(f"a {transfer.plan.direction!r} was captured, and this plan is a {plan.direction!r}")
+        with self.device.current(), Uncaptured(self.device), self.lock:
+            self._candidates.check(plan, "kernel")
+            kernel = self.paths["kernel"]
+            if isinstance(kernel, KernelPath):
+                kernel.replan(transfer._launches, plan)
+            transfer.plan = plan
+
+    # What the paths ask for.
+
+    def table(
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
+        max_warps: int = 32,
+    ) -> Table:  # fmt: skip
+        """The run table of a group in GPU memory; ``stream`` waits for it where it is new."""
+        return self.tables.get(group, items, alignment, tile, stream, key=key, max_warps=max_warps)
+
+    def launch(self, shape: Shape, programs: int, stream: int, header: int) -> None:
+        """Launch the copy kernel."""
+        function, threads, shared = self.tables.function(shape)
+        self.device.launch(function, programs, threads, shared, stream, header)
+
+    def staging(self, group: RunGroup, direction: str) -> Staging:
+        """How a group goes through the ring."""
+        with self.lock:
+            made = self._stagings.setdefault(group, {})
+            load = direction == "load"
+            if load not in made:
+                made[load] = stage(group, host_is_src=load)
+            return made[load]
+
+    def seams(self, plan: Plan) -> Seams:
+        """Those of the plan, and the ends of registrations that nobody told of."""
+        found = [[self.reach.facts(layout).seams for layout in side] for side in zip(*plan.layouts, strict=True)]
+        if not any(any(side) for side in found):
+            return plan.seams
+        return Seams(
+            *(
+                np.union1d(told, np.array([seam for seams in side for seam in seams], dtype=np.int64))
+                for told, side in zip(plan.seams, found, strict=True)
+            )
+        )
+
+    def side_streams(self, lane: Lane, count: int) -> list[int]:
+        """More copy streams of a lane."""
+        while len(lane.side) < count:
+            lane.side.append(self.device.stream())
+        return lane.side[:count]
+
+    def take_event(self) -> int:
+        """An event nobody else uses."""
+        try:
+            return self.events.pop()
+        except IndexError:
+            return self.device.event()
+
+    def stream_handle(self, stream: Any) -> int:
+        """Handle of what ``wait`` was given.
+
+        Raises:
+            KVPlanError: it is no stream.
+        """
+        if stream is None:
+            stream = current_stream(self.device.ordinal)
+        handle = stream_handle(stream)
+        if handle is None:
+            raise KVPlanError(
+                f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
+            )
+        return handle
+
+    # The ends.
+
+    def poll(self, transfer: DeviceTransfer) -> bool:
+        """Whether a transfer has ended."""
+        with self.lock:
+            if transfer._over:
+                return True
+            with self.device.current(), Uncaptured(self.device):
+                return transfer._retire()
+
+    def block(self, transfer: DeviceTransfer) -> None:
+        """Wait for a transfer on the CPU."""
+        with self.lock:
+            if transfer._over:
+                return
+            transfer._waiters += 1
+            end = transfer._end
+        try:
+            with self.device.current(), Uncaptured(self.device):
+                self.device.driver.cuEventSynchronize(end)  # what is wrong, the query below says
+        finally:
+            with self.lock:
+                transfer._waiters -= 1
+                if transfer._over:
+                    transfer._give_back()
+        self.poll(transfer)
+
+    def reap(self) -> int:
+        """Let go of what has ended; returns how many are left."""
+        with self.lock, self.device.current(), Uncaptured(self.device):
+            for lane in self.lanes.values():
+                while lane.flying and lane.flying[0]._retire():
+                    lane.flying.popleft()
+                if lane.last is not None and lane.last._over:
+                    lane.last = None
+            return sum(len(lane.flying) for lane in self.lanes.values())
+
+    def stop(self) -> None:
+        """Take no more; what was submitted goes on. Returns at once."""
+        if self.pid == os.getpid() and not self.closed:
+            self.closed = True
+            for lane in self.lanes.values():
+                lane.stop()
+            self.keeper.stop()
+
+    def close(self) -> None:
+        """Stop, and wait until all has ended and everything is given back."""
+        self.stop()
+        if self.pid == os.getpid():
+            self.keeper.join()
+
+    def tear_down(self) -> None:
+        """Give everything back to the driver; nothing is in flight."""
+        device = self.device
+        with device.current(), Uncaptured(device):
+            cu = device.driver
+            for event in self.events:
+                cu.cuEventDestroy_v2(event)
+            for stream in (*(s for lane in self.lanes.values() for s in lane.streams), *self._forks):
+                cu.cuStreamDestroy_v2(stream)
+            self._captured.clear()
+            self.tables.close()
+            self.slots.close()
+            self.memory.close()
+
+
+class _Fork:
+    """The lane of a captured transfer: one stream."""
+
+    def __init__(self, stream: int) -> None:
+        self.kernel = self.copy = stream
+
+
+__all__ = ["SUCCESS", "LayoutError", "Runtime", "check_after"]

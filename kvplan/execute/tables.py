@@ -1,0 +1,121 @@
+"""Run tables in GPU memory, uploaded once a program; and compiled kernels, loaded once a device."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvplan.execute.cuda import NOT_READY, Uncaptured
+from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
+from kvplan.program import Int64Array, RunGroup
+
+if TYPE_CHECKING:
+    from kvplan.execute.memory import Arena, Piece
+    from kvplan.execute.runtime import Runtime
+
+
+class Table:
+    """Items of one run group in GPU memory.
+
+    Attributes:
+        shape: of the kernel that reads them.
+        items: how many, for each unit.
+        header: (8,) int64: the header of a launch, units left open.
+        fresh: event behind the upload, or 0 once it is known to have passed.
+    """
+
+    def __init__(self, shape: Shape, items: int, header: Int64Array, fresh: int) -> None:
+        self.shape = shape
+        self.items = items
+        self.header = header
+        self.fresh = fresh
+
+
+class Tables:
+    """All run tables of one device. A table lives as long as its run group, which every plan of it holds."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
+        self._functions: dict[Shape, tuple[int, int, int]] = {}
+        self._modules: list[int] = []
+        self._stream = runtime.device.stream()
+        self._dropped: deque[tuple[Arena, Piece]] = deque()
+
+    def get(
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any, max_warps: int
+    ) -> Table:  # fmt: skip
+        """The table of (3, n) ``items``; made, compiled for and uploaded when first asked for."""
+        known = self._known.get(group)
+        table = None if known is None else known.get((key, tile, max_warps))
+        if table is None:
+            with self._runtime.lock, Uncaptured(self._runtime.device):
+                known = self._known.setdefault(group, {})
+                table = known.get((key, tile, max_warps))
+                if table is None:
+                    table = known[key, tile, max_warps] = self._make(group, items, alignment, tile, max_warps)
+        if table.fresh:
+            self._wait(table, stream)
+        return table
+
+    def function(self, shape: Shape) -> tuple[int, int, int]:
+        """Handle, threads and shared memory of the kernel of a shape."""
+        made = self._functions.get(shape)
+        if made is None:
+            from kvplan.execute.kernel import compile_kernel
+
+            runtime = self._runtime
+            with runtime.lock, Uncaptured(runtime.device):
+                compiled = compile_kernel(shape, runtime.device.arch)
+                module, function = runtime.device.load(compiled.image, compiled.name, compiled.shared)
+                self._modules.append(module)
+                made = self._functions[shape] = (function, compiled.threads, compiled.shared)
+        return made
+
+    def close(self) -> None:
+        """Unload all; the device is current and nothing in flight."""
+        cu = self._runtime.device.driver
+        for module in self._modules:
+            cu.cuModuleUnload(module)
+        cu.cuStreamDestroy_v2(self._stream)
+        self._modules.clear()
+        self._functions.clear()
+        self._known.clear()
+
+    def _make(self, group: RunGroup, items: Int64Array, alignment: int, tile: int, max_warps: int) -> Table:
+        runtime = self._runtime
+        shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
+        self.function(shape)
+        made = cut(items, shape.width)
+        count = made.shape[1]
+        source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
+        source.words[: made.size] = made.ravel()
+        fresh = runtime.take_event()
+        runtime.device.copy(target.address, source.address, made.nbytes, self._stream)
+        runtime.device.record(fresh, self._stream)
+        at, step = target.address, 8 * count
+        header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
+        for arena, piece in ((runtime.slots, source), (runtime.memory, target)):
+            weakref.finalize(group, arena.give, piece).atexit = False
+        return Table(shape, count, header, fresh)
+
+    def _wait(self, table: Table, stream: int) -> None:
+        """Let a stream wait for the upload, until it is known to have passed."""
+        runtime = self._runtime
+        device = runtime.device
+        with runtime.lock, Uncaptured(device):
+            if not table.fresh:
+                return
+            if device.capturing(stream):  # a graph may not wait for what is outside it
+                device.driver.cuEventSynchronize(table.fresh)
+            if device.driver.cuEventQuery(table.fresh) == NOT_READY:
+                device.wait(stream, table.fresh)
+                return
+            runtime.events.append(table.fresh)
+            table.fresh = 0
+
+
+__all__ = ["MAX_WARPS", "Table", "Tables"]

@@ -1,0 +1,99 @@
+"""A plan, layer by layer: the same byte moves as several plans, so that one layer can be there before the next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvplan.facade import CopyProgram
+from kvplan.facade import compile as compile_pair
+from kvplan.lower import Part
+from kvplan.plan import Plan
+from kvplan.program import Program, RunGroup
+
+Layers = frozenset[int]
+
+
+def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
+    """Cut a plan into at most ``count`` plans of consecutive layers, in their order.
+
+    Layers whose blocks do not consist of the plan's units stay together in one plan.
+
+    Args:
+        plan: what to move.
+        count: plans wanted at most.
+
+    Returns:
+        Global numbers of the layers, and the plan that moves them.
+
+    >>> import kvplan
+    >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
+    >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
+    >>> plan = kvplan.compile(gpu, host).plan([1, 2], [3, 4])
+    >>> [(sorted(layers), part) for layers, part in split_layers(plan, 2)]
+    [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
+    """
+    layers = sorted({layer for src, _ in plan.layouts for layer in src.layers})
+    count = max(1, min(count, len(layers)))
+    edges = [len(layers) * k // count for k in range(count + 1)]
+    chosen = [layers[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    owners = _owners(plan)
+    if owners is None:
+        return [(frozenset(layers), plan)]
+    made = []
+    for some in chosen:
+        parts: list[Part] = []
+        skips: list[tuple[int, int]] = []
+        for pair, held in owners:
+            wanted = tuple(layer for layer in pair.src.layers if layer in some)
+            if not wanted:
+                continue
+            parts_of = _parts(pair.of_layers(wanted), pair.program, held)
+            if parts_of is None:
+                return [(frozenset(layers), plan)]
+            for part, skip in parts_of:
+                parts.append(part)
+                skips.append(skip)
+        nbytes = sum(part.nbytes for part in parts)
+        made.append(
+            (
+                frozenset(some),
+                Plan(tuple(parts), plan.units, nbytes, plan.direction, plan.layouts, plan.seams, tuple(skips)),
+            )
+        )
+    return made
+
+
+Held = dict[RunGroup, list[tuple[Part, tuple[int, int]]]]
+
+
+def _owners(plan: Plan) -> list[tuple[CopyProgram, Held]] | None:
+    """Each program of the plan, and the parts that are of it."""
+    held: Held = {}
+    for part, skip in zip(plan.parts, plan.skips, strict=True):
+        held.setdefault(part.group, []).append((part, skip))
+    owners = []
+    for src, dst in plan.layouts:
+        pair = compile_pair(src, dst)
+        mine = {group: held.pop(group) for group in pair.program.groups if group in held}
+        if mine:
+            owners.append((pair, mine))
+    return None if held else owners
+
+
+def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, tuple[int, int]]] | None:
+    """The units of the whole program's parts, as the sliced program's groups count them; None where they differ."""
+    if (sliced.unit_tokens, sliced.src_units, sliced.dst_units) != (
+        whole.unit_tokens,
+        whole.src_units,
+        whole.dst_units,
+    ):
+        return None
+    made = []
+    by_axes = {(group.src, group.dst): group for group in held}
+    for group in sliced.groups:
+        full = by_axes.get((group.src, group.dst))
+        if full is None:
+            return None
+        step = np.array([[group.src_base - full.src_base], [group.dst_base - full.dst_base]], dtype=np.int64)
+        made += [(Part(group, part.units + step), skip) for part, skip in held[full]]
+    return made
