@@ -26,7 +26,7 @@ class Row:
     Attributes:
         group: the table it stands in.
         what: what was measured.
-        unit: of ``ours``, ``limit`` and ``beside``: ``"us"``, ``"ms"``, ``"GB/s"``, ``"MB"``.
+        unit: of ``ours``, ``limit`` and ``beside``: ``"us"``, ``"ms"``, ``"GB/s"``, ``"MB"``, ``"x"`` (times as long).
         ours: kvplan's number.
         beside: floors, ceilings and baselines of the same run, by name; the limit is made of the first one.
         limit: what ours must not pass, or None where the row is reported only.

@@ -9,27 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.program import Int64Array, RunGroup
 
 GRAIN = 256  # bytes: extents and granules begin at multiples of it in the ring
-
-
-class Extents(NamedTuple):
-    """What the copy engine moves of one granule.
-
-    Attributes:
-        host: bytes from the granule's host address to each extent.
-        ring: bytes from its ring address to each extent.
-        size: bytes of each.
-    """
-
-    host: Int64Array
-    ring: Int64Array
-    size: Int64Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +28,8 @@ class Staging:
         unit_hosts: bytes from a granule's host address to each of its units' host addresses.
         unit_rings: bytes from its ring address to where each unit's runs are counted from.
         runs: (3, n) int64: of every copy of one unit, the offset in the ring, the offset in the cache, the bytes.
-        extents: of a whole granule.
+        extents: (3, m) int64: of every extent of a whole granule, bytes from the granule's host address, bytes from its
+            ring address, bytes.
         nbytes: of a granule in the ring, padding included.
     """
 
@@ -53,18 +39,27 @@ class Staging:
     unit_hosts: Int64Array
     unit_rings: Int64Array
     runs: Int64Array
-    extents: Extents
+    extents: Int64Array
     nbytes: int
 
-    def part(self, first: int, last: int) -> Extents:
-        """Extents of units ``first`` to ``last`` of a granule, at their places in the whole one."""
+    def part(self, first: int, last: int) -> Int64Array:
+        """Extents of units ``first`` to ``last`` of a granule, at their places in the whole one; (3, m) int64."""
         if last - first == self.granule_units:
             return self.extents
-        host, _, size = _host_runs(self.group, self.host_is_src)
-        starts = (self.unit_hosts[first:last, None] + host).ravel()
-        made = _merged(starts, np.tile(size, last - first))
-        at = np.searchsorted(self.extents.host, made[0], side="right") - 1
-        return Extents(made[0], self.extents.ring[at] + made[0] - self.extents.host[at], made[1])
+        made = self._parts.get((first, last))
+        if made is None:
+            host, _, size = _host_runs(self.group, self.host_is_src)
+            starts = (self.unit_hosts[first:last, None] + host).ravel()
+            begin, length = _merged(starts, np.tile(size, last - first))
+            at = np.searchsorted(self.extents[0], begin, side="right") - 1
+            made = self._parts[first, last] = np.stack(
+                (begin, self.extents[1, at] + begin - self.extents[0, at], length)
+            )
+        return made
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, int], Int64Array]:
+        return {}
 
     @cached_property
     def alignment(self) -> int:
@@ -86,7 +81,7 @@ def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))
     >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((2, 2, 64, 64), np.int8))
     >>> made = stage(kvplan.compile(gpu, host).program.groups[0], host_is_src=False)
-    >>> made.granule_units, made.extents.size, made.runs.tolist()
+    >>> made.granule_units, made.extents[2], made.runs.tolist()
     (4, array([8192]), [[0, 4096], [0, 8192], [1024, 1024]])
     """
     axis = group.src if host_is_src else group.dst
@@ -114,7 +109,9 @@ def _stage(
     if np.any(places != places[0] + steps[:, None]):
         return None
     runs = np.stack((places[0], cache, size))
-    return Staging(group, host_is_src, units.size, units, steps, runs, Extents(at, rings, lengths), int(padded.sum()))
+    return Staging(
+        group, host_is_src, units.size, units, steps, runs, np.stack((at, rings, lengths)), int(padded.sum())
+    )
 
 
 def _stage_units(group: RunGroup, host_is_src: bool, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:

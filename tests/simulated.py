@@ -251,8 +251,10 @@ class Device:
         self.random.shuffle(moves)  # copies of a batch have no order
         self.put(stream, lambda: [ctypes.memmove(*move) for move in moves])
 
-    def copy_2d(self, parameters: int, stream: int) -> None:
-        self.check("cuMemcpy2DAsync")
+    def copy_2d(self, parameters: int, stream: int) -> int:
+        self.calls.append("cuMemcpy2DAsync")
+        if self.broken == "cuMemcpy2DAsync":
+            return 1
         row = words(parameters, 16).tolist()
         src, src_pitch, dst, dst_pitch, width, height = (row[k] for k in (4, 6, 11, 13, 14, 15))
         assert row[2] == row[9] == 4
@@ -262,6 +264,7 @@ class Device:
             stream,
             lambda: [ctypes.memmove(dst + k * dst_pitch, src + k * src_pitch, width) for k in range(height)],
         )
+        return 0
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         self.handle += 1

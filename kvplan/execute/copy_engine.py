@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvplan.errors import TransferError
-from kvplan.execute.cuda import Device, DriverError
+from kvplan.execute.cuda import INVALID_VALUE, Device, DriverError
 from kvplan.execute.kernel_path import copies_of
 from kvplan.execute.policy import Policy
-from kvplan.lower import Seams, cut, flat, strided
+from kvplan.lower import flat, strided
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
@@ -49,30 +52,31 @@ class CopyEnginePath:
         """Whether issuing it takes the CPU long."""
         return copies_of(plan) > SLOW
 
-    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
-        """Put it on the lane's copy stream, and on side streams where there are several."""
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
+        """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
         made = flat(plan.parts, self._runtime.seams(plan), None)
         count = made.size.size
-        if not count:
-            return
         device = self._runtime.device
-        wanted = self._streams or 1
-        slices = max(-(-count // SLICE), min(wanted, count))
-        streams = [lane.copy, *self._runtime.side_streams(lane, min(wanted, slices) - 1)]
-        if len(streams) > 1:
-            fork = transfer.event()
-            device.record(fork, lane.copy)
-            for stream in streams[1:]:
-                device.wait(stream, fork)
+        wanted = min(self._streams or 1, count)
+        slices = max(-(-count // SLICE), wanted)
         edges = np.linspace(0, count, slices + 1).astype(int).tolist()
-        for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
-            copy_all(device, made, first, last, streams[k % len(streams)])
-        for stream in streams[1:]:
-            join = transfer.event()
-            device.record(join, stream)
-            device.wait(lane.copy, join)
+        streams = [lane.copy, *self._runtime.side_streams(lane, wanted - 1)]
+        events = [transfer.event() for _ in streams]
         transfer.copies += count
         transfer.launches += slices if device.driver.cuMemcpyBatchAsync else count
+        return partial(self._issue, made, edges, streams, events)
+
+    def _issue(self, made: Descriptors, edges: list[int], streams: list[int], events: list[int]) -> None:
+        device, first = self._runtime.device, streams[0]
+        if len(streams) > 1:
+            device.record(events[0], first)
+        for stream in streams[1:]:
+            device.wait(stream, events[0])
+        for k, (start, stop) in enumerate(pairwise(edges)):
+            copy_all(device, made, start, stop, streams[k % len(streams)])
+        for stream, event in zip(streams[1:], events[1:], strict=True):
+            device.record(event, stream)
+            device.wait(first, event)
 
 
 class CopyEngine2DPath:
@@ -92,29 +96,33 @@ class CopyEngine2DPath:
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
-        return sum(part.units.shape[1] * len(part.group.runs) for part in plan.parts) > SLOW_2D
+        return bool(sum(part.units.shape[1] * len(part.group.runs) for part in plan.parts) > SLOW_2D)
 
-    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
-        """Put it on the lane's copy stream."""
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
+        """Lower the plan; what is returned issues it on the lane's copy stream."""
         device = self._runtime.device
         rows = np.asarray(strided(plan.parts, self._runtime.seams(plan)))
         # A pitch is limited, to 2 GiB or so: layers of a large cache lie further apart.
         flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > device.max_pitch)
-        boxes = parameters(rows[~flat_rows])
+        transfer.copies += int(rows[:, 3].sum())
+        return partial(self._issue, transfer, rows[~flat_rows], exploded(rows[flat_rows]), lane.copy)
+
+    def _issue(self, transfer: DeviceTransfer, rows: Int64Array, rest: Descriptors, stream: int) -> None:
+        device, boxes = self._runtime.device, parameters(rows)
         first, step = boxes.ctypes.data, boxes.strides[0]
         for k in range(len(boxes)):
-            try:
-                device.copy_2d(first + k * step, lane.copy)
-            except DriverError as error:
-                src, dst, width, height, *_ = rows[~flat_rows][k].tolist()
-                what = f"{height} rows of {width} bytes from {src:#x} to {dst:#x}"
-                raise TransferError(f"{error}: 2-D copy {k} of {len(boxes)}, {what}") from error
-        transfer.launches += len(boxes)
-        transfer.copies += int(rows[:, 3].sum())
-        rest = exploded(rows[flat_rows])
+            code = device.copy_2d(first + k * step, stream)
+            if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
+                made = exploded(rows[k : k + 1])
+                copy_all(device, made, 0, made.size.size, stream)
+            elif code:
+                src, dst, width, height, *_ = rows[k].tolist()
+                what = f"2-D copy {k} of {len(boxes)}, {height} rows of {width} bytes from {src:#x} to {dst:#x}"
+                device.driver.check("cuMemcpy2DAsync", code, what)
         for at in range(0, rest.size.size, SLICE):
-            copy_all(device, rest, at, min(at + SLICE, rest.size.size), lane.copy)
+            copy_all(device, rest, at, min(at + SLICE, rest.size.size), stream)
             transfer.launches += 1
+        transfer.launches += len(boxes)
 
 
 def copy_all(device: Device, made: Descriptors, first: int, last: int, stream: int) -> None:
@@ -165,6 +173,3 @@ def exploded(rows: Int64Array) -> Descriptors:
     step = np.arange(index.size) - np.repeat(np.cumsum(height) - height, height)
     src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
     return Descriptors(src, dst, np.ascontiguousarray(rows[index, 2]))
-
-
-__all__ = ["CopyEngine2DPath", "CopyEnginePath", "Seams", "copy_all", "cut"]

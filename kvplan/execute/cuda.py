@@ -15,7 +15,7 @@ from typing import Any
 
 from kvplan.errors import TransferError
 
-SUCCESS, NOT_READY = 0, 600
+SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
 ALREADY_REGISTERED = 712
 BATCH_VERSION = 12080  # the entry point of 12.8, which says where a batch failed; later forms do not
 PORTABLE, DEVICE_MAP = 1, 2
@@ -68,6 +68,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),
 }
+# Calls of less than a microsecond that never wait. They keep the interpreter's lock: letting go of it and taking it
+# again costs more, and much more where other threads want it.
+_BRIEF = frozenset({
+    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing", "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+})  # fmt: skip
 _BATCH = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p
 )
@@ -92,9 +98,10 @@ class DriverError(TransferError):
 class Driver:
     """The entry points of one loaded driver, as attributes by their names."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, path: str) -> None:
+        library, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
         for name, types in _SIGNATURES.items():
-            entry = getattr(library, name)
+            entry = getattr(brief if name in _BRIEF else library, name)
             entry.argtypes, entry.restype = types, c_int
             setattr(self, name, entry)
         self.check("cuInit", self.cuInit(0))
@@ -133,7 +140,7 @@ def driver() -> Driver:
         TransferError: there is none, or it does not start.
     """
     try:
-        return Driver(ctypes.CDLL("libcuda.so.1"))
+        return Driver("libcuda.so.1")
     except OSError as error:
         raise TransferError(f"there is no CUDA driver: {error}") from None
     except AttributeError as error:
@@ -286,11 +293,9 @@ class Device:
             at = failed.value if failed.value < count else None
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
 
-    def copy_2d(self, parameters: int, stream: int) -> None:
-        """One 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D."""
-        code = self.driver.cuMemcpy2DAsync_v2(parameters, stream)
-        if code:
-            self.driver.check("cuMemcpy2DAsync", code)
+    def copy_2d(self, parameters: int, stream: int) -> int:
+        """One 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns what the driver returns."""
+        return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
 class _Attributes(ctypes.Structure):

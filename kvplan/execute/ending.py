@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -65,10 +66,8 @@ class Keeper:
             if runtime.reap():
                 self._wake.set()
                 threading.Event().wait(LOOK_SECONDS)
-        try:
+        with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
             runtime.tear_down()
-        except TransferError:  # the context is lost; there is nothing to give back to
-            pass
         _live.discard(self)
 
 

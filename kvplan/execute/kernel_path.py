@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
-from kvplan.execute.shape import MAX_TILE, MAX_WIDTH, Shape, shape_of
+from kvplan.execute.shape import MAX_TILE, MAX_WARPS, MAX_WIDTH, Shape, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
 STORE_TILE = 64 << 10  # bytes
+LONG_ITEM = 16 << 10  # bytes
+EVEN_TILES = 16  # tiles a program below which a transfer is small
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
 MAX_GROUPS = 4
 # Bytes of a flat descriptor: longer ones are cut, so that programs share the work; the kernel loops over the rest.
@@ -30,13 +34,16 @@ HEADER = 8  # words
 MAX_ROWS = 1 << 30
 
 
+Ready = tuple[Shape, int]  # a kernel and the header that it will read
+
+
 class Launch(NamedTuple):
     """A launch whose header may be written again: one captured into a graph.
 
     Attributes:
         group: the run group, or None for flat descriptors.
         piece: header and units.
-        capacity: units, or flat descriptors, that fit.
+        capacity: units, or flat descriptors, that were captured; the slot has room for no more.
         chunks: most steps of a row, where flat.
         word: alignment that the kernel was compiled for.
     """
@@ -67,15 +74,22 @@ class KernelPath:
         """Whether issuing it takes the CPU long."""
         return len(plan.parts) > MAX_GROUPS and copies_of(plan) > 1 << 14
 
-    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
-        """Put it on the lane's kernel stream."""
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
+        """Write the headers of all launches; what is returned launches them, on the lane's kernel stream."""
         parts = [part for part in together(plan.parts) if part.units.shape[1]]
-        if len(parts) > MAX_GROUPS:
-            self._issue_flat(transfer, plan, lane.kernel)
-            return
         programs, tile = self.width(plan.direction)
-        for part in parts:
-            self._issue_part(transfer, part, programs, tile, lane.kernel)
+        if len(parts) > MAX_GROUPS:
+            ready = self._prepare_flat(transfer, plan, tile)
+        elif len(parts) == 1:
+            ready = self._prepare_part(transfer, parts[0], programs, tile, lane.kernel)
+        else:
+            ready = [each for part in parts for each in self._prepare_part(transfer, part, programs, tile, lane.kernel)]
+        transfer.launches += len(ready)
+        return partial(self._launch, ready, programs, lane.kernel)
+
+    def _launch(self, ready: list[Ready], programs: int, stream: int) -> None:
+        for shape, header in ready:
+            self._runtime.launch(shape, programs, stream, header)
 
     def width(self, direction: str) -> tuple[int, int]:
         """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
@@ -87,39 +101,43 @@ class KernelPath:
             programs, tile = DEVICE_PROGRAMS, MAX_TILE
         return self._policy.max_programs or programs, self._policy.tile_bytes or tile
 
-    def _issue_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> None:
+    def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         runtime, group = self._runtime, part.group
-        table = runtime.table(group, group.packed, group.alignment, tile, stream, key="direct")
         count = part.units.shape[1]
+        # Long items keep their addresses over several steps, short ones share small work evenly.
+        even = part.nbytes < EVEN_TILES * tile * programs
+        longest = MAX_WIDTH if even else LONG_ITEM
+        table = runtime.tables.get(
+            group, group.packed, group.alignment, tile, longest, stream, key="direct", max_warps=MAX_WARPS
+        )
         step = max(MAX_ROWS // table.items, 1)
+        ready: list[Ready] = []
         for first in range(0, count, step):
             units = part.units if count <= step else part.units[:, first : first + step]
             piece = transfer.slot(8 * (HEADER + units.size))
             write_units(piece, units, table.header)
-            runtime.launch(table.shape, programs, stream, piece.address)
-            transfer.launches += 1
+            ready.append((table.shape, piece.address))
             if transfer._captured:
-                capacity = (piece.nbytes // 8 - HEADER) // 2
-                transfer._launches.append(Launch(group, piece, min(capacity, step), 1, table.shape.word))
+                transfer._launches.append(Launch(group, piece, units.shape[1], 1, table.shape.word))
         transfer.copies += count * group.packed.shape[1]
+        return ready
 
-    def _issue_flat(self, transfer: DeviceTransfer, plan: Plan, stream: int) -> None:
+    def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, tile: int) -> list[Ready]:
         made = plan.descriptors(max_nbytes=FLAT_NBYTES)
-        programs, tile = self.width(plan.direction)
         columns = np.stack(made)
-        word = alignment_of(columns)
-        shape = shape_of(word, min(int(made.size.max()), MAX_WIDTH), tile)
-        chunks = -(-int(made.size.max()) // shape.width)
+        longest = int(made.size.max())
+        shape = shape_of(alignment_of(columns), min(longest, MAX_WIDTH), tile)
+        chunks = -(-longest // shape.width)
+        ready: list[Ready] = []
         for first in range(0, made.size.size, MAX_ROWS):
             rows = columns[:, first : first + MAX_ROWS]
             piece = transfer.slot(8 * (HEADER + 1 + rows.size))
             write_flat(piece, rows, chunks)
-            self._runtime.launch(shape, programs, stream, piece.address)
-            transfer.launches += 1
+            ready.append((shape, piece.address))
             if transfer._captured:
-                capacity = (piece.nbytes // 8 - HEADER - 1) // 3
-                transfer._launches.append(Launch(None, piece, capacity, chunks, shape.word))
+                transfer._launches.append(Launch(None, piece, rows.shape[1], chunks, shape.word))
         transfer.copies += made.size.size
+        return ready
 
     def replan(self, launches: list[Launch], plan: Plan) -> None:
         """Write other units into captured launches.
@@ -203,8 +221,3 @@ def write_flat(piece: Piece, columns: Int64Array, chunks: int) -> None:
     words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count)
     words[HEADER] = 0
     words[HEADER + 1 : HEADER + 1 + 3 * count] = columns.ravel()
-
-
-def shape_for(items: Int64Array, alignment: int, tile: int, max_warps: int) -> Shape:
-    """The kernel for items that are cut to its width."""
-    return shape_of(alignment, int(items[2].max()), tile, max_warps)

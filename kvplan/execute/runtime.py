@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
 from kvplan.execute.shape import Shape
 from kvplan.execute.staged import StagedPath
-from kvplan.execute.tables import Table, Tables
+from kvplan.execute.tables import Tables
 from kvplan.execute.transfer import check_after, wait_for
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
-from kvplan.program import Int64Array, RunGroup
+from kvplan.program import RunGroup
 from kvplan.staging import Staging, stage
 
 Wait = int | DeviceTransfer  # an event, or a transfer, whose event may be given back meanwhile
@@ -56,10 +57,11 @@ class Runtime:
             self.tables = Tables(self)
         self.reach = Reach(device)
         self._stagings: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakKeyDictionary()
-        self.paths: dict[str, Path] = {
-            path.name: path
-            for path in (kind(self, policy) for kind in (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath))
-        }
+        self.kernel, self.staged = KernelPath(self, policy), StagedPath(self, policy)
+        paths: tuple[Path, ...] = (
+            CopyEnginePath(self, policy), CopyEngine2DPath(self, policy), self.kernel, self.staged,
+        )  # fmt: skip
+        self.paths = {path.name: path for path in paths}
         self._candidates = Candidates(self)
         self._captured: list[DeviceTransfer] = []  # their slots are read at every replay
         self._forks: list[int] = []
@@ -80,10 +82,9 @@ class Runtime:
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
-        self.check_open()
         with self.device.current():
             capturing = self._capturing(after)
-            path = self.paths[self._candidates.choose(plan, capturing=capturing is not None)]
+            path, pageable = self._candidates.choose(plan, capturing=capturing is not None)
             transfer = DeviceTransfer(plan, self, path.name)
             if capturing is not None:
                 self._capture(transfer, path, after, capturing)
@@ -93,7 +94,7 @@ class Runtime:
                 self.check_open()
                 waits = self._waits(after, transfer)
                 late = isinstance(after, DeviceTransfer) and after.queued
-                if waits is None or late or lane.busy or path.slow(plan) or self._candidates.pageable(plan):
+                if waits is None or late or lane.busy or pageable or path.slow(plan):
                     self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
                 else:
                     self._issue(transfer, path, lane, waits, by_layer=by_layer)
@@ -129,6 +130,7 @@ class Runtime:
         entry, leave = path.streams(lane, plan.direction)
         begin, end = transfer.event(), transfer.event()
         try:
+            steps = self._prepare(transfer, path, lane, by_layer=by_layer)
             for wait in waits:
                 if isinstance(wait, DeviceTransfer):
                     wait.precede(entry)
@@ -140,11 +142,11 @@ class Runtime:
                     if not last._over:
                         device.wait(entry, last._end)
             device.record(begin, entry)
-            if by_layer:
-                self._issue_layers(transfer, path, lane, leave)
-            elif plan.nbytes:
-                path.issue(transfer, plan, lane)
-            if entry != leave and not transfer.launches:
+            for issue, mark in steps:
+                issue()
+                if mark:
+                    device.record(mark, leave)
+            if entry != leave and not steps:
                 device.wait(leave, begin)
             device.record(end, leave)
         except BaseException as error:
@@ -160,14 +162,21 @@ class Runtime:
             lane.flying.append(transfer)
         self.keeper.wake()
 
-    def _issue_layers(self, transfer: DeviceTransfer, path: Path, lane: Lane, leave: int) -> None:
+    def _prepare(
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, *, by_layer: bool
+    ) -> list[tuple[Callable[[], None], int]]:
+        """All that comes before the first call of the driver: what issues each step, and the mark behind it."""
         plan = transfer.plan
-        count = min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1))
-        for layers, part in split_layers(plan, count):
-            path.issue(transfer, part, lane)
+        if not plan.nbytes:
+            return []
+        if not by_layer:
+            return [(path.prepare(transfer, plan, lane), 0)]
+        steps = []
+        for layers, part in split_layers(plan, min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1))):
             mark = transfer.event()
-            self.device.record(mark, leave)
             transfer._marks.append((layers, mark))
+            steps.append((path.prepare(transfer, part, lane), mark))
+        return steps
 
     def _end_broken(self, transfer: DeviceTransfer, lane: Lane, end: int, error: BaseException) -> None:
         """What was issued before an error still runs: keep everything until all streams of the lane have passed it."""
@@ -203,10 +212,10 @@ class Runtime:
             event = transfer.event()
             self.device.record(event, handle)
             return [event]
-        event = getattr(after, "cuda_event", None)
-        if isinstance(event, int):
+        theirs = getattr(after, "cuda_event", None)
+        if isinstance(theirs, int):
             transfer._after = after
-            return [event] if event else []  # one never recorded has passed
+            return [theirs] if theirs else []  # one never recorded has passed
         return None
 
     # Graphs.
@@ -216,10 +225,7 @@ class Runtime:
         handle = stream_handle(after)
         if handle is not None:
             return handle if self.device.capturing(handle) else None
-        stream = current_stream(self.device.ordinal)
-        if stream is None:
-            return None
-        handle = stream.cuda_stream
+        handle = current_stream(self.device.ordinal)
         return handle if handle and self.device.capturing(handle) else None
 
     def _capture(self, transfer: DeviceTransfer, path: Path, after: Any, capturing: int) -> None:
@@ -239,7 +245,7 @@ class Runtime:
                 device.wait(fork, after._end)
             lane = _Fork(fork)
             if transfer.plan.nbytes:
-                path.issue(transfer, transfer.plan, lane)  # type: ignore[arg-type]  # all that it asks of a lane
+                path.prepare(transfer, transfer.plan, lane)()  # type: ignore[arg-type]  # all that it asks of a lane
             device.record(end, fork)
             transfer._begin, transfer._end = begin, end
 
@@ -249,19 +255,10 @@ class Runtime:
             raise PathError(f"a {transfer.plan.direction!r} was captured, and this plan is a {plan.direction!r}")
         with self.device.current(), Uncaptured(self.device), self.lock:
             self._candidates.check(plan, "kernel")
-            kernel = self.paths["kernel"]
-            if isinstance(kernel, KernelPath):
-                kernel.replan(transfer._launches, plan)
+            self.kernel.replan(transfer._launches, plan)
             transfer.plan = plan
 
     # What the paths ask for.
-
-    def table(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
-        max_warps: int = 32,
-    ) -> Table:  # fmt: skip
-        """The run table of a group in GPU memory; ``stream`` waits for it where it is new."""
-        return self.tables.get(group, items, alignment, tile, stream, key=key, max_warps=max_warps)
 
     def launch(self, shape: Shape, programs: int, stream: int, header: int) -> None:
         """Launch the copy kernel."""
@@ -279,9 +276,10 @@ class Runtime:
 
     def seams(self, plan: Plan) -> Seams:
         """Those of the plan, and the ends of registrations that nobody told of."""
-        found = [[self.reach.facts(layout).seams for layout in side] for side in zip(*plan.layouts, strict=True)]
-        if not any(any(side) for side in found):
+        facts = self.reach.facts
+        if not any(facts(src).seams or facts(dst).seams for src, dst in plan.layouts):
             return plan.seams
+        found = [[facts(layout).seams for layout in side] for side in zip(*plan.layouts, strict=True)]
         return Seams(
             *(
                 np.union1d(told, np.array([seam for seams in side for seam in seams], dtype=np.int64))
@@ -308,9 +306,7 @@ class Runtime:
         Raises:
             KVPlanError: it is no stream.
         """
-        if stream is None:
-            stream = current_stream(self.device.ordinal)
-        handle = stream_handle(stream)
+        handle = current_stream(self.device.ordinal) if stream is None else stream_handle(stream)
         if handle is None:
             raise KVPlanError(
                 f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"

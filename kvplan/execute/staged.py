@@ -6,7 +6,10 @@ GPU at the speed of its memory. Chunks go through the slots of a ring, so that b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,19 +17,21 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.copy_engine import SLICE, copy_all
 from kvplan.execute.cuda import Device
-from kvplan.execute.kernel_path import HEADER, copies_of
+from kvplan.execute.kernel_path import HEADER
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
+from kvplan.execute.shape import MAX_WIDTH
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
-from kvplan.staging import GRAIN, Staging
+from kvplan.staging import GRAIN
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
     from kvplan.execute.lane import Lane
     from kvplan.execute.runtime import Runtime
+    from kvplan.execute.tables import Table
 
 CHUNK_NBYTES = 42 << 20
 SLOTS = 4
@@ -58,26 +63,6 @@ class Ring:
         self.next = 0
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """How the granules of a part are dealt out to chunks.
-
-    Attributes:
-        count: chunks.
-        granules: a chunk.
-        host, cache: addresses: of every granule on the host; of every unit in the cache.
-        index: granule of each unit.
-        inner: unit of its granule, of each unit.
-    """
-
-    count: int
-    granules: int
-    host: Int64Array
-    cache: Int64Array
-    index: Int64Array
-    inner: Int64Array
-
-
 class StagedPath:
     """Copy engine and kernel in a pipeline."""
 
@@ -99,10 +84,10 @@ class StagedPath:
         if plan.nbytes > MANY_CHUNKS * chunk:
             return True
         extents = sum(
-            part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.size.size
+            part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.shape[1]
             for part in plan.parts
         )
-        return extents > SLICE
+        return bool(extents > SLICE)
 
     def check(self, plan: Plan) -> None:
         """The ring that the policy allows holds a granule of every part.
@@ -118,92 +103,85 @@ class StagedPath:
             if needed > most:
                 raise PathError(f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many")
 
-    def issue(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> None:
-        """Put it on the lane's streams."""
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
+        """Deal units out to chunks; what is returned sends them through the ring, on both of the lane's streams."""
         host = self._runtime.seams(plan)[0 if plan.direction == "load" else 1]
-        for part, skips in zip(plan.parts, plan.skips, strict=True):
-            if part.units.shape[1]:
-                self._issue_part(transfer, part, skips, plan, host, lane)
+        ready = [
+            self._prepare_part(transfer, part, skips, plan, host, lane)
+            for part, skips in zip(plan.parts, plan.skips, strict=True)
+            if part.units.shape[1]
+        ]
 
-    def _issue_part(
+        def run() -> None:
+            for part in ready:
+                part()
+
+        return ready[0] if len(ready) == 1 else run
+
+    def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array, lane: Lane
-    ) -> None:
+    ) -> Callable[[], None]:
         runtime, load = self._runtime, plan.direction == "load"
-        device = runtime.device
         staging = runtime.staging(part.group, plan.direction)
         ring = self._ring(transfer, plan.direction, staging.nbytes)
-        chunks = self._deal(part, skips[0 if load else 1], staging, ring, plan.nbytes, load)
-        count, first_slot = part.units.shape[1], ring.next
-        ring.next = (ring.next + chunks.count) % ring.slots
-        # Of every granule and of every unit: where it lies in the ring.
-        granule = np.arange(chunks.host.size)
-        chunk_of, within = granule // chunks.granules, granule % chunks.granules
-        places = ring.piece.address + (first_slot + chunk_of) % ring.slots * ring.slot_nbytes + within * staging.nbytes
-        rings = places[chunks.index] + staging.unit_rings[chunks.inner]
-        made, edges = _extents(staging, chunks, places, load)
-        table = runtime.table(
+        count, per = part.units.shape[1], staging.granule_units
+        skip = skips[0 if load else 1] if per > 1 else 0
+        last, end = divmod(count - 1 + skip, per)
+        wanted = max(plan.nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES) // staging.nbytes
+        granules = max(1, min(ring.slot_nbytes // staging.nbytes, wanted))
+        chunks = last // granules + 1
+        first_slot = ring.next
+        ring.next = (first_slot + chunks) % ring.slots
+        table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, lane.kernel, key=("ring", load), max_warps=WARPS,
+            TILE, MAX_WIDTH, lane.kernel, key=("ring", load), max_warps=WARPS,
         )  # fmt: skip
-        # Units of each chunk: first and one past the last.
-        bounds = np.searchsorted(chunks.index, np.arange(chunks.count + 1) * chunks.granules)
-        piece = transfer.slot(8 * (HEADER * chunks.count + 2 * count))
-        units = HEADER * chunks.count
-        piece.words[units : units + count], piece.words[units + count : units + 2 * count] = (
-            (rings, chunks.cache) if load else (chunks.cache, rings)
-        )
-        headers = piece.words[:units].reshape(chunks.count, HEADER)
-        headers[:] = table.header
-        headers[:, 0] = np.diff(bounds)
-        headers[:, 3] = piece.address + 8 * (units + bounds[:-1])
-        headers[:, 4] = headers[:, 3] + 8 * count
-        programs = min(self._policy.max_programs or PROGRAMS, PROGRAMS)
-        for chunk in range(chunks.count):
-            slot = (first_slot + chunk) % ring.slots
-            first, last = edges[chunk], edges[chunk + 1]
-            launch = (table.shape, programs, lane.kernel, piece.address + 8 * HEADER * chunk)
-            if load:
-                device.wait(lane.copy, ring.freed[slot])
-                self._copy(transfer, made, first, last, seams, load, lane.copy)
-                device.record(ring.filled[slot], lane.copy)
-                device.wait(lane.kernel, ring.filled[slot])
-                runtime.launch(*launch)
-                device.record(ring.freed[slot], lane.kernel)
-            else:
-                device.wait(lane.kernel, ring.freed[slot])
-                runtime.launch(*launch)
-                device.record(ring.filled[slot], lane.kernel)
-                device.wait(lane.copy, ring.filled[slot])
-                self._copy(transfer, made, first, last, seams, load, lane.copy)
-                device.record(ring.freed[slot], lane.copy)
-        transfer.launches += chunks.count
-        transfer.copies += count * staging.runs.shape[1]
+        head = staging.part(skip, end + 1 if last == 0 else per)
+        tail = staging.part(0, end + 1)
+        total = head.shape[1] + max(last - 1, 0) * staging.extents.shape[1] + (tail.shape[1] if last else 0)
+        made, edges = np.empty((3, total), dtype=np.int64), np.empty(chunks + 1, dtype=np.int64)
+        piece = transfer.slot(8 * (HEADER * chunks + 2 * count))
+        dealing().deal(
+            part.units, load, skip, per, staging.unit_hosts, staging.unit_rings, head, staging.extents, tail,
+            ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
+            table.header, piece.address, piece.words, made, edges,
+        )  # fmt: skip
+        transfer.launches += 2 * chunks
+        transfer.copies += count * staging.runs.shape[1] + total
+        slots = [(first_slot + chunk) % ring.slots for chunk in range(chunks)]
+        return partial(self._run, ring, slots, table, piece.address, made, edges.tolist(), seams, lane, load=load)
 
-    def _copy(
-        self, transfer: DeviceTransfer, made: Descriptors, first: int, last: int, seams: Int64Array, load: bool,
-        stream: int,
+    def _run(
+        self, ring: Ring, slots: list[int], table: Table, header: int, made: Int64Array, edges: list[int],
+        seams: Int64Array, lane: Lane, *, load: bool,
     ) -> None:  # fmt: skip
-        if seams.size:
-            pieces = Descriptors(*(column[first:last] for column in made))
-            made = cut(pieces, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-            first, last = 0, made.size.size
-        copy_all(self._runtime.device, made, first, last, stream)
-        transfer.copies += last - first
-        transfer.launches += 1
+        """Send chunks through the ring: one stream fills a slot, the other empties it, each behind the other's event."""
+        device, launch = self._runtime.device, self._runtime.launch
+        fill, empty = (lane.copy, lane.kernel) if load else (lane.kernel, lane.copy)
+        programs = min(self._policy.max_programs or PROGRAMS, PROGRAMS)
+        src = made.__array_interface__["data"][0]
+        dst, size = src + made.strides[0], src + 2 * made.strides[0]
+        batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
+        for chunk, (slot, (first, last)) in enumerate(zip(slots, pairwise(edges), strict=True)):
+            device.wait(fill, ring.freed[slot])
+            for stage in (load, not load):
+                if not stage:
+                    launch(table.shape, programs, lane.kernel, header + 8 * HEADER * chunk)
+                elif batches and last - first <= SLICE:
+                    at = 8 * first
+                    device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
+                else:
+                    self._copy(made, first, last, seams, lane.copy, load=load)
+                if stage is load:
+                    device.record(ring.filled[slot], fill)
+                    device.wait(empty, ring.filled[slot])
+            device.record(ring.freed[slot], empty)
 
-    def _deal(self, part: Part, skip: int, staging: Staging, ring: Ring, total: int, load: bool) -> Chunks:
-        host, cache = part.units if load else part.units[::-1]
-        count, units = host.size, staging.granule_units
-        if units == 1:
-            index, inner, hosts = np.arange(count), np.zeros(count, dtype=np.int64), host
-        else:
-            index, inner = np.divmod(np.arange(skip, skip + count), units)
-            starts = np.flatnonzero(np.diff(index, prepend=-1))
-            hosts = host[starts] - staging.unit_hosts[inner[starts]]
-        fit = ring.slot_nbytes // staging.nbytes
-        wanted = max(total // SMALL_CHUNKS, SMALL_CHUNK_NBYTES) // staging.nbytes
-        granules = max(1, min(fit, wanted))
-        return Chunks(-(-hosts.size // granules), granules, hosts, cache, index, inner)
+    def _copy(self, columns: Int64Array, first: int, last: int, seams: Int64Array, stream: int, *, load: bool) -> None:
+        made = Descriptors(*(column[first:last] for column in columns))
+        if seams.size:
+            made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
+        copy_all(self._runtime.device, made, 0, made.size.size, stream)
 
     def _chunk_nbytes(self) -> int:
         chunk = self._policy.chunk_bytes or CHUNK_NBYTES
@@ -228,28 +206,9 @@ class StagedPath:
         return ring
 
 
-def _extents(staging: Staging, chunks: Chunks, places: Int64Array, load: bool) -> tuple[Descriptors, list[int]]:
-    """Extents of all granules, host and ring, and where those of each chunk begin."""
-    granules = chunks.host.size
-    last = granules - 1
-    ends = (int(chunks.inner[-1]) + 1) if granules else 0
-    first = int(chunks.inner[0])
-    if granules == 1:
-        kinds = [(0, 1, staging.part(first, ends))]
-    else:
-        kinds = [
-            (0, 1, staging.part(first, staging.granule_units)),
-            (1, last, staging.extents),
-            (last, granules, staging.part(0, ends)),
-        ]
-    host = np.concatenate([(chunks.host[a:b, None] + e.host).ravel() for a, b, e in kinds])
-    ring = np.concatenate([(places[a:b, None] + e.ring).ravel() for a, b, e in kinds])
-    size = np.concatenate([np.tile(e.size, b - a) for a, b, e in kinds])
-    counts = np.concatenate([np.full(b - a, e.size.size) for a, b, e in kinds])
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    at = np.minimum(np.arange(chunks.count + 1) * chunks.granules, granules)
-    made = Descriptors(host, ring, size) if load else Descriptors(ring, host, size)
-    return made, edges[at].tolist()
+@cache
+def dealing() -> ModuleType:
+    """The compiled loop, loaded with the first staged transfer."""
+    from kvplan.execute import dealing as loaded
 
-
-__all__ = ["Ring", "StagedPath", "copies_of"]
+    return loaded

@@ -46,17 +46,19 @@ class Tables:
         self._dropped: deque[tuple[Arena, Piece]] = deque()
 
     def get(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any, max_warps: int
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, stream: int, *, key: Any,
+        max_warps: int,
     ) -> Table:  # fmt: skip
-        """The table of (3, n) ``items``; made, compiled for and uploaded when first asked for."""
+        """The table of (3, n) ``items`` of at most ``longest`` bytes; made and uploaded when first asked for."""
+        entry = (key, tile, longest, max_warps)
         known = self._known.get(group)
-        table = None if known is None else known.get((key, tile, max_warps))
+        table = None if known is None else known.get(entry)
         if table is None:
             with self._runtime.lock, Uncaptured(self._runtime.device):
                 known = self._known.setdefault(group, {})
-                table = known.get((key, tile, max_warps))
+                table = known.get(entry)
                 if table is None:
-                    table = known[key, tile, max_warps] = self._make(group, items, alignment, tile, max_warps)
+                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -85,11 +87,14 @@ class Tables:
         self._functions.clear()
         self._known.clear()
 
-    def _make(self, group: RunGroup, items: Int64Array, alignment: int, tile: int, max_warps: int) -> Table:
+    def _make(
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int
+    ) -> Table:
         runtime = self._runtime
         shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
         self.function(shape)
-        made = cut(items, shape.width)
+        made = cut(items, max(longest, shape.width))
+        chunks = -(-int(made[2].max()) // shape.width)
         count = made.shape[1]
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
@@ -97,7 +102,7 @@ class Tables:
         runtime.device.copy(target.address, source.address, made.nbytes, self._stream)
         runtime.device.record(fresh, self._stream)
         at, step = target.address, 8 * count
-        header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
+        header = np.array([0, count, chunks, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         for arena, piece in ((runtime.slots, source), (runtime.memory, target)):
             weakref.finalize(group, arena.give, piece).atexit = False
         return Table(shape, count, header, fresh)

@@ -1,0 +1,196 @@
+"""Compute that is kept running while transfers come and go, as an engine's would."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+DECODE_BATCH = 64
+AHEAD = 40  # iterations enqueued beyond the one that runs: the GPU has work while the host submits a transfer
+PATIENCE = 60.0  # seconds after which a transfer hangs
+
+
+class Event(Protocol):
+    """Of CUDA, or of a test."""
+
+    def query(self) -> bool:
+        """Whether it has passed."""
+        ...
+
+    def elapsed_time(self, later: Any) -> float:
+        """Milliseconds from this one to a later one."""
+        ...
+
+
+class Compute(Protocol):
+    """Iterations of one kind on a stream of their own."""
+
+    def mark(self) -> Event:
+        """An event after all that is enqueued."""
+        ...
+
+    def enqueue(self) -> None:
+        """One more iteration."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until all has run."""
+        ...
+
+
+class InFlight(Protocol):
+    """A transfer of any kind."""
+
+    def done(self) -> bool:
+        """Whether it has finished."""
+        ...
+
+
+class Window(NamedTuple):
+    """Transfers beside compute, one after another.
+
+    Attributes:
+        transfers: seconds of each by the host's clock, from before its call.
+        alone, beside: milliseconds of the iterations of compute that ran without, and wholly within, transfers.
+        dry: whether the queue of compute ran empty; then it says nothing.
+    """
+
+    transfers: tuple[float, ...]
+    alone: tuple[float, ...]
+    beside: tuple[float, ...]
+    dry: bool
+
+    @property
+    def slowdown(self) -> float:
+        """Median iteration beside transfers over that alone."""
+        return statistics.median(self.beside) / statistics.median(self.alone)
+
+    @property
+    def mean_slowdown(self) -> float:
+        """The same of means, which see stalls that medians don't."""
+        return statistics.fmean(self.beside) / statistics.fmean(self.alone)
+
+
+class Feeder:
+    """Keeps the GPU's queue of iterations full; every event lives as long as this."""
+
+    def __init__(self, compute: Compute, ahead: int = AHEAD) -> None:
+        self.compute = compute
+        self.ahead = ahead
+        self.events = [compute.mark()]
+        self.finished = 0  # iterations
+        self.dry = False
+
+    def top_up(self) -> None:
+        """Note what has finished, and enqueue as much again."""
+        enqueued = len(self.events) - 1
+        while self.finished < enqueued and self.events[self.finished + 1].query():
+            self.finished += 1
+        self.dry |= 0 < enqueued == self.finished
+        for _ in range(self.ahead - (enqueued - self.finished)):
+            self.compute.enqueue()
+            self.events.append(self.compute.mark())
+
+    def milliseconds(self, first: int, last: int) -> tuple[float, ...]:
+        """Of iterations ``first`` to before ``last``; they have finished."""
+        return tuple(self.events[k].elapsed_time(self.events[k + 1]) for k in range(first, last))
+
+
+def window(
+    compute: Compute,
+    begin: Callable[[], InFlight],
+    *,
+    warm: int,
+    alone: int,
+    transfers: int,
+    seconds: float,
+) -> Window:
+    """Iterations alone, then whole transfers back to back beside them, all in one warm stretch of compute.
+
+    Args:
+        compute: what runs throughout.
+        begin: starts a transfer and returns at once.
+        warm, alone: iterations before the first that counts, and those that count before the first transfer.
+        transfers, seconds: beside compute there are at least so many, over at least so long.
+
+    Raises:
+        RuntimeError: a transfer does not end.
+    """
+    feeder = Feeder(compute)
+    while feeder.finished < warm + alone:
+        feeder.top_up()
+        time.sleep(0)
+    first = feeder.finished + 1  # the one that runs now began before the first transfer
+    kept: list[InFlight] = []
+    taken: list[float] = []
+    opened = time.perf_counter()
+    while len(taken) < transfers or time.perf_counter() - opened < seconds or feeder.finished <= first:
+        start = time.perf_counter()
+        kept.append(begin())
+        while not kept[-1].done():
+            feeder.top_up()
+            time.sleep(0)  # other threads of the process may run: some paths have one
+            if time.perf_counter() - start > PATIENCE:
+                raise RuntimeError(f"a transfer beside compute has not ended within {PATIENCE:.0f} seconds")
+        taken.append(time.perf_counter() - start)
+        feeder.top_up()
+    last = feeder.finished
+    compute.drain()
+    return Window(tuple(taken), feeder.milliseconds(warm, warm + alone), feeder.milliseconds(first, last), feeder.dry)
+
+
+class Products:
+    """bf16 matrix products, an iteration of them as one CUDA graph.
+
+    Args:
+        device, stream: of torch; the stream is its own.
+        rows: of the left matrix: tokens at once.
+        features: of the square weights.
+        weights: how many; together far larger than the GPU's cache where products are to be bound by memory.
+        rounds: times over all of them.
+    """
+
+    def __init__(self, device: Any, stream: Any, *, rows: int, features: int, weights: int, rounds: int) -> None:
+        import torch
+
+        like = {"dtype": torch.bfloat16, "device": device}
+        self.stream = stream
+        self._weights = [torch.randn(features, features, **like) for _ in range(weights)]
+        self._left = torch.randn(rows, features, **like)
+        self._out = torch.empty(rows, features, **like)
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):  # libraries choose and load their kernels outside the capture
+            self._products(1)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._products(rounds)
+        torch.cuda.synchronize()
+
+    def _products(self, rounds: int) -> None:
+        import torch
+
+        for _ in range(rounds):
+            for weight in self._weights:
+                torch.mm(self._left, weight, out=self._out)
+
+    def mark(self) -> Any:
+        """An event after all that is enqueued."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def enqueue(self) -> None:
+        """One more iteration."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+    def drain(self) -> None:
+        """Wait until all has run."""
+        self.stream.synchronize()

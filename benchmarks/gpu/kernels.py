@@ -1,0 +1,36 @@
+"""Triton kernels that kvplan is held against: what SMs can do at most, and what engines ship."""
+
+import triton
+import triton.language as tl
+
+CEILING_WORDS = 4096  # 8-byte words that a program of the ceiling copies at a time: 32 KiB
+CEILING_WARPS = 32
+BASELINE_WORDS = 1024  # 8-byte words that a program of the baseline copies at a time: 8 KiB
+BASELINE_WARPS = 8
+
+
+@triton.jit
+def contiguous(src, dst, count, WORDS: tl.constexpr):  # noqa: N803
+    """Copy 8-byte words from one buffer to another; neighbours are joined to words of 16 bytes.
+
+    Nothing is masked: ``count``, in words, is a multiple of WORDS.
+    """
+    lane = tl.arange(0, WORDS)
+    for first in range(tl.program_id(0) * WORDS, count, tl.num_programs(0) * WORDS):
+        tl.store(dst + first + lane, tl.load(src + first + lane))
+
+
+@triton.jit(do_not_specialize=["count"])
+def one_at_a_time(src, dst, nbytes, count, WORDS: tl.constexpr):  # noqa: N803
+    """Copy descriptors one after another, each by one program, in words of 8 bytes.
+
+    ``src``, ``dst`` and ``nbytes`` are int64 columns in GPU memory; every size is a multiple of 8.
+    """
+    lane = tl.arange(0, WORDS)
+    for row in range(tl.program_id(0), count, tl.num_programs(0)):
+        source = tl.load(src + row).to(tl.pointer_type(tl.int64))
+        target = tl.load(dst + row).to(tl.pointer_type(tl.int64))
+        words = tl.load(nbytes + row) // 8
+        for first in range(0, words, WORDS):
+            at = first + lane
+            tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)

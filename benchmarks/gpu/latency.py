@@ -1,0 +1,117 @@
+"""What a submit costs the CPU, and how long small transfers take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import baselines
+from benchmarks.gpu.alone import COPY
+from benchmarks.gpu.bench import Bench, no_collection
+from benchmarks.gpu.limits import (
+    DIRECTIONS,
+    LATENCY_BLOCKS,
+    LATENCY_US,
+    SMALL_BLOCKS,
+    SMALL_SHARE,
+    SUBMIT_KERNEL_US,
+    staged_submit_us,
+)
+from benchmarks.gpu.memory import Work
+from benchmarks.gpu.sizes import spell
+from benchmarks.record import Row
+
+SMALL_PATHS = ("auto", "staged", "kernel")
+WARM_UPS = 3
+
+
+def submit(bench: Bench) -> Iterator[Row]:
+    """Microseconds that the caller of submit is kept, the GPU idle before; every plan is of new ids."""
+    for path in ("kernel", "staged"):
+        with bench.executor(path) as executor:
+            for blocks, repeats in bench.scale.submits:
+                for direction in DIRECTIONS:
+                    works = bench.pages(direction).works(direction, blocks, WARM_UPS + repeats)
+                    works[0].verify(path, lambda e=executor, w=works[0]: e.submit(w.plan).synchronize(), bench.device)
+                    yield _submit(bench, path, executor, works)
+
+
+def _submit(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Row:
+    calls, moves = [], []
+    with no_collection():
+        for work in works:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            transfer = executor.submit(work.plan)
+            calls.append(time.perf_counter() - start)
+            transfer.synchronize()
+            moves.append(transfer.result().seconds)
+    calls, moves = sorted(calls[WARM_UPS:]), moves[WARM_UPS:]
+    moved = statistics.median(moves)
+    direction, count = works[0].plan.direction, works[0].plan.units
+    if path == "kernel":
+        limit, rule = SUBMIT_KERNEL_US, f"{SUBMIT_KERNEL_US:g} us"
+    else:
+        limit, rule = staged_submit_us(moved), "100 us + 3 % of the transfer"
+    detail = {"most_us": calls[-1] * 1e6, "transfer_us": moved * 1e6, "samples": len(calls)}
+    what = f"{path}, {direction}, {count:,} block{'s' * (count > 1)}, {spell(works[0].nbytes)}"
+    return Row("submit", what, "us", statistics.median(calls) * 1e6, _batch_call(bench, works[0]), limit, rule,
+               detail=detail)  # fmt: skip
+
+
+def _batch_call(bench: Bench, work: Work) -> dict[str, float]:
+    """The same time of the baseline's calls, whose descriptors are ready beforehand."""
+    if not bench.driver.has_batch:
+        return {}
+    issue, calls = baselines.batch(bench, work), []
+    for _ in range(WARM_UPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        issue()
+        calls.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return {baselines.BATCH: statistics.median(calls) * 1e6}
+
+
+def small(bench: Bench) -> Iterator[Row]:
+    """Few blocks: time on the GPU from first to last event, and until the host sees it done."""
+    for path in SMALL_PATHS:
+        with bench.executor(path) as executor:
+            for blocks in bench.scale.small:
+                for direction in DIRECTIONS:
+                    works = bench.pages(direction).works(direction, blocks, WARM_UPS + bench.scale.small_repeats)
+                    works[0].verify(path, lambda e=executor, w=works[0]: e.submit(w.plan).synchronize(), bench.device)
+                    yield from _small(bench, path, executor, works)
+
+
+def _small(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Iterator[Row]:
+    """The limits are for ``auto``, which may take any path; what it takes is in the detail."""
+    direction, nbytes = works[0].plan.direction, works[0].nbytes
+    gpu, seen, taken = [], [], set()
+    with no_collection():
+        for work in works:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            transfer = executor.submit(work.plan)
+            while not transfer.done():
+                time.sleep(0)  # a thread of the executor may need the interpreter
+            seen.append((time.perf_counter() - start) * 1e6)
+            result = transfer.result()
+            gpu.append(result.seconds * 1e6)
+            taken.add(result.path)
+    link = nbytes / bench.ceilings.copy[direction] / 1e3
+    beside = {f"bytes / {COPY}": link}
+    what, blocks, detail = f"{direction}, {spell(nbytes)}, {path}", works[0].plan.units, {"taken": sorted(taken)}
+    held = path == "auto" and blocks == SMALL_BLOCKS
+    ours = statistics.median(gpu[WARM_UPS:])
+    if ours * 1.03 < link:
+        detail["broken"] = "faster than the link"
+    yield Row("small", f"{what}: GPU", "us", ours, beside, SMALL_SHARE * link if held else None,
+              f"{SMALL_SHARE} x bytes / link" if held else "", detail=detail)  # fmt: skip
+    held = path == "auto" and blocks == LATENCY_BLOCKS
+    yield Row("small", f"{what}: seen by the host", "us", statistics.median(seen[WARM_UPS:]), beside,
+              LATENCY_US if held else None, f"{LATENCY_US:g} us" if held else "", detail=detail)  # fmt: skip

@@ -1,0 +1,62 @@
+"""The staged path's compiled loop: units dealt out to the chunks of a ring."""
+
+from __future__ import annotations
+
+from kvplan.jit import compiled as _compiled
+
+
+@_compiled
+def deal(
+    units, load, skip, per, unit_hosts, unit_rings,
+    head, middle, tail,
+    ring, slots, slot_nbytes, first_slot, granule_nbytes, granules,
+    template, address, words, made, edges,
+):  # fmt: skip
+    """Place every granule of a part in the ring, and write down what moves it.
+
+    Args:
+        units: (2, n) int64: source and destination address of each unit.
+        load: whether the host is the source.
+        skip, per: units before the first in its granule; units a granule.
+        unit_hosts, unit_rings: (per,) bytes from a granule's host and ring address to each unit's.
+        head, middle, tail: (3, k) extents (host offset, ring offset, bytes) of the first granule, of those between, of
+            the last; with one granule the head counts.
+        ring, slots, slot_nbytes, first_slot: address of the ring, its slots, and where the first chunk goes.
+        granule_nbytes, granules: bytes of a granule in the ring; granules a chunk.
+        template, address, words: header of a launch (8,), and the pinned slot: its address, its memory. Written: a
+            header for each chunk, then the source addresses of all units, then their destination addresses.
+        made: (3, m) written: source, destination, bytes of every extent.
+        edges: (chunks + 1,) written: where the extents of each chunk begin.
+    """
+    count = units.shape[1]
+    last = (count - 1 + skip) // per
+    chunks = last // granules + 1
+    first_unit = 8 * chunks
+    at = 0
+    host_row = 0 if load else 1
+    for unit in range(count):
+        granule, inner = (unit + skip) // per, (unit + skip) % per
+        chunk, within = granule // granules, granule % granules
+        place = ring + (first_slot + chunk) % slots * slot_nbytes + within * granule_nbytes
+        words[first_unit + host_row * count + unit] = place + unit_rings[inner]
+        words[first_unit + (1 - host_row) * count + unit] = units[1 - host_row, unit]
+        if unit and inner:
+            continue
+        if not unit or not within:  # the first of its chunk
+            for k in range(8):
+                words[8 * chunk + k] = template[k]
+            words[8 * chunk + 3] = address + 8 * (first_unit + unit)
+            words[8 * chunk + 4] = address + 8 * (first_unit + count + unit)
+            words[8 * chunk] = unit
+            edges[chunk] = at
+        host = units[host_row, unit] - unit_hosts[inner]
+        extents = head if granule == 0 else tail if granule == last else middle
+        for k in range(extents.shape[1]):
+            made[host_row, at] = host + extents[0, k]
+            made[1 - host_row, at] = place + extents[1, k]
+            made[2, at] = extents[2, k]
+            at += 1
+    edges[chunks] = at
+    for chunk in range(chunks):  # from the first unit of each to how many it has
+        following = words[8 * (chunk + 1)] if chunk + 1 < chunks else count
+        words[8 * chunk] = following - words[8 * chunk]
