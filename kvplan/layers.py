@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from kvplan.facade import CopyProgram
@@ -35,7 +37,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     layers = sorted({layer for src, _ in plan.layouts for layer in src.layers})
     count = max(1, min(count, len(layers)))
     edges = [len(layers) * k // count for k in range(count + 1)]
-    chosen = [layers[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    chosen = [layers[a:b] for a, b in pairwise(edges)]
     owners = _owners(plan)
     if owners is None:
         return [(frozenset(layers), plan)]

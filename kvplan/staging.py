@@ -1,6 +1,6 @@
 """How units pass through a ring: packed there as the host has them, so that the host's side is a few large copies.
 
-The host's contiguous byte ranges (extents) of one granule, which is a host block where that can be, else a unit, are laid
+The contiguous byte ranges on the host (extents) of one granule, a host block where that can be, else a unit, are laid
 one after another. What was a copy between host and cache is then two: an extent between host and ring, and the run
 between ring and cache.
 """

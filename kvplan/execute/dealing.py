@@ -10,7 +10,7 @@ def deal(
     units, load, skip, per, unit_hosts, unit_rings,
     head, middle, tail,
     ring, slots, slot_nbytes, first_slot, granule_nbytes, granules,
-    template, address, words, made, edges,
+    template, address, words, made, extra, edges,
 ):  # fmt: skip
     """Place every granule of a part in the ring, and write down what moves it.
 
@@ -25,14 +25,14 @@ def deal(
         granule_nbytes, granules: bytes of a granule in the ring; granules a chunk.
         template, address, words: header of a launch (8,), and the pinned slot: its address, its memory. Written: a
             header for each chunk, then the source addresses of all units, then their destination addresses.
-        made: (3, m) written: source, destination, bytes of every extent.
+        made, extra: (3, extra + m) written behind the first ``extra``: source, destination, bytes of every extent.
         edges: (chunks + 1,) written: where the extents of each chunk begin.
     """
     count = units.shape[1]
     last = (count - 1 + skip) // per
     chunks = last // granules + 1
     first_unit = 8 * chunks
-    at = 0
+    at = extra
     host_row = 0 if load else 1
     for unit in range(count):
         granule, inner = (unit + skip) // per, (unit + skip) % per

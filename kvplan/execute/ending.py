@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
 
 LOOK_SECONDS = 0.02  # between two looks at what is in flight
+# Looks with nothing in flight before its thread sleeps until woken: waking it costs the submit that does, and a thread
+# that wakes beside a submit fights with it for the interpreter.
+IDLE_LOOKS = 100
+STOPPED_LOOK_SECONDS = 1e-3
 EXIT_SECONDS = 30.0  # that an exit waits for transfers that do not end
 
 _live: set[Keeper] = set()
@@ -31,7 +36,7 @@ class Keeper:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._wake = threading.Event()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="kvplan-keeper", daemon=True)
         _hook_exit()
         _live.add(self)
@@ -44,7 +49,7 @@ class Keeper:
 
     def stop(self) -> None:
         """End once nothing is in flight any more."""
-        self._stopped = True
+        self._stopped.set()
         self._wake.set()
 
     def join(self, timeout: float | None = None) -> bool:
@@ -55,17 +60,16 @@ class Keeper:
 
     def _keep(self) -> None:
         runtime = self._runtime
-        while True:
+        while not self._stopped.is_set():
             self._wake.wait()
-            if self._stopped and all(lane.join(0) for lane in runtime.lanes.values()) and not runtime.reap():
-                break
-            if self._stopped:
-                threading.Event().wait(LOOK_SECONDS / 20)
-                continue
+            idle = 0
+            while idle < IDLE_LOOKS and not self._stopped.wait(LOOK_SECONDS):
+                idle = 0 if runtime.reap() else idle + 1
             self._wake.clear()
-            if runtime.reap():
+            if runtime.reap():  # submitted since the last look
                 self._wake.set()
-                threading.Event().wait(LOOK_SECONDS)
+        while not all(lane.join(0) for lane in runtime.lanes.values()) or runtime.reap():
+            time.sleep(STOPPED_LOOK_SECONDS)
         with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
             runtime.tear_down()
         _live.discard(self)

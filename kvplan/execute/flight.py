@@ -60,6 +60,14 @@ class DeviceTransfer(Transfer):
         self._pieces.append((runtime.slots, piece))
         return piece
 
+    def scratch(self, nbytes: int) -> Piece:
+        """GPU memory that is this transfer's until its end."""
+        runtime = self._runtime
+        with runtime.lock:
+            piece = runtime.memory.take(nbytes)
+        self._pieces.append((runtime.memory, piece))
+        return piece
+
     def event(self) -> int:
         """An event that is this transfer's until its end."""
         event = self._runtime.take_event()

@@ -31,7 +31,13 @@ _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16
 
 
 def copy_rows(  # type: ignore[no-untyped-def]
-    header, ROWS: tl.constexpr, WIDTH: tl.constexpr, WORD: tl.constexpr, ELEMENT: tl.constexpr, PER: tl.constexpr
+    header,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WORD: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    PER: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Copy every item of every unit.
 
@@ -43,6 +49,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
         WORD: bytes of a word; divides every address and size.
         ELEMENT: its type, or that of its ``PER`` equal parts.
         PER: elements a word.
+        STAGES: chunks of a row in flight at once.
     """
     units = tl.load(header)
     items = tl.load(header + 1).to(tl.int32)
@@ -81,11 +88,11 @@ def copy_rows(  # type: ignore[no-untyped-def]
         src_item = tl.load(src_items + item, mask=live, other=0)
         dst_item = tl.load(dst_items + item, mask=live, other=0)
         size = tl.load(sizes + item, mask=live, other=0)
-        for chunk in range(chunks):
+        # The promise counts only when made of pointers, after the cast.
+        source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
+        target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
+        for chunk in tl.range(chunks, num_stages=STAGES):
             at = chunk * (WIDTH // WORD * PER) + column
-            # The promise counts only when made of pointers, after the cast.
-            source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
-            target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
             mask = at[None, :] < count[:, None]
             value = tl.load(source + at[None, :], mask=mask)
             tl.store(target + at[None, :], value, mask=mask)
@@ -111,7 +118,14 @@ class Compiled(NamedTuple):
 
 def _constants(shape: Shape) -> dict[str, Any]:
     element, per = _ELEMENTS[shape.word]
-    return {"ROWS": shape.rows, "WIDTH": shape.width, "WORD": shape.word, "ELEMENT": element, "PER": per}
+    return {
+        "ROWS": shape.rows,
+        "WIDTH": shape.width,
+        "WORD": shape.word,
+        "ELEMENT": element,
+        "PER": per,
+        "STAGES": shape.stages,
+    }
 
 
 @functools.lru_cache(maxsize=256)

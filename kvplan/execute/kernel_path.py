@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
-STORE_TILE = 64 << 10  # bytes
+STORE_TILE = 32 << 10  # bytes
 LONG_ITEM = 16 << 10  # bytes
+LOAD_STAGES = 3  # a load waits for the link, so that it pays to have two tiles on their way
 EVEN_TILES = 16  # tiles a program below which a transfer is small
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
 MAX_GROUPS = 4
@@ -81,9 +82,11 @@ class KernelPath:
         if len(parts) > MAX_GROUPS:
             ready = self._prepare_flat(transfer, plan, tile)
         elif len(parts) == 1:
-            ready = self._prepare_part(transfer, parts[0], programs, tile, lane.kernel)
+            ready = self._prepare_part(transfer, parts[0], plan.direction, programs, tile, lane.kernel)
         else:
-            ready = [each for part in parts for each in self._prepare_part(transfer, part, programs, tile, lane.kernel)]
+            ready = []
+            for part in parts:
+                ready += self._prepare_part(transfer, part, plan.direction, programs, tile, lane.kernel)
         transfer.launches += len(ready)
         return partial(self._launch, ready, programs, lane.kernel)
 
@@ -101,15 +104,19 @@ class KernelPath:
             programs, tile = DEVICE_PROGRAMS, MAX_TILE
         return self._policy.max_programs or programs, self._policy.tile_bytes or tile
 
-    def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
+    def _prepare_part(
+        self, transfer: DeviceTransfer, part: Part, direction: str, programs: int, tile: int, stream: int
+    ) -> list[Ready]:
         runtime, group = self._runtime, part.group
         count = part.units.shape[1]
         # Long items keep their addresses over several steps, short ones share small work evenly.
         even = part.nbytes < EVEN_TILES * tile * programs
         longest = MAX_WIDTH if even else LONG_ITEM
+        stages = LOAD_STAGES if direction == "load" and not even else 1
         table = runtime.tables.get(
-            group, group.packed, group.alignment, tile, longest, stream, key="direct", max_warps=MAX_WARPS
-        )
+            group, group.packed, group.alignment, tile, longest, stream,
+            key="direct", max_warps=MAX_WARPS, stages=stages,
+        )  # fmt: skip
         step = max(MAX_ROWS // table.items, 1)
         ready: list[Ready] = []
         for first in range(0, count, step):

@@ -11,16 +11,16 @@ from functools import cache, partial
 from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import numpy as np
 
 from kvplan.errors import PathError
 from kvplan.execute.copy_engine import SLICE, copy_all
 from kvplan.execute.cuda import Device
-from kvplan.execute.kernel_path import HEADER
+from kvplan.execute.kernel_path import HEADER, LONG_ITEM
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
-from kvplan.execute.shape import MAX_WIDTH
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
@@ -41,6 +41,7 @@ SMALL_CHUNK_NBYTES = 2 << 20
 PROGRAMS = 32
 TILE = 32 << 10  # bytes
 WARPS = 16
+FEW_CHUNKS = 2
 MANY_CHUNKS = 256  # more of them are issued by the lane's own thread: the driver's queue has an end
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -52,6 +53,7 @@ class Ring:
         piece: the memory.
         slots, slot_nbytes: how many, and their bytes.
         filled, freed: of each slot, the event behind what was last put in, and behind what last took it out.
+        users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
     """
 
     def __init__(self, device: Device, piece: Piece, slots: int, slot_nbytes: int) -> None:
@@ -60,6 +62,7 @@ class Ring:
         self.slot_nbytes = slot_nbytes
         self.filled = [device.event() for _ in range(slots)]
         self.freed = [device.event() for _ in range(slots)]
+        self.users: list[Callable[[], DeviceTransfer | None]] = [lambda: None] * slots
         self.next = 0
 
 
@@ -134,36 +137,59 @@ class StagedPath:
         ring.next = (first_slot + chunks) % ring.slots
         table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, MAX_WIDTH, lane.kernel, key=("ring", load), max_warps=WARPS,
+            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS, stages=1,
         )  # fmt: skip
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
         total = head.shape[1] + max(last - 1, 0) * staging.extents.shape[1] + (tail.shape[1] if last else 0)
-        made, edges = np.empty((3, total), dtype=np.int64), np.empty(chunks + 1, dtype=np.int64)
-        piece = transfer.slot(8 * (HEADER * chunks + 2 * count))
+        # The kernels of a long transfer find their units in GPU memory: across a busy link, reading them takes longer
+        # than the copying. A load brings them along with its first chunk.
+        nbytes = 8 * (HEADER * chunks + 2 * count)
+        piece = transfer.slot(nbytes)
+        carried = transfer.scratch(nbytes) if load or chunks > FEW_CHUNKS else piece
+        extra = int(load)
+        made, edges = np.empty((3, extra + total), dtype=np.int64), np.empty(chunks + 1, dtype=np.int64)
+        if load:
+            made[:, 0] = (piece.address, carried.address, nbytes)
         dealing().deal(
             part.units, load, skip, per, staging.unit_hosts, staging.unit_rings, head, staging.extents, tail,
             ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
-            table.header, piece.address, piece.words, made, edges,
+            table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
+        edges[0] = 0  # what the first chunk carries along counts as its own
         transfer.launches += 2 * chunks
         transfer.copies += count * staging.runs.shape[1] + total
-        slots = [(first_slot + chunk) % ring.slots for chunk in range(chunks)]
-        return partial(self._run, ring, slots, table, piece.address, made, edges.tolist(), seams, lane, load=load)
+        steps = []
+        for chunk in range(chunks):
+            slot = (first_slot + chunk) % ring.slots
+            user = ring.users[slot]()
+            steps.append((slot, user is not None and not user._over))
+            ring.users[slot] = ref(transfer)
+        run = partial(self._run, ring, steps, table, carried.address, made, edges.tolist(), seams, lane, load=load)
+        if load or carried is piece:
+            return run
+        device = runtime.device
+
+        def upload_and_run() -> None:
+            device.copy(carried.address, piece.address, nbytes, lane.kernel)
+            run()
+
+        return upload_and_run
 
     def _run(
-        self, ring: Ring, slots: list[int], table: Table, header: int, made: Int64Array, edges: list[int],
+        self, ring: Ring, steps: list[tuple[int, bool]], table: Table, header: int, made: Int64Array, edges: list[int],
         seams: Int64Array, lane: Lane, *, load: bool,
     ) -> None:  # fmt: skip
-        """Send chunks through the ring: one stream fills a slot, the other empties it, each behind the other's event."""
+        """Send chunks through the ring: one stream fills a slot, the other empties it, behind each other's events."""
         device, launch = self._runtime.device, self._runtime.launch
         fill, empty = (lane.copy, lane.kernel) if load else (lane.kernel, lane.copy)
         programs = min(self._policy.max_programs or PROGRAMS, PROGRAMS)
         src = made.__array_interface__["data"][0]
         dst, size = src + made.strides[0], src + 2 * made.strides[0]
         batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
-        for chunk, (slot, (first, last)) in enumerate(zip(slots, pairwise(edges), strict=True)):
-            device.wait(fill, ring.freed[slot])
+        for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
+            if used:
+                device.wait(fill, ring.freed[slot])
             for stage in (load, not load):
                 if not stage:
                     launch(table.shape, programs, lane.kernel, header + 8 * HEADER * chunk)

@@ -47,10 +47,10 @@ class Tables:
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, stream: int, *, key: Any,
-        max_warps: int,
+        max_warps: int, stages: int,
     ) -> Table:  # fmt: skip
         """The table of (3, n) ``items`` of at most ``longest`` bytes; made and uploaded when first asked for."""
-        entry = (key, tile, longest, max_warps)
+        entry = (key, tile, longest, max_warps, stages)
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
@@ -58,7 +58,7 @@ class Tables:
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps)
+                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps, stages)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -88,10 +88,10 @@ class Tables:
         self._known.clear()
 
     def _make(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int, stages: int
     ) -> Table:
         runtime = self._runtime
-        shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
+        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps, stages)
         self.function(shape)
         made = cut(items, max(longest, shape.width))
         chunks = -(-int(made[2].max()) // shape.width)
