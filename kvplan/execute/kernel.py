@@ -37,7 +37,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
     WORD: tl.constexpr,
     ELEMENT: tl.constexpr,
     PER: tl.constexpr,
-    STAGES: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
     """Copy every item of every unit.
 
@@ -49,7 +49,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
         WORD: bytes of a word; divides every address and size.
         ELEMENT: its type, or that of its ``PER`` equal parts.
         PER: elements a word.
-        STAGES: chunks of a row in flight at once.
+        DEPTH: chunks of a row in flight at once, 1 or 2.
     """
     units = tl.load(header)
     items = tl.load(header + 1).to(tl.int32)
@@ -91,11 +91,18 @@ def copy_rows(  # type: ignore[no-untyped-def]
         # The promise counts only when made of pointers, after the cast.
         source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
         target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
-        for chunk in tl.range(chunks, num_stages=STAGES):
+        for chunk in range(0, chunks, DEPTH):
             at = chunk * (WIDTH // WORD * PER) + column
             mask = at[None, :] < count[:, None]
             value = tl.load(source + at[None, :], mask=mask)
-            tl.store(target + at[None, :], value, mask=mask)
+            if DEPTH == 2:
+                on = at + WIDTH // WORD * PER
+                more = on[None, :] < count[:, None]
+                other = tl.load(source + on[None, :], mask=more)
+                tl.store(target + at[None, :], value, mask=mask)
+                tl.store(target + on[None, :], other, mask=more)
+            else:
+                tl.store(target + at[None, :], value, mask=mask)
 
 
 class Compiled(NamedTuple):
@@ -124,7 +131,7 @@ def _constants(shape: Shape) -> dict[str, Any]:
         "WORD": shape.word,
         "ELEMENT": element,
         "PER": per,
-        "STAGES": shape.stages,
+        "DEPTH": shape.depth,
     }
 
 

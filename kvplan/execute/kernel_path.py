@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
-from kvplan.execute.shape import MAX_TILE, MAX_WARPS, MAX_WIDTH, Shape, shape_of
+from kvplan.execute.shape import MAX_TILE, MAX_WARPS, MAX_WIDTH, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
     from kvplan.execute.lane import Lane
     from kvplan.execute.runtime import Runtime
+    from kvplan.execute.tables import Kernel
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
 STORE_TILE = 32 << 10  # bytes
 LONG_ITEM = 16 << 10  # bytes
-LOAD_STAGES = 3  # a load waits for the link, so that it pays to have two tiles on their way
+LOAD_DEPTH = 2  # a load waits for the link, so that it pays to have two chunks of each row on their way
 EVEN_TILES = 16  # tiles a program below which a transfer is small
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
 MAX_GROUPS = 4
@@ -35,7 +36,7 @@ HEADER = 8  # words
 MAX_ROWS = 1 << 30
 
 
-Ready = tuple[Shape, int]  # a kernel and the header that it will read
+Ready = tuple["Kernel", int]  # a kernel and the header that it will read
 
 
 class Launch(NamedTuple):
@@ -77,7 +78,7 @@ class KernelPath:
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Write the headers of all launches; what is returned launches them, on the lane's kernel stream."""
-        parts = [part for part in together(plan.parts) if part.units.shape[1]]
+        parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         programs, tile = self.width(plan.direction)
         if len(parts) > MAX_GROUPS:
             ready = self._prepare_flat(transfer, plan, tile)
@@ -91,8 +92,9 @@ class KernelPath:
         return partial(self._launch, ready, programs, lane.kernel)
 
     def _launch(self, ready: list[Ready], programs: int, stream: int) -> None:
-        for shape, header in ready:
-            self._runtime.launch(shape, programs, stream, header)
+        launch = self._runtime.device.launch
+        for (function, threads, shared), header in ready:
+            launch(function, programs, threads, shared, stream, header)
 
     def width(self, direction: str) -> tuple[int, int]:
         """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
@@ -112,10 +114,10 @@ class KernelPath:
         # Long items keep their addresses over several steps, short ones share small work evenly.
         even = part.nbytes < EVEN_TILES * tile * programs
         longest = MAX_WIDTH if even else LONG_ITEM
-        stages = LOAD_STAGES if direction == "load" and not even else 1
+        depth = LOAD_DEPTH if direction == "load" and not even else 1
         table = runtime.tables.get(
             group, group.packed, group.alignment, tile, longest, stream,
-            key="direct", max_warps=MAX_WARPS, stages=stages,
+            key="direct", max_warps=MAX_WARPS, depth=depth,
         )  # fmt: skip
         step = max(MAX_ROWS // table.items, 1)
         ready: list[Ready] = []
@@ -123,7 +125,7 @@ class KernelPath:
             units = part.units if count <= step else part.units[:, first : first + step]
             piece = transfer.slot(8 * (HEADER + units.size))
             write_units(piece, units, table.header)
-            ready.append((table.shape, piece.address))
+            ready.append((table.kernel, piece.address))
             if transfer._captured:
                 transfer._launches.append(Launch(group, piece, units.shape[1], 1, table.shape.word))
         transfer.copies += count * group.packed.shape[1]
@@ -134,13 +136,14 @@ class KernelPath:
         columns = np.stack(made)
         longest = int(made.size.max())
         shape = shape_of(alignment_of(columns), min(longest, MAX_WIDTH), tile)
+        kernel = self._runtime.tables.function(shape)
         chunks = -(-longest // shape.width)
         ready: list[Ready] = []
         for first in range(0, made.size.size, MAX_ROWS):
             rows = columns[:, first : first + MAX_ROWS]
             piece = transfer.slot(8 * (HEADER + 1 + rows.size))
             write_flat(piece, rows, chunks)
-            ready.append((shape, piece.address))
+            ready.append((kernel, piece.address))
             if transfer._captured:
                 transfer._launches.append(Launch(None, piece, rows.shape[1], chunks, shape.word))
         transfer.copies += made.size.size

@@ -22,6 +22,8 @@ class Lane:
     Attributes:
         copy: the stream of the copy engine.
         kernel: the stream of kernels, of the highest priority: short ones that others wait for.
+        other: another such, so that two chunks of a ring are due at once: where compute holds every SM to its end, a
+            kernel that becomes due only when another has ended finds the SMs taken again.
         side: more copy streams, where a policy asks for them.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
@@ -32,6 +34,7 @@ class Lane:
         self.name = name
         self.copy = device.stream()
         self.kernel = device.stream(urgent=True)
+        self.other = device.stream(urgent=True)
         self.side: list[int] = []
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
@@ -44,7 +47,7 @@ class Lane:
     @property
     def streams(self) -> tuple[int, ...]:
         """All its streams."""
-        return (self.copy, self.kernel, *self.side)
+        return (self.copy, self.kernel, self.other, *self.side)
 
     @property
     def busy(self) -> bool:

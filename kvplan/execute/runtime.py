@@ -21,7 +21,6 @@ from kvplan.execute.lane import Lane
 from kvplan.execute.memory import Arena
 from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
-from kvplan.execute.shape import Shape
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
 from kvplan.execute.transfer import check_after, wait_for
@@ -259,11 +258,6 @@ class Runtime:
             transfer.plan = plan
 
     # What the paths ask for.
-
-    def launch(self, shape: Shape, programs: int, stream: int, header: int) -> None:
-        """Launch the copy kernel."""
-        function, threads, shared = self.tables.function(shape)
-        self.device.launch(function, programs, threads, shared, stream, header)
 
     def staging(self, group: RunGroup, direction: str) -> Staging:
         """How a group goes through the ring."""

@@ -15,7 +15,6 @@ MIN_TILE = 1 << 10
 MAX_ROWS = 1024
 MAX_ELEMENTS = 8  # words a thread holds: with their addresses, what fits its registers at 32 warps
 MAX_WARPS = 32
-MIN_STAGED_WORD = 4  # bytes: the least that goes from global to shared memory by itself
 
 
 class Shape(NamedTuple):
@@ -26,17 +25,17 @@ class Shape(NamedTuple):
         width: bytes of a row in flight at once; a power of two.
         rows: of a tile; a power of two.
         warps: of a program.
-        stages: steps of a row in flight at once, through shared memory; 1 for registers only.
+        depth: chunks of a row in flight at once, 1 or 2.
     """
 
     word: int
     width: int
     rows: int
     warps: int
-    stages: int = 1
+    depth: int = 1
 
 
-def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS, stages: int = 1) -> Shape:
+def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS, depth: int = 1) -> Shape:
     """The variant for items of some size.
 
     Args:
@@ -44,21 +43,21 @@ def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS
         longest: bytes of the longest item.
         tile: bytes that a program should have in flight; a power of two.
         max_warps: of a program.
-        stages: steps in flight, where the word is one that can be copied past the registers and rows take several.
+        depth: chunks in flight, where rows have several and the word is one of which registers hold so many.
 
-    >>> shape_of(256, 8192, 65536, stages=3)
-    Shape(word=16, width=2048, rows=32, warps=32, stages=3)
+    >>> shape_of(256, 8192, 65536, depth=2)
+    Shape(word=16, width=2048, rows=32, warps=32, depth=2)
     >>> shape_of(4, 132, 65536)
-    Shape(word=4, width=256, rows=128, warps=32, stages=1)
+    Shape(word=4, width=256, rows=128, warps=32, depth=1)
     >>> shape_of(1, 7, 65536)
-    Shape(word=1, width=16, rows=512, warps=32, stages=1)
+    Shape(word=1, width=16, rows=512, warps=32, depth=1)
     """
     word = next(word for word in WORDS if alignment % word == 0)
     width = min(max(_power(longest), word, 16), MAX_WIDTH, tile)
     tile = min(tile, MAX_ELEMENTS * 32 * max_warps * word)
     rows = max(1, min(tile // width, MAX_ROWS))
     warps = max(1, min(max_warps, rows * width // (32 * min(MAX_ELEMENTS * word, 64))))
-    return Shape(word, width, rows, warps, stages if word >= MIN_STAGED_WORD and longest > width else 1)
+    return Shape(word, width, rows, warps, depth if word == WORDS[0] and longest > width else 1)
 
 
 def _power(value: int) -> int:

@@ -18,9 +18,10 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.copy_engine import SLICE, copy_all
 from kvplan.execute.cuda import Device
-from kvplan.execute.kernel_path import HEADER, LONG_ITEM
+from kvplan.execute.kernel_path import HEADER, LONG_ITEM, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
+from kvplan.execute.shape import shape_of
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
     from kvplan.execute.lane import Lane
     from kvplan.execute.runtime import Runtime
-    from kvplan.execute.tables import Table
+    from kvplan.execute.tables import Kernel
 
 CHUNK_NBYTES = 42 << 20
 SLOTS = 4
@@ -137,7 +138,7 @@ class StagedPath:
         ring.next = (first_slot + chunks) % ring.slots
         table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS, stages=1,
+            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS, depth=1,
         )  # fmt: skip
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
@@ -146,7 +147,8 @@ class StagedPath:
         # than the copying. A load brings them along with its first chunk.
         nbytes = 8 * (HEADER * chunks + 2 * count)
         piece = transfer.slot(nbytes)
-        carried = transfer.scratch(nbytes) if load or chunks > FEW_CHUNKS else piece
+        many = chunks > FEW_CHUNKS
+        carried = transfer.scratch(nbytes) if load or many else piece
         extra = int(load)
         made, edges = np.empty((3, extra + total), dtype=np.int64), np.empty(chunks + 1, dtype=np.int64)
         if load:
@@ -165,34 +167,46 @@ class StagedPath:
             user = ring.users[slot]()
             steps.append((slot, user is not None and not user._over))
             ring.users[slot] = ref(transfer)
-        run = partial(self._run, ring, steps, table, carried.address, made, edges.tolist(), seams, lane, load=load)
-        if load or carried is piece:
-            return run
-        device = runtime.device
+        before = self._carry(transfer, piece, carried, nbytes) if many and not load else None
+        events = (transfer.event(), transfer.event()) if chunks > 1 else None
+        return partial(
+            self._run, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before, events,
+            load=load,
+        )  # fmt: skip
 
-        def upload_and_run() -> None:
-            device.copy(carried.address, piece.address, nbytes, lane.kernel)
-            run()
-
-        return upload_and_run
+    def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> tuple[Kernel, int]:
+        """A launch that copies a slot to GPU memory: the copy engine may be busy for long with what others load."""
+        self_made = transfer.slot(8 * (HEADER + 4))
+        columns = np.array([[piece.address], [carried.address], [-(-nbytes // 16) * 16]], dtype=np.int64)
+        shape = shape_of(16, nbytes, TILE, WARPS)
+        write_flat(self_made, columns, -(-int(columns[2, 0]) // shape.width))
+        return self._runtime.tables.function(shape), self_made.address
 
     def _run(
-        self, ring: Ring, steps: list[tuple[int, bool]], table: Table, header: int, made: Int64Array, edges: list[int],
-        seams: Int64Array, lane: Lane, *, load: bool,
+        self, ring: Ring, steps: list[tuple[int, bool]], kernel: Kernel, header: int, made: Int64Array,
+        edges: list[int], seams: Int64Array, lane: Lane, before: tuple[Kernel, int] | None,
+        events: tuple[int, int] | None, *, load: bool,
     ) -> None:  # fmt: skip
-        """Send chunks through the ring: one stream fills a slot, the other empties it, behind each other's events."""
-        device, launch = self._runtime.device, self._runtime.launch
-        fill, empty = (lane.copy, lane.kernel) if load else (lane.kernel, lane.copy)
+        """Send chunks through the ring: one stream fills a slot, another empties it, behind each other's events."""
+        device = self._runtime.device
+        function, threads, shared = kernel
         programs = min(self._policy.max_programs or PROGRAMS, PROGRAMS)
         src = made.__array_interface__["data"][0]
         dst, size = src + made.strides[0], src + 2 * made.strides[0]
         batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
+        if before is not None:
+            device.launch(before[0][0], 1, *before[0][1:], lane.kernel, before[1])
+        if events is not None:
+            device.record(events[0], lane.kernel)
+            device.wait(lane.other, events[0])
         for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
+            beside = lane.other if chunk % 2 else lane.kernel
+            fill, empty = (lane.copy, beside) if load else (beside, lane.copy)
             if used:
                 device.wait(fill, ring.freed[slot])
             for stage in (load, not load):
                 if not stage:
-                    launch(table.shape, programs, lane.kernel, header + 8 * HEADER * chunk)
+                    device.launch(function, programs, threads, shared, beside, header + 8 * HEADER * chunk)
                 elif batches and last - first <= SLICE:
                     at = 8 * first
                     device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
@@ -202,6 +216,9 @@ class StagedPath:
                     device.record(ring.filled[slot], fill)
                     device.wait(empty, ring.filled[slot])
             device.record(ring.freed[slot], empty)
+        if events is not None:
+            device.record(events[1], lane.other)
+            device.wait(lane.kernel, events[1])
 
     def _copy(self, columns: Int64Array, first: int, last: int, seams: Int64Array, stream: int, *, load: bool) -> None:
         made = Descriptors(*(column[first:last] for column in columns))

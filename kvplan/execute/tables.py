@@ -17,18 +17,23 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
 
 
+Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
+
+
 class Table:
     """Items of one run group in GPU memory.
 
     Attributes:
         shape: of the kernel that reads them.
+        kernel: its function, threads a program, shared memory.
         items: how many, for each unit.
         header: (8,) int64: the header of a launch, units left open.
         fresh: event behind the upload, or 0 once it is known to have passed.
     """
 
-    def __init__(self, shape: Shape, items: int, header: Int64Array, fresh: int) -> None:
+    def __init__(self, shape: Shape, kernel: Kernel, items: int, header: Int64Array, fresh: int) -> None:
         self.shape = shape
+        self.kernel = kernel
         self.items = items
         self.header = header
         self.fresh = fresh
@@ -40,17 +45,17 @@ class Tables:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
-        self._functions: dict[Shape, tuple[int, int, int]] = {}
+        self._functions: dict[Shape, Kernel] = {}
         self._modules: list[int] = []
         self._stream = runtime.device.stream()
         self._dropped: deque[tuple[Arena, Piece]] = deque()
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, stream: int, *, key: Any,
-        max_warps: int, stages: int,
+        max_warps: int, depth: int,
     ) -> Table:  # fmt: skip
         """The table of (3, n) ``items`` of at most ``longest`` bytes; made and uploaded when first asked for."""
-        entry = (key, tile, longest, max_warps, stages)
+        entry = (key, tile, longest, max_warps, depth)
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
@@ -58,12 +63,12 @@ class Tables:
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps, stages)
+                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps, depth)
         if table.fresh:
             self._wait(table, stream)
         return table
 
-    def function(self, shape: Shape) -> tuple[int, int, int]:
+    def function(self, shape: Shape) -> Kernel:
         """Handle, threads and shared memory of the kernel of a shape."""
         made = self._functions.get(shape)
         if made is None:
@@ -88,11 +93,11 @@ class Tables:
         self._known.clear()
 
     def _make(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int, stages: int
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int, depth: int
     ) -> Table:
         runtime = self._runtime
-        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps, stages)
-        self.function(shape)
+        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps, depth)
+        kernel = self.function(shape)
         made = cut(items, max(longest, shape.width))
         chunks = -(-int(made[2].max()) // shape.width)
         count = made.shape[1]
@@ -105,7 +110,7 @@ class Tables:
         header = np.array([0, count, chunks, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         for arena, piece in ((runtime.slots, source), (runtime.memory, target)):
             weakref.finalize(group, arena.give, piece).atexit = False
-        return Table(shape, count, header, fresh)
+        return Table(shape, kernel, count, header, fresh)
 
     def _wait(self, table: Table, stream: int) -> None:
         """Let a stream wait for the upload, until it is known to have passed."""
