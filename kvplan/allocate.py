@@ -39,8 +39,10 @@ def allocate(
         num_blocks: blocks of the pool; by default as many as ``like`` has.
         block_tokens: token slots of a block; by default those of ``like``.
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
-        pin: page-lock host memory so that a GPU reaches it; means nothing where torch has no GPU. Where pinning
-            fails, a warning says so and the pool is pageable.
+        pin: page-lock host memory so that a GPU reaches it; means nothing where torch has no GPU. The memory is
+            registered in pieces of at most 32 GiB that end on boundaries of the outermost dim where these are page
+            boundaries; what lies between two is a seam of the layout. Where pinning fails, a warning says so and the
+            pool is pageable.
         sizes: extents in elements of a split axis (``{"head.0": 4}``).
 
     Returns:
@@ -80,7 +82,11 @@ def allocate(
             raise LayoutError(f"sizes make {axis} {prod(extents[name] for name in atoms)}; the pool needs {size}")
     shape = shape_of(parsed, extents)
     counts = [extents[axis] for axis in parsed.nesting]
-    flat = list(_tensors(shape, prod(counts), dtype, device=device, pin=pin, torch=_wants_torch(like, device)))
+    seams: list[int] = []
+    ordinal = (int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0) if pin else None
+    flat = list(
+        _tensors(shape, prod(counts), dtype, seams, device=device, pin=ordinal, torch=_wants_torch(like, device))
+    )
     told = {k: v for k, v in extents.items() if k != "kv" and k not in parsed.nesting}
     return KVLayout.from_tensors(
         notation,
@@ -89,6 +95,7 @@ def allocate(
         layers=like.layers,
         head_start=like.heads.start,
         part=part,
+        seams=seams,
     )
 
 
@@ -125,9 +132,11 @@ def _wants_torch(like: KVLayout, device: str) -> bool:
     return device != "cpu" or "torch" in owners
 
 
-def _tensors(shape: Sequence[int], count: int, dtype: str, *, device: str, pin: bool, torch: bool) -> Iterator[Any]:
+def _tensors(
+    shape: Sequence[int], count: int, dtype: str, seams: list[int], *, device: str, pin: int | None, torch: bool
+) -> Iterator[Any]:
     if torch:
-        yield from _torch_tensors(shape, count, dtype, device, pin=pin)
+        yield from _torch_tensors(shape, count, dtype, device, seams, pin=pin)
         return
     try:
         element = np.dtype(dtype)
@@ -144,21 +153,32 @@ def _byte_views(shape: Sequence[int], count: int, itemsize: int) -> Iterator[Any
         yield np.empty(shape, np.dtype(f"u{itemsize}"))
 
 
-def _torch_tensors(shape: Sequence[int], count: int, dtype: str, device: str, *, pin: bool) -> Iterator[Any]:
+def _torch_tensors(
+    shape: Sequence[int], count: int, dtype: str, device: str, seams: list[int], *, pin: int | None
+) -> Iterator[Any]:
+    """Tensors of torch; of host memory, pinned for GPU number ``pin``. ``seams`` gathers what registrations leave."""
     import torch
 
     element = getattr(torch, dtype, torch.uint8)
-    pinned = pin and device == "cpu" and torch.cuda.is_available()
+    pinned = pin if device == "cpu" and torch.cuda.is_available() else None
+    nbytes = prod(shape) * element.itemsize
     for _ in range(count):
-        if pinned:
+        if pinned is not None:
             try:
-                yield torch.empty(tuple(shape), dtype=element, pin_memory=True)
+                memory, ends = _pinned(nbytes, nbytes // shape[0], pinned)
+                seams += ends
+                yield torch.from_numpy(memory).view(element).view(tuple(shape))
                 continue
             except RuntimeError as error:
-                pinned = False
-                nbytes = prod(shape) * element.itemsize
+                pinned = None
                 warnings.warn(f"could not pin {nbytes} bytes, the pool is pageable: {error}", stacklevel=4)
         yield torch.empty(tuple(shape), dtype=element, device=device)
+
+
+def _pinned(nbytes: int, row: int, ordinal: int) -> tuple[Any, tuple[int, ...]]:
+    from kvplan.execute.pinning import pinned
+
+    return pinned(nbytes, row, ordinal)
 
 
 def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:

@@ -26,7 +26,7 @@ def deal(
         template, address, words: header of a launch (8,), and the pinned slot: its address, its memory. Written: a
             header for each chunk, then the source addresses of all units, then their destination addresses.
         made, extra: (3, extra + m) written behind the first ``extra``: source, destination, bytes of every extent.
-        edges: (chunks + 1,) written: where the extents of each chunk begin.
+        edges: (chunks + 1,) written: where the extents of each chunk begin; those that touch on both sides are one.
     """
     count = units.shape[1]
     last = (count - 1 + skip) // per
@@ -52,9 +52,13 @@ def deal(
         host = units[host_row, unit] - unit_hosts[inner]
         extents = head if granule == 0 else tail if granule == last else middle
         for k in range(extents.shape[1]):
-            made[host_row, at] = host + extents[0, k]
-            made[1 - host_row, at] = place + extents[1, k]
-            made[2, at] = extents[2, k]
+            begin, there, nbytes = host + extents[0, k], place + extents[1, k], extents[2, k]
+            if at > edges[chunk] and at > extra:  # blocks that follow one another on the host are one copy
+                last_nbytes = made[2, at - 1]
+                if made[host_row, at - 1] + last_nbytes == begin and made[1 - host_row, at - 1] + last_nbytes == there:
+                    made[2, at - 1] += nbytes
+                    continue
+            made[host_row, at], made[1 - host_row, at], made[2, at] = begin, there, nbytes
             at += 1
     edges[chunks] = at
     for chunk in range(chunks):  # from the first unit of each to how many it has

@@ -37,7 +37,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
     WORD: tl.constexpr,
     ELEMENT: tl.constexpr,
     PER: tl.constexpr,
-    DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Copy every item of every unit.
 
@@ -49,7 +49,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
         WORD: bytes of a word; divides every address and size.
         ELEMENT: its type, or that of its ``PER`` equal parts.
         PER: elements a word.
-        DEPTH: chunks of a row in flight at once, 1 or 2.
+        SPLIT: accesses that WIDTH is made of, 1, 2 or 4.
     """
     units = tl.load(header)
     items = tl.load(header + 1).to(tl.int32)
@@ -61,7 +61,8 @@ def copy_rows(  # type: ignore[no-untyped-def]
     sizes = tl.load(header + 7).to(tl.pointer_type(tl.int64))
     total = (units * items).to(tl.int32)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH // WORD * PER)
+    SPAN: tl.constexpr = WIDTH // SPLIT // WORD * PER
+    lane = tl.arange(0, SPAN)[None, :]
     step = tl.num_programs(0) * ROWS
     first = tl.program_id(0) * ROWS
     # The addresses of a tile are fetched while the tile before it is in flight: units lie across the link.
@@ -77,7 +78,8 @@ def copy_rows(  # type: ignore[no-untyped-def]
     while first < total:
         src = src_unit + src_item
         dst = dst_unit + dst_item
-        count = (size // WORD).to(tl.int32) * PER  # the product shows the compiler that words are never cut
+        # The product shows the compiler that words are never cut.
+        count = ((size // WORD).to(tl.int32) * PER)[:, None]
         first += step
         index = first + row
         unit = index // items
@@ -89,20 +91,25 @@ def copy_rows(  # type: ignore[no-untyped-def]
         dst_item = tl.load(dst_items + item, mask=live, other=0)
         size = tl.load(sizes + item, mask=live, other=0)
         # The promise counts only when made of pointers, after the cast.
-        source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
-        target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD))
-        for chunk in range(0, chunks, DEPTH):
-            at = chunk * (WIDTH // WORD * PER) + column
-            mask = at[None, :] < count[:, None]
-            value = tl.load(source + at[None, :], mask=mask)
-            if DEPTH == 2:
-                on = at + WIDTH // WORD * PER
-                more = on[None, :] < count[:, None]
-                other = tl.load(source + on[None, :], mask=more)
-                tl.store(target + at[None, :], value, mask=mask)
-                tl.store(target + on[None, :], other, mask=more)
-            else:
-                tl.store(target + at[None, :], value, mask=mask)
+        source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
+        target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
+        # Written out, because a tensor of the whole width would give a row to several warps, whose addresses then go
+        # through shared memory: every tile would begin with all warps waiting for the slowest of the last one.
+        for chunk in range(chunks):
+            at = chunk * (SPAN * SPLIT)
+            left = count - at
+            value_0 = tl.load(source + at, mask=lane < left)
+            if SPLIT > 1:
+                value_1 = tl.load(source + at + SPAN, mask=lane + SPAN < left)
+            if SPLIT > 2:
+                value_2 = tl.load(source + at + 2 * SPAN, mask=lane + 2 * SPAN < left)
+                value_3 = tl.load(source + at + 3 * SPAN, mask=lane + 3 * SPAN < left)
+            tl.store(target + at, value_0, mask=lane < left)
+            if SPLIT > 1:
+                tl.store(target + at + SPAN, value_1, mask=lane + SPAN < left)
+            if SPLIT > 2:
+                tl.store(target + at + 2 * SPAN, value_2, mask=lane + 2 * SPAN < left)
+                tl.store(target + at + 3 * SPAN, value_3, mask=lane + 3 * SPAN < left)
 
 
 class Compiled(NamedTuple):
@@ -131,7 +138,7 @@ def _constants(shape: Shape) -> dict[str, Any]:
         "WORD": shape.word,
         "ELEMENT": element,
         "PER": per,
-        "DEPTH": shape.depth,
+        "SPLIT": shape.split,
     }
 
 
@@ -140,7 +147,7 @@ def compile_kernel(shape: Shape, arch: int) -> Compiled:
     """Compile for an architecture (80, 90, 100, …); needs no GPU. Triton keeps the result on disk.
 
     >>> from kvplan.execute.shape import Shape
-    >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32), 90).ptx
+    >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32, split=4), 90).ptx
     True
     """
     constants = _constants(shape)

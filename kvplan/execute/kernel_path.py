@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
-from kvplan.execute.shape import MAX_TILE, MAX_WARPS, MAX_WIDTH, shape_of
+from kvplan.execute.shape import MAX_WARPS, MAX_WIDTH, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from kvplan.execute.tables import Kernel
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
-STORE_TILE = 32 << 10  # bytes
+LOAD_TILE, STORE_TILE = 64 << 10, 32 << 10  # bytes in flight a program
 LONG_ITEM = 16 << 10  # bytes
-LOAD_DEPTH = 2  # a load waits for the link, so that it pays to have two chunks of each row on their way
 EVEN_TILES = 16  # tiles a program below which a transfer is small
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
 MAX_GROUPS = 4
@@ -83,11 +82,11 @@ class KernelPath:
         if len(parts) > MAX_GROUPS:
             ready = self._prepare_flat(transfer, plan, tile)
         elif len(parts) == 1:
-            ready = self._prepare_part(transfer, parts[0], plan.direction, programs, tile, lane.kernel)
+            ready = self._prepare_part(transfer, parts[0], programs, tile, lane.kernel)
         else:
             ready = []
             for part in parts:
-                ready += self._prepare_part(transfer, part, plan.direction, programs, tile, lane.kernel)
+                ready += self._prepare_part(transfer, part, programs, tile, lane.kernel)
         transfer.launches += len(ready)
         return partial(self._launch, ready, programs, lane.kernel)
 
@@ -99,25 +98,22 @@ class KernelPath:
     def width(self, direction: str) -> tuple[int, int]:
         """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
         if direction == "load":
-            programs, tile = LOAD_PROGRAMS, MAX_TILE
+            programs, tile = LOAD_PROGRAMS, LOAD_TILE
         elif direction == "store":
             programs, tile = STORE_PROGRAMS, STORE_TILE
         else:
-            programs, tile = DEVICE_PROGRAMS, MAX_TILE
+            programs, tile = DEVICE_PROGRAMS, LOAD_TILE
         return self._policy.max_programs or programs, self._policy.tile_bytes or tile
 
-    def _prepare_part(
-        self, transfer: DeviceTransfer, part: Part, direction: str, programs: int, tile: int, stream: int
-    ) -> list[Ready]:
+    def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         runtime, group = self._runtime, part.group
         count = part.units.shape[1]
         # Long items keep their addresses over several steps, short ones share small work evenly.
         even = part.nbytes < EVEN_TILES * tile * programs
         longest = MAX_WIDTH if even else LONG_ITEM
-        depth = LOAD_DEPTH if direction == "load" and not even else 1
         table = runtime.tables.get(
             group, group.packed, group.alignment, tile, longest, stream,
-            key="direct", max_warps=MAX_WARPS, depth=depth,
+            key="direct", max_warps=MAX_WARPS,
         )  # fmt: skip
         step = max(MAX_ROWS // table.items, 1)
         ready: list[Ready] = []

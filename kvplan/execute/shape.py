@@ -9,12 +9,11 @@ import numpy as np
 from kvplan.program import Int64Array
 
 WORDS = (16, 8, 4, 2, 1)  # bytes
-MAX_WIDTH = 2048  # bytes of a row in flight: one warp's four loads of 16 bytes a lane
-MAX_TILE = 64 << 10  # bytes in flight a program: 1,024 threads, 64 bytes each
-MIN_TILE = 1 << 10
-MAX_ROWS = 1024
-MAX_ELEMENTS = 8  # words a thread holds: with their addresses, what fits its registers at 32 warps
+LANES = 32  # of a warp
+IN_FLIGHT = 4  # words a thread has on their way; with their addresses, all that its registers hold at 32 warps
 MAX_WARPS = 32
+MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # bytes
+MAX_ROWS = 1024
 
 
 class Shape(NamedTuple):
@@ -25,39 +24,38 @@ class Shape(NamedTuple):
         width: bytes of a row in flight at once; a power of two.
         rows: of a tile; a power of two.
         warps: of a program.
-        depth: chunks of a row in flight at once, 1 or 2.
+        split: accesses that the width is made of. With one row a warp, warps never wait for each other.
     """
 
     word: int
     width: int
     rows: int
     warps: int
-    depth: int = 1
+    split: int
 
 
-def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS, depth: int = 1) -> Shape:
+def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS) -> Shape:
     """The variant for items of some size.
 
     Args:
         alignment: bytes; divides every address and size.
         longest: bytes of the longest item.
-        tile: bytes that a program should have in flight; a power of two.
+        tile: bytes that a program should have in flight; a power of two. Narrow words make it less.
         max_warps: of a program.
-        depth: chunks in flight, where rows have several and the word is one of which registers hold so many.
 
-    >>> shape_of(256, 8192, 65536, depth=2)
-    Shape(word=16, width=2048, rows=32, warps=32, depth=2)
-    >>> shape_of(4, 132, 65536)
-    Shape(word=4, width=256, rows=128, warps=32, depth=1)
+    >>> shape_of(256, 8192, 65536)
+    Shape(word=16, width=2048, rows=32, warps=32, split=4)
+    >>> shape_of(16, 512, 65536)
+    Shape(word=16, width=512, rows=128, warps=32, split=1)
     >>> shape_of(1, 7, 65536)
-    Shape(word=1, width=16, rows=512, warps=32, depth=1)
+    Shape(word=1, width=16, rows=256, warps=32, split=1)
     """
     word = next(word for word in WORDS if alignment % word == 0)
-    width = min(max(_power(longest), word, 16), MAX_WIDTH, tile)
-    tile = min(tile, MAX_ELEMENTS * 32 * max_warps * word)
-    rows = max(1, min(tile // width, MAX_ROWS))
-    warps = max(1, min(max_warps, rows * width // (32 * min(MAX_ELEMENTS * word, 64))))
-    return Shape(word, width, rows, warps, depth if word == WORDS[0] and longest > width else 1)
+    a_warp = LANES * word  # bytes of one access
+    warps = max(1, min(max_warps, tile // (IN_FLIGHT * a_warp)))
+    tile = min(tile, warps * IN_FLIGHT * a_warp)
+    width = min(max(_power(longest), word, 16), IN_FLIGHT * a_warp, tile)
+    return Shape(word, width, max(1, min(tile // width, MAX_ROWS)), warps, max(1, width // a_warp))
 
 
 def _power(value: int) -> int:

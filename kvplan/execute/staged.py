@@ -39,7 +39,8 @@ SLOTS = 4
 # A small transfer is cut into this many chunks, of not less than this: each costs the CPU some 20 us.
 SMALL_CHUNKS = 4
 SMALL_CHUNK_NBYTES = 2 << 20
-PROGRAMS = 32
+# As many as an H100 has SMs: where compute holds every SM to its end, what counts is that the chunk is soon done.
+PROGRAMS = 132
 TILE = 32 << 10  # bytes
 WARPS = 16
 FEW_CHUNKS = 2
@@ -138,7 +139,7 @@ class StagedPath:
         ring.next = (first_slot + chunks) % ring.slots
         table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS, depth=1,
+            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS,
         )  # fmt: skip
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
@@ -160,7 +161,7 @@ class StagedPath:
         )  # fmt: skip
         edges[0] = 0  # what the first chunk carries along counts as its own
         transfer.launches += 2 * chunks
-        transfer.copies += count * staging.runs.shape[1] + total
+        transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
         steps = []
         for chunk in range(chunks):
             slot = (first_slot + chunk) % ring.slots

@@ -52,10 +52,10 @@ class Tables:
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, stream: int, *, key: Any,
-        max_warps: int, depth: int,
+        max_warps: int,
     ) -> Table:  # fmt: skip
         """The table of (3, n) ``items`` of at most ``longest`` bytes; made and uploaded when first asked for."""
-        entry = (key, tile, longest, max_warps, depth)
+        entry = (key, tile, longest, max_warps)
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
@@ -63,7 +63,7 @@ class Tables:
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps, depth)
+                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -93,10 +93,10 @@ class Tables:
         self._known.clear()
 
     def _make(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int, depth: int
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int
     ) -> Table:
         runtime = self._runtime
-        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps, depth)
+        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps)
         kernel = self.function(shape)
         made = cut(items, max(longest, shape.width))
         chunks = -(-int(made[2].max()) // shape.width)

@@ -11,18 +11,32 @@ import contextlib
 import ctypes
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, NOT_READY, RANGE_SIZE, RANGE_START
+from kvplan.execute.cuda import (
+    DEVICE_POINTER,
+    HOST_MEMORY,
+    MEMORY_TYPE,
+    NOT_READY,
+    RANGE_SIZE,
+    RANGE_START,
+    SUCCESS,
+    DriverError,
+)
+from kvplan.execute.shape import Shape
+from tests.simulated.graph import Graph
 
-DEVICE_MEMORY = 2
+PATIENCE = 20.0  # seconds that a blocked CPU waits for a gate
+LOST = 700
 
 
-@dataclass
+@dataclass(eq=False)
 class Tensor:
     """CPU memory that says it is a GPU's: what kvplan reads of a tensor, and no more."""
 
@@ -57,19 +71,29 @@ class Stream:
         raise AssertionError("kvplan blocked the CPU on a stream")
 
 
+@dataclass
+class Event:
+    """Somebody's event, as torch has them."""
+
+    cuda_event: int
+
+    def synchronize(self) -> None:
+        raise AssertionError("kvplan blocked the CPU on an event")
+
+
 class Driver:
     """The few entry points that are called past the device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.cuMemcpyBatchAsync = True
+        self.cuMemcpyBatchAsync: Any = True
 
     def cuEventQuery(self, event: int) -> int:
         return self._device.query(event)
 
     def cuEventSynchronize(self, event: int) -> int:
         self._device.run_until(event)
-        return 0
+        return SUCCESS
 
     def cuEventDestroy_v2(self, event: int) -> int:
         return self._device.destroy_event(event)
@@ -78,13 +102,18 @@ class Driver:
         return self._device.destroy_stream(stream)
 
     def cuModuleUnload(self, module: int) -> int:
-        return 0
+        self._device.modules.pop(module)
+        return SUCCESS
 
     def cuThreadExchangeStreamCaptureMode(self, mode) -> int:
-        return 0
+        return SUCCESS
 
     def name(self, code: int) -> str:
         return f"CUDA_ERROR_SIMULATED ({code})"
+
+    def check(self, call: str, code: int, what: str = "", at: int | None = None) -> None:
+        if code != SUCCESS:
+            raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code, at)
 
 
 class Device:
@@ -92,34 +121,37 @@ class Device:
 
     Args:
         seed: of the order in which streams advance.
-        eager: whether a query lets streams advance at all; else only blocking does.
+        eager: whether a query lets streams advance; else only blocking and :meth:`run` do.
     """
 
     arch = 90
     multiprocessors = 132
     max_pitch = 2**31 - 1
 
-    def __init__(self, seed: int = 0, *, ordinal: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, ordinal: int = 0, eager: bool = True) -> None:
         self.ordinal = ordinal
+        self.eager = eager
         self.driver = Driver(self)
         self.random = random.Random(seed)
         self.lock = threading.RLock()
         self.streams: dict[int, deque[Callable[[], bool]]] = {}
         self.recorded: dict[int, int] = {}  # of each event, how often it was recorded
         self.passed: dict[int, int] = {}
-        self.capture: set[int] = set()
-        self.shapes: dict[int, object] = {}
+        self.modules: dict[int, Shape] = {}
         self.pinned: list[tuple[int, int]] = []
         self.memory: dict[int, np.ndarray] = {}
+        self.graph: Graph | None = None
+        self.gates: list[threading.Event] = []
         self.handle = 100
-        self.broken: str | None = None
+        self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
+        self.lost = False
         self.calls: list[str] = []
 
     # Memory.
 
-    def pin(self, array: np.ndarray) -> None:
+    def pin(self, array: np.ndarray, start: int = 0, stop: int | None = None) -> None:
         address = array.__array_interface__["data"][0]
-        self.pinned.append((address, address + array.nbytes))
+        self.pinned.append((address + start, address + (array.nbytes if stop is None else stop)))
 
     def pointer(self, address: int, attribute: int) -> int | None:
         for start, end in self.pinned:
@@ -134,6 +166,7 @@ class Device:
         return None
 
     def allocate(self, nbytes: int) -> int:
+        self.check("cuMemAlloc")
         array = np.full(nbytes + 512, 0xDD, np.uint8)
         address = -(-array.__array_interface__["data"][0] // 256) * 256
         with self.lock:
@@ -145,6 +178,10 @@ class Device:
             self.memory.pop(address)
 
     allocate_host, free_host = allocate, free
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.memory.values())
 
     # Streams and events.
 
@@ -159,6 +196,7 @@ class Device:
             return self.handle
 
     def event(self) -> int:
+        self.check("cuEventCreate")
         with self.lock:
             self.handle += 1
             self.recorded[self.handle] = self.passed[self.handle] = 0
@@ -166,17 +204,21 @@ class Device:
 
     def destroy_event(self, event: int) -> int:
         with self.lock:
-            assert self.recorded.pop(event) == self.passed.pop(event), "an event was destroyed before it passed"
-        return 0
+            passed = self.recorded.pop(event) == self.passed.pop(event)
+            assert passed or self.lost, "an event was destroyed before it passed"
+        return SUCCESS
 
     def destroy_stream(self, stream: int) -> int:
         with self.lock:
-            assert not self.streams.pop(stream), "a stream was destroyed with work on it"
-        return 0
+            assert not self.streams.pop(stream) or self.lost, "a stream was destroyed with work on it"
+        return SUCCESS
 
     def record(self, event: int, stream: int) -> None:
         self.check("cuEventRecord")
         with self.lock:
+            if self.graph is not None and stream in self.graph.tails:
+                self.graph.record(event, stream)
+                return
             self.recorded[event] += 1
             number = self.recorded[event]
 
@@ -189,19 +231,36 @@ class Device:
     def wait(self, stream: int, event: int) -> None:
         self.check("cuStreamWaitEvent")
         with self.lock:
+            graph = self.graph
+            if graph is not None and (stream in graph.tails or event in graph.events):
+                graph.wait(stream, event)
+                return
             number = self.recorded[event]  # what is recorded now, not later
             self.streams[stream].append(lambda: self.passed[event] >= number)
 
     def query(self, event: int) -> int:
+        code = self.fault("cuEventQuery")
+        if code:
+            return code
         with self.lock:
-            self.advance(self.random.randrange(4))
-            return 0 if self.passed[event] >= self.recorded[event] else NOT_READY
+            if self.eager:
+                self.advance(self.random.randrange(4))
+            return SUCCESS if self.passed[event] >= self.recorded[event] else NOT_READY
 
     def run_until(self, event: int) -> None:
+        """Block until an event has passed, or for long if a gate is closed."""
+        end = time.monotonic() + PATIENCE
         with self.lock:
             number = self.recorded[event]
-            while self.passed[event] < number:
-                assert self.advance(1), "the streams wait for each other"
+        while not self.lost:
+            with self.lock:
+                if self.passed[event] >= number:
+                    return
+                done = self.advance(1)
+                assert done or not all(gate.is_set() for gate in self.gates), "the streams wait for each other"
+            if not done:
+                assert time.monotonic() < end, "nobody opened the gate"
+                time.sleep(1e-3)
 
     def run(self) -> None:
         """Everything that was put on streams."""
@@ -212,7 +271,7 @@ class Device:
     def advance(self, steps: int) -> int:
         """Let random streams do their next thing; how many were done."""
         done = 0
-        for _ in range(steps):
+        for _ in range(0 if self.lost else steps):
             ready = [queue for queue in self.streams.values() if queue]
             self.random.shuffle(ready)
             for queue in ready:
@@ -224,37 +283,66 @@ class Device:
                 return done
         return done
 
+    def gate(self, stream: int) -> threading.Event:
+        """Hold a stream up until the gate is set."""
+        gate = threading.Event()
+        with self.lock:
+            self.gates.append(gate)
+            self.streams[stream].append(gate.is_set)
+        return gate
+
     def seconds(self, begin: int, end: int) -> float:
         assert self.passed[begin] and self.passed[end]
         return 1e-6
 
+    # Graphs.
+
+    def capture(self, stream: int) -> Graph:
+        """Begin to capture a stream."""
+        self.graph = Graph(stream)
+        return self.graph
+
+    def end_capture(self) -> None:
+        graph, self.graph = self.graph, None
+        assert graph is not None
+        graph.check_joined()
+
     def capturing(self, stream: int) -> bool:
-        return stream in self.capture
+        return self.graph is not None and stream in self.graph.tails
 
     # Work.
 
-    def check(self, call: str) -> None:
-        self.calls.append(call)
-        if self.broken == call:
-            from kvplan.execute.cuda import DriverError
+    def fail(self, call: str, *, spare: int = 0, code: int = 1) -> None:
+        """Let a call fail once, after ``spare`` that do not."""
+        self.faults[call] = [SUCCESS] * spare + [code]
 
-            raise DriverError(f"{call} returned CUDA_ERROR_SIMULATED (1)", call, 1, 0)
+    def fault(self, call: str) -> int:
+        """What a call is to return."""
+        self.calls.append(call)
+        if self.lost:
+            return LOST
+        codes = self.faults.get(call)
+        return codes.pop(0) if codes else SUCCESS
+
+    def check(self, call: str, count: int | None = None) -> None:
+        code = self.fault(call)
+        self.driver.check(call, code, at=None if count is None else self.random.randrange(count))
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         self.check("cuMemcpyAsync")
         self.put(stream, lambda: ctypes.memmove(dst, src, nbytes))
 
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
-        self.check("cuMemcpyBatchAsync")
+        self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order
         self.put(stream, lambda: [ctypes.memmove(*move) for move in moves])
 
     def copy_2d(self, parameters: int, stream: int) -> int:
-        self.calls.append("cuMemcpy2DAsync")
-        if self.broken == "cuMemcpy2DAsync":
-            return 1
+        code = self.fault("cuMemcpy2DAsync")
+        if code:
+            return code
         row = words(parameters, 16).tolist()
         src, src_pitch, dst, dst_pitch, width, height = (row[k] for k in (4, 6, 11, 13, 14, 15))
         assert row[2] == row[9] == 4
@@ -264,19 +352,27 @@ class Device:
             stream,
             lambda: [ctypes.memmove(dst + k * dst_pitch, src + k * src_pitch, width) for k in range(height)],
         )
-        return 0
+        return SUCCESS
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
+        """A module and its function; the image says the shape (see `tests.simulated.executors`)."""
+        self.check("cuModuleLoadData")
         self.handle += 1
+        self.modules[self.handle] = Shape(*map(int, image.split()))
         return self.handle, self.handle
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
         self.check("cuLaunchKernel")
-        shape = self.shapes[function]
+        shape = self.modules[function]
+        assert programs > 0
+        assert threads == 32 * shape.warps
         self.put(stream, lambda: kernel(argument, shape, self.random))
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
         with self.lock:
+            if self.graph is not None and stream in self.graph.tails:
+                self.graph.add(stream, work)
+                return
             self.streams[stream].append(lambda: (work(), True)[1])
 
 
@@ -284,7 +380,7 @@ def words(address: int, count: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64) if count else np.empty(0, np.int64)
 
 
-def kernel(header: int, shape, order: random.Random) -> None:
+def kernel(header: int, shape: Shape, order: random.Random) -> None:
     """What the copy kernel does with a header, a row at a time, in any order."""
     units, items, chunks, *columns = words(header, 8).tolist()
     src_units, dst_units = (words(at, units).tolist() for at in columns[:2])
