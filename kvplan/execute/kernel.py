@@ -49,7 +49,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
         WORD: bytes of a word; divides every address and size.
         ELEMENT: its type, or that of its ``PER`` equal parts.
         PER: elements a word.
-        SPLIT: accesses that WIDTH is made of, 1, 2 or 4.
+        SPLIT: accesses that WIDTH is made of, 1, 2, 4 or 8.
     """
     units = tl.load(header)
     items = tl.load(header + 1).to(tl.int32)
@@ -65,10 +65,12 @@ def copy_rows(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, SPAN)[None, :]
     step = tl.num_programs(0) * ROWS
     first = tl.program_id(0) * ROWS
-    # The addresses of a tile are fetched while the tile before it is in flight: units lie across the link.
     index = first + row
     unit = index // items
     item = index - unit * items
+    # From tile to tile without a division.
+    step_unit = step // items
+    step_item = step - step_unit * items
     live = index < total
     src_unit = tl.load(src_units + unit, mask=live, other=0)
     dst_unit = tl.load(dst_units + unit, mask=live, other=0)
@@ -80,10 +82,14 @@ def copy_rows(  # type: ignore[no-untyped-def]
         dst = dst_unit + dst_item
         # The product shows the compiler that words are never cut.
         count = ((size // WORD).to(tl.int32) * PER)[:, None]
+        # The addresses of the next tile are fetched while this one is in flight: units lie across the link.
         first += step
         index = first + row
-        unit = index // items
-        item = index - unit * items
+        unit += step_unit
+        item += step_item
+        over = item >= items
+        unit = tl.where(over, unit + 1, unit)
+        item = tl.where(over, item - items, item)
         live = index < total
         src_unit = tl.load(src_units + unit, mask=live, other=0)
         dst_unit = tl.load(dst_units + unit, mask=live, other=0)
@@ -100,16 +106,26 @@ def copy_rows(  # type: ignore[no-untyped-def]
             left = count - at
             value_0 = tl.load(source + at, mask=lane < left)
             if SPLIT > 1:
-                value_1 = tl.load(source + at + SPAN, mask=lane + SPAN < left)
+                value_1 = tl.load(source + at + 1 * SPAN, mask=lane + 1 * SPAN < left)
             if SPLIT > 2:
                 value_2 = tl.load(source + at + 2 * SPAN, mask=lane + 2 * SPAN < left)
                 value_3 = tl.load(source + at + 3 * SPAN, mask=lane + 3 * SPAN < left)
+            if SPLIT > 4:
+                value_4 = tl.load(source + at + 4 * SPAN, mask=lane + 4 * SPAN < left)
+                value_5 = tl.load(source + at + 5 * SPAN, mask=lane + 5 * SPAN < left)
+                value_6 = tl.load(source + at + 6 * SPAN, mask=lane + 6 * SPAN < left)
+                value_7 = tl.load(source + at + 7 * SPAN, mask=lane + 7 * SPAN < left)
             tl.store(target + at, value_0, mask=lane < left)
             if SPLIT > 1:
-                tl.store(target + at + SPAN, value_1, mask=lane + SPAN < left)
+                tl.store(target + at + 1 * SPAN, value_1, mask=lane + 1 * SPAN < left)
             if SPLIT > 2:
                 tl.store(target + at + 2 * SPAN, value_2, mask=lane + 2 * SPAN < left)
                 tl.store(target + at + 3 * SPAN, value_3, mask=lane + 3 * SPAN < left)
+            if SPLIT > 4:
+                tl.store(target + at + 4 * SPAN, value_4, mask=lane + 4 * SPAN < left)
+                tl.store(target + at + 5 * SPAN, value_5, mask=lane + 5 * SPAN < left)
+                tl.store(target + at + 6 * SPAN, value_6, mask=lane + 6 * SPAN < left)
+                tl.store(target + at + 7 * SPAN, value_7, mask=lane + 7 * SPAN < left)
 
 
 class Compiled(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvplan.execute.tables import Kernel
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
-LOAD_TILE, STORE_TILE = 64 << 10, 32 << 10  # bytes in flight a program
+LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
 LONG_ITEM = 16 << 10  # bytes
 EVEN_TILES = 16  # tiles a program below which a transfer is small
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.

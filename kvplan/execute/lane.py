@@ -22,8 +22,9 @@ class Lane:
     Attributes:
         copy: the stream of the copy engine.
         kernel: the stream of kernels, of the highest priority: short ones that others wait for.
-        other: another such, so that two chunks of a ring are due at once: where compute holds every SM to its end, a
-            kernel that becomes due only when another has ended finds the SMs taken again.
+        other: another such, so that two chunks of a load are due at once: where compute holds every SM to its end, a
+            kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
+            kernels that fill slots at once fill the first one later.
         side: more copy streams, where a policy asks for them.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvplan.errors import PathError
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
-MIN_TILE, MAX_TILE = 1 << 10, 64 << 10  # bytes
+MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Policy:
         threads: CPU threads of the host path; by default one a core, at most 8.
         max_programs: Triton programs of the kernel path, which is how many SMs it may take; by default 4 for a load
             and 2 for a store.
-        tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 64 KiB.
+        tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
         chunk_bytes: bytes of one step of its pipeline, at most.
         streams: copy streams of the copy_engine path, 1 to 8.

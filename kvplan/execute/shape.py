@@ -10,9 +10,11 @@ from kvplan.program import Int64Array
 
 WORDS = (16, 8, 4, 2, 1)  # bytes
 LANES = 32  # of a warp
-IN_FLIGHT = 4  # words a thread has on their way; with their addresses, all that its registers hold at 32 warps
+# Words a thread has on their way: with addresses of their own four are all that its registers hold at 32 warps; eight,
+# where they are of one row.
+IN_FLIGHT, MOST_IN_FLIGHT = 4, 8
 MAX_WARPS = 32
-MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # bytes
+MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # bytes of an item, where all are to be of even length
 MAX_ROWS = 1024
 
 
@@ -43,19 +45,25 @@ def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS
         tile: bytes that a program should have in flight; a power of two. Narrow words make it less.
         max_warps: of a program.
 
-    >>> shape_of(256, 8192, 65536)
-    Shape(word=16, width=2048, rows=32, warps=32, split=4)
-    >>> shape_of(16, 512, 65536)
+    >>> shape_of(256, 8192, 128 << 10)
+    Shape(word=16, width=4096, rows=32, warps=32, split=8)
+    >>> shape_of(256, 2048, 32 << 10)
+    Shape(word=16, width=2048, rows=16, warps=16, split=4)
+    >>> shape_of(16, 512, 64 << 10)
     Shape(word=16, width=512, rows=128, warps=32, split=1)
-    >>> shape_of(1, 7, 65536)
+    >>> shape_of(1, 7, 64 << 10)
     Shape(word=1, width=16, rows=256, warps=32, split=1)
     """
     word = next(word for word in WORDS if alignment % word == 0)
     a_warp = LANES * word  # bytes of one access
     warps = max(1, min(max_warps, tile // (IN_FLIGHT * a_warp)))
-    tile = min(tile, warps * IN_FLIGHT * a_warp)
-    width = min(max(_power(longest), word, 16), IN_FLIGHT * a_warp, tile)
-    return Shape(word, width, max(1, min(tile // width, MAX_ROWS)), warps, max(1, width // a_warp))
+    most = MOST_IN_FLIGHT if tile >= MOST_IN_FLIGHT * a_warp * warps else IN_FLIGHT
+    width = min(max(_power(longest), word, 16), most * a_warp, tile)
+    split = max(1, width // a_warp)
+    if split >= IN_FLIGHT:
+        return Shape(word, width, warps, warps, split)
+    rows = min(tile, IN_FLIGHT * a_warp * warps) // width
+    return Shape(word, width, max(1, min(rows, MAX_ROWS)), warps, split)
 
 
 def _power(value: int) -> int:

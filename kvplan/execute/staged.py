@@ -169,7 +169,7 @@ class StagedPath:
             steps.append((slot, user is not None and not user._over))
             ring.users[slot] = ref(transfer)
         before = self._carry(transfer, piece, carried, nbytes) if many and not load else None
-        events = (transfer.event(), transfer.event()) if chunks > 1 else None
+        events = (transfer.event(), transfer.event()) if load and chunks > 1 else None
         return partial(
             self._run, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before, events,
             load=load,
@@ -201,7 +201,7 @@ class StagedPath:
             device.record(events[0], lane.kernel)
             device.wait(lane.other, events[0])
         for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
-            beside = lane.other if chunk % 2 else lane.kernel
+            beside = lane.other if load and chunk % 2 else lane.kernel
             fill, empty = (lane.copy, beside) if load else (beside, lane.copy)
             if used:
                 device.wait(fill, ring.freed[slot])
