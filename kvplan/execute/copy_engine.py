@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SLICE = 4096
 SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
 SLOW_2D = 256  # 2-D copies, at 3 us each
-# Copies from here on are faster over several streams; shorter ones are bounded by the CPU.
-PARALLEL_NBYTES = 28 << 10
+# Many loads from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
+PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
 
 
@@ -57,7 +57,7 @@ class CopyEnginePath:
         made = flat(plan.parts, self._runtime.seams(plan), None)
         count = made.size.size
         device = self._runtime.device
-        wanted = min(self._streams or 1, count)
+        wanted = min(self._streams or _streams(plan, count), count)
         slices = max(-(-count // SLICE), wanted)
         edges = np.linspace(0, count, slices + 1).astype(int).tolist()
         streams = [lane.copy, *self._runtime.side_streams(lane, wanted - 1)]
@@ -77,6 +77,12 @@ class CopyEnginePath:
         for stream, event in zip(streams[1:], events[1:], strict=True):
             device.record(event, stream)
             device.wait(first, event)
+
+
+def _streams(plan: Plan, count: int) -> int:
+    """Copy streams for a plan of ``count`` descriptors, where nobody said how many."""
+    parallel = plan.direction == "load" and plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES
+    return PARALLEL_STREAMS if parallel else 1
 
 
 class CopyEngine2DPath:

@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
-from kvplan.execute.shape import MAX_WARPS, MAX_WIDTH, shape_of
+from kvplan.execute.shape import MAX_WIDTH, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
-LONG_ITEM = 16 << 10  # bytes
-EVEN_TILES = 16  # tiles a program below which a transfer is small
+# A transfer of so few tiles a program goes in smaller ones, so that all programs end together.
+EVEN_TILES, EVEN_TILE = 16, 64 << 10
 # More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
 MAX_GROUPS = 4
 # Bytes of a flat descriptor: longer ones are cut, so that programs share the work; the kernel loops over the rest.
@@ -108,13 +108,9 @@ class KernelPath:
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         runtime, group = self._runtime, part.group
         count = part.units.shape[1]
-        # Long items keep their addresses over several steps, short ones share small work evenly.
-        even = part.nbytes < EVEN_TILES * tile * programs
-        longest = MAX_WIDTH if even else LONG_ITEM
-        table = runtime.tables.get(
-            group, group.packed, group.alignment, tile, longest, stream,
-            key="direct", max_warps=MAX_WARPS,
-        )  # fmt: skip
+        if part.nbytes < EVEN_TILES * tile * programs:
+            tile = min(tile, EVEN_TILE)
+        table = runtime.tables.get(group, group.packed, group.alignment, tile, stream, key="direct")
         step = max(MAX_ROWS // table.items, 1)
         ready: list[Ready] = []
         for first in range(0, count, step):

@@ -18,7 +18,7 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.copy_engine import SLICE, copy_all
 from kvplan.execute.cuda import Device
-from kvplan.execute.kernel_path import HEADER, LONG_ITEM, write_flat
+from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
 from kvplan.execute.shape import shape_of
@@ -139,7 +139,7 @@ class StagedPath:
         ring.next = (first_slot + chunks) % ring.slots
         table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, LONG_ITEM, lane.kernel, key=("ring", load), max_warps=WARPS,
+            TILE, lane.kernel, key=("ring", load), max_warps=WARPS,
         )  # fmt: skip
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
@@ -169,7 +169,8 @@ class StagedPath:
             steps.append((slot, user is not None and not user._over))
             ring.users[slot] = ref(transfer)
         before = self._carry(transfer, piece, carried, nbytes) if many and not load else None
-        events = (transfer.event(), transfer.event()) if load and chunks > 1 else None
+        two = load and chunks > 1 and self._policy.streams != 1
+        events = (transfer.event(), transfer.event()) if two else None
         return partial(
             self._run, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before, events,
             load=load,
@@ -201,7 +202,7 @@ class StagedPath:
             device.record(events[0], lane.kernel)
             device.wait(lane.other, events[0])
         for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
-            beside = lane.other if load and chunk % 2 else lane.kernel
+            beside = lane.other if events is not None and chunk % 2 else lane.kernel
             fill, empty = (lane.copy, beside) if load else (beside, lane.copy)
             if used:
                 device.wait(fill, ring.freed[slot])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.execute.memory import Arena, Piece
     from kvplan.execute.runtime import Runtime
 
 
@@ -48,14 +46,13 @@ class Tables:
         self._functions: dict[Shape, Kernel] = {}
         self._modules: list[int] = []
         self._stream = runtime.device.stream()
-        self._dropped: deque[tuple[Arena, Piece]] = deque()
 
     def get(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, stream: int, *, key: Any,
-        max_warps: int,
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
+        max_warps: int = MAX_WARPS,
     ) -> Table:  # fmt: skip
-        """The table of (3, n) ``items`` of at most ``longest`` bytes; made and uploaded when first asked for."""
-        entry = (key, tile, longest, max_warps)
+        """The table of (3, n) ``items``, cut to what a row has in flight; made and uploaded when first asked for."""
+        entry = (key, tile, max_warps)
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
@@ -63,7 +60,7 @@ class Tables:
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, alignment, tile, longest, max_warps)
+                    table = known[entry] = self._make(group, items, alignment, tile, max_warps)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -92,14 +89,11 @@ class Tables:
         self._functions.clear()
         self._known.clear()
 
-    def _make(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, longest: int, max_warps: int
-    ) -> Table:
+    def _make(self, group: RunGroup, items: Int64Array, alignment: int, tile: int, max_warps: int) -> Table:
         runtime = self._runtime
-        shape = shape_of(alignment, min(int(items[2].max()), longest), tile, max_warps)
+        shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
         kernel = self.function(shape)
-        made = cut(items, max(longest, shape.width))
-        chunks = -(-int(made[2].max()) // shape.width)
+        made = cut(items, shape.width)
         count = made.shape[1]
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
@@ -107,7 +101,7 @@ class Tables:
         runtime.device.copy(target.address, source.address, made.nbytes, self._stream)
         runtime.device.record(fresh, self._stream)
         at, step = target.address, 8 * count
-        header = np.array([0, count, chunks, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
+        header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         for arena, piece in ((runtime.slots, source), (runtime.memory, target)):
             weakref.finalize(group, arena.give, piece).atexit = False
         return Table(shape, kernel, count, header, fresh)
@@ -126,6 +120,3 @@ class Tables:
                 return
             runtime.events.append(table.fresh)
             table.fresh = 0
-
-
-__all__ = ["MAX_WARPS", "Table", "Tables"]
