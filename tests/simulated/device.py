@@ -14,71 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from kvplan.execute.cuda import (
-    DEVICE_POINTER,
-    HOST_MEMORY,
-    MEMORY_TYPE,
-    NOT_READY,
-    RANGE_SIZE,
-    RANGE_START,
-    SUCCESS,
-    DriverError,
-)
+from kvplan.execute.cuda import NOT_READY, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
 from tests.simulated.graph import Graph
+from tests.simulated.kernel import kernel, words
+from tests.simulated.memory import Memory
 
 PATIENCE = 20.0  # seconds that a blocked CPU waits for a gate
 LOST = 700
-
-
-@dataclass(eq=False)
-class Tensor:
-    """CPU memory that says it is a GPU's: what kvplan reads of a tensor, and no more."""
-
-    array: np.ndarray
-    device: str = "cuda:0"
-
-    def data_ptr(self) -> int:
-        return self.array.__array_interface__["data"][0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(step // self.array.itemsize for step in self.array.strides)
-
-    def element_size(self) -> int:
-        return self.array.itemsize
-
-    @property
-    def dtype(self) -> str:
-        return str(self.array.dtype)
-
-
-@dataclass
-class Stream:
-    """What `after=` and `wait` are given."""
-
-    cuda_stream: int
-
-    def synchronize(self) -> None:
-        raise AssertionError("kvplan blocked the CPU on a stream")
-
-
-@dataclass
-class Event:
-    """Somebody's event, as torch has them."""
-
-    cuda_event: int
-
-    def synchronize(self) -> None:
-        raise AssertionError("kvplan blocked the CPU on an event")
 
 
 class Driver:
@@ -116,7 +61,7 @@ class Driver:
             raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code, at)
 
 
-class Device:
+class Device(Memory):
     """Has the methods of `kvplan.execute.cuda.Device`.
 
     Args:
@@ -133,55 +78,18 @@ class Device:
         self.eager = eager
         self.driver = Driver(self)
         self.random = random.Random(seed)
-        self.lock = threading.RLock()
+        super().__init__()
         self.streams: dict[int, deque[Callable[[], bool]]] = {}
         self.recorded: dict[int, int] = {}  # of each event, how often it was recorded
         self.passed: dict[int, int] = {}
         self.modules: dict[int, Shape] = {}
-        self.pinned: list[tuple[int, int]] = []
-        self.memory: dict[int, np.ndarray] = {}
         self.graph: Graph | None = None
         self.gates: list[threading.Event] = []
         self.handle = 100
         self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
         self.lost = False
+        self.wrong: list[AssertionError] = []  # what work has found amiss
         self.calls: list[str] = []
-
-    # Memory.
-
-    def pin(self, array: np.ndarray, start: int = 0, stop: int | None = None) -> None:
-        address = array.__array_interface__["data"][0]
-        self.pinned.append((address + start, address + (array.nbytes if stop is None else stop)))
-
-    def pointer(self, address: int, attribute: int) -> int | None:
-        for start, end in self.pinned:
-            if start <= address < end:
-                known = {
-                    MEMORY_TYPE: HOST_MEMORY,
-                    DEVICE_POINTER: address,
-                    RANGE_START: start,
-                    RANGE_SIZE: end - start,
-                }
-                return known[attribute]
-        return None
-
-    def allocate(self, nbytes: int) -> int:
-        self.check("cuMemAlloc")
-        array = np.full(nbytes + 512, 0xDD, np.uint8)
-        address = -(-array.__array_interface__["data"][0] // 256) * 256
-        with self.lock:
-            self.memory[address] = array
-        return address
-
-    def free(self, address: int) -> None:
-        with self.lock:
-            self.memory.pop(address)
-
-    allocate_host, free_host = allocate, free
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.memory.values())
 
     # Streams and events.
 
@@ -236,7 +144,7 @@ class Device:
                 graph.wait(stream, event)
                 return
             number = self.recorded[event]  # what is recorded now, not later
-            self.streams[stream].append(lambda: self.passed[event] >= number)
+            self.streams[stream].append(lambda: self.passed.get(event, number) >= number)  # gone: it had passed
 
     def query(self, event: int) -> int:
         code = self.fault("cuEventQuery")
@@ -373,22 +281,12 @@ class Device:
             if self.graph is not None and stream in self.graph.tails:
                 self.graph.add(stream, work)
                 return
-            self.streams[stream].append(lambda: (work(), True)[1])
 
+            def works() -> bool:
+                try:
+                    work()
+                except AssertionError as error:  # in whichever thread lets streams go on
+                    self.wrong.append(error)
+                return True
 
-def words(address: int, count: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64) if count else np.empty(0, np.int64)
-
-
-def kernel(header: int, shape: Shape, order: random.Random) -> None:
-    """What the copy kernel does with a header, a row at a time, in any order."""
-    units, items, chunks, *columns = words(header, 8).tolist()
-    src_units, dst_units = (words(at, units).tolist() for at in columns[:2])
-    src_items, dst_items, sizes = (words(at, items).tolist() for at in columns[2:])
-    rows = [(unit, item) for unit in range(units) for item in range(items)]
-    order.shuffle(rows)
-    for unit, item in rows:
-        src, dst, nbytes = src_units[unit] + src_items[item], dst_units[unit] + dst_items[item], sizes[item]
-        assert (src | dst | nbytes) % shape.word == 0, "the word divides every address and size"
-        assert nbytes <= chunks * shape.width, "an item has no more chunks than the header says"
-        ctypes.memmove(dst, src, nbytes)
+            self.streams[stream].append(works)
