@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SLICE = 4096
 SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
 SLOW_2D = 256  # 2-D copies, at 3 us each
-# Many loads from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
+# Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
 
@@ -81,8 +81,7 @@ class CopyEnginePath:
 
 def _streams(plan: Plan, count: int) -> int:
     """Copy streams for a plan of ``count`` descriptors, where nobody said how many."""
-    parallel = plan.direction == "load" and plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES
-    return PARALLEL_STREAMS if parallel else 1
+    return PARALLEL_STREAMS if plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES else 1
 
 
 class CopyEngine2DPath:

@@ -23,7 +23,7 @@ class Policy:
         tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
         chunk_bytes: bytes of one step of its pipeline, at most.
-        streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many loads of 28 KiB or more, else 1.
+        streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also keeps to one stream for its kernels.
 
     Raises:
