@@ -198,23 +198,23 @@ class StagedPath:
         batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
         if before is not None:
             device.launch(before[0][0], 1, *before[0][1:], lane.kernel, before[1])
-        if events is not None:
-            device.record(events[0], lane.kernel)
-            device.wait(lane.other, events[0])
         for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
             beside = lane.other if events is not None and chunk % 2 else lane.kernel
             fill, empty = (lane.copy, beside) if load else (beside, lane.copy)
             if used:
                 device.wait(fill, ring.freed[slot])
-            for stage in (load, not load):
-                if not stage:
+            for copying in (load, not load):
+                if not copying:
+                    if events is not None and not chunk:
+                        device.record(events[0], lane.kernel)  # the kernels of what came before
+                        device.wait(lane.other, events[0])
                     device.launch(function, programs, threads, shared, beside, header + 8 * HEADER * chunk)
                 elif batches and last - first <= SLICE:
                     at = 8 * first
                     device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
                 else:
                     self._copy(made, first, last, seams, lane.copy, load=load)
-                if stage is load:
+                if copying is load:
                     device.record(ring.filled[slot], fill)
                     device.wait(empty, ring.filled[slot])
             device.record(ring.freed[slot], empty)
