@@ -1,6 +1,6 @@
-"""The README's table of numbers, written from a recorded run.
+"""The README's tables of numbers, written from recorded runs.
 
-python -m benchmarks.readme    # rewrites the table between its marks in README.md
+python -m benchmarks.readme    # rewrites the tables between their marks in README.md
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ WORK = (
     "costs 25 ns an id. One numpy broadcast, which merges nothing and knows no other layout, writes large plans faster."
 )
 MARKS = "<!-- numbers -->", "<!-- end of numbers -->"
+GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
+GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
+
+GPU_WORK = (
+    "80 layers of K and V, runs of 8 KiB unless said otherwise, random blocks; the link is what one large copy reached in "
+    "the same run. `python -m benchmarks.gpu` makes the whole table."
+)
 
 # (group, what, the number beside it that the ratio is made of)
 SHOWN = (
@@ -35,6 +42,53 @@ SHOWN = (
     ("host copy", "runs of 8 KiB, 1 thread", "numpy memcpy"),
     ("host copy", "runs of 8 KiB, 2 threads", "numpy memcpy"),
 )
+
+
+# (group, what, the number beside it that the ratio is made of)
+GPU_SHOWN = (
+    ("staged", "load, 1.3 GB", "one large copy"),
+    ("staged", "store, 1.3 GB", "one large copy"),
+    ("staged", "load, 1.3 GB", "cuMemcpyBatchAsync"),
+    ("staged", "store, 1.3 GB", "cuMemcpyBatchAsync"),
+    ("staged", "load, 336 MB", "torch indexing"),
+    ("staged", "both at once, 1.3 GB each", "two large copies at once"),
+    ("kernel", "load, 8 KiB, 2 programs", "SM ceiling"),
+    ("kernel", "load, 2 KiB, 4 programs", "SM ceiling"),
+    ("kernel", "load, 512 B, 12 programs", "SM ceiling"),
+    ("kernel", "load, 2 KiB, 4 programs", "12 programs, 8-byte words"),
+    ("copy_engine_2d", "load, rows of 8 KiB", "one large copy"),
+    ("copy_engine_2d", "store, rows of 8 KiB", "one large copy"),
+    ("beside", "load beside decode, staged", "one large copy"),
+    ("beside", "load beside decode, staged: compute slower", "one large copy"),
+    ("beside", "store beside decode, staged", "one large copy"),
+    ("beside", "store beside decode, staged: compute slower", "one large copy"),
+    ("beside", "load beside prefill, staged", "one large copy"),
+    ("beside", "store beside prefill, staged", "one large copy"),
+    ("submit", "kernel, load, 1 block, 1.3 MB", "cuMemcpyBatchAsync"),
+    ("submit", "staged, load, 1,024 blocks, 1.3 GB", "cuMemcpyBatchAsync"),
+    ("small", "load, 21 MB, auto: GPU", "bytes / one large copy"),
+    ("small", "load, 1.3 MB, auto: seen by the host", "bytes / one large copy"),
+)
+
+
+def gpu_table(result: Path = GPU_RESULT) -> str:
+    """Markdown of the rows of the GPU that the README shows, and what made them."""
+    record = json.loads(result.read_text())
+    rows = {(row["group"], row["what"]): row for row in record["rows"]}
+    gpu, versions = record["machine"]["gpu"], record["versions"]
+    name = result.relative_to(ROOT)
+    made = ", ".join(f"{package} {number}" for package, number in versions.items())
+    link = f"PCIe generation {gpu['pcie_generation']} x{gpu['pcie_width']}"
+    lines = [
+        GPU_MARKS[0],
+        f"From [{name}]({name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}, {link}; {made}. {GPU_WORK}",
+        "",
+        "| | ours | beside it | ratio | limit |",
+        "| --- | --- | --- | --- | --- |",
+        *(_line(rows[group, what], group, what, beside) for group, what, beside in GPU_SHOWN),
+        GPU_MARKS[1],
+    ]
+    return "\n".join(lines)
 
 
 def table(result: Path = RESULT) -> str:
@@ -70,11 +124,12 @@ def _number(value: float) -> str:
 
 
 def main() -> None:
-    """Write the table into README.md."""
+    """Write the tables into README.md."""
     readme = ROOT / "README.md"
     text = readme.read_text()
-    new = re.sub(re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1]), lambda _: table(), text, flags=re.DOTALL)
-    readme.write_text(new)
+    for (first, last), made in ((MARKS, table()), (GPU_MARKS, gpu_table())):
+        text = re.sub(re.escape(first) + ".*?" + re.escape(last), lambda _, made=made: made, text, flags=re.DOTALL)
+    readme.write_text(text)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ that a missing wait between two streams shows as wrong bytes, sooner or later. K
 says.
 """
 
+# ruff: noqa: N802  # the driver's names
+
 from __future__ import annotations
 
 import contextlib
@@ -22,6 +24,7 @@ from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words
 from tests.simulated.memory import Memory
 
+CHANGES = 0.05  # how likely a stream gets another rank at a step
 PATIENCE = 20.0  # seconds that a blocked CPU waits for a gate
 LOST = 700
 
@@ -80,6 +83,7 @@ class Device(Memory):
         self.random = random.Random(seed)
         super().__init__()
         self.streams: dict[int, deque[Callable[[], bool]]] = {}
+        self.ranks: dict[int, float] = {}  # of streams: the lowest goes first
         self.recorded: dict[int, int] = {}  # of each event, how often it was recorded
         self.passed: dict[int, int] = {}
         self.modules: dict[int, Shape] = {}
@@ -177,12 +181,17 @@ class Device(Memory):
                 pass
 
     def advance(self, steps: int) -> int:
-        """Let random streams do their next thing; how many were done."""
-        done = 0
+        """Let streams do their next thing, one ahead of another for a while; how many things were done.
+
+        Even turns would hardly ever starve a stream for long, which is what shows that another does not wait for it.
+        """
+        done, order = 0, self.random
         for _ in range(0 if self.lost else steps):
-            ready = [queue for queue in self.streams.values() if queue]
-            self.random.shuffle(ready)
-            for queue in ready:
+            waiting = [stream for stream, queue in self.streams.items() if queue]
+            if waiting and order.random() < CHANGES:
+                self.ranks[order.choice(waiting)] = order.random()
+            for stream in sorted(waiting, key=lambda stream: self.ranks.setdefault(stream, order.random())):
+                queue = self.streams[stream]
                 if queue[0]():
                     queue.popleft()
                     done += 1
@@ -200,7 +209,7 @@ class Device(Memory):
         return gate
 
     def seconds(self, begin: int, end: int) -> float:
-        assert self.passed[begin] and self.passed[end]
+        assert min(self.passed[begin], self.passed[end]) > 0
         return 1e-6
 
     # Graphs.

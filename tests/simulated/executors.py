@@ -1,0 +1,152 @@
+"""Executors of a simulated GPU, caches on it, and limits so small that everything happens in a small test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import KVLayout
+from tests import oracle
+from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
+from tests.simulated.device import Device
+from tests.simulated.objects import Tensor
+from tests.strategies import Case
+
+PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
+MOVE = Move([3, 1, 8, 5], [0, 7, 2, 4])
+
+every_path = pytest.mark.parametrize("path", PATHS)
+both_ways = pytest.mark.parametrize("direction", ["load", "store"])
+
+
+@contextmanager
+def executor_on(device: Device, path: str = "auto", **policy: Any) -> Iterator[kvplan.Executor]:
+    """An executor of the device; afterwards it is closed and has given everything back."""
+    executor = open_executor(device, path, **policy)
+    try:
+        yield executor
+    finally:
+        for gate in device.gates:
+            gate.set()
+        device.eager = True
+        executor.close()
+    device.run()
+    if device.wrong:
+        raise device.wrong[0]
+    assert not device.memory, "memory was left allocated"
+    assert not device.modules, "a kernel was left loaded"
+
+
+def open_executor(device: Device, path: str = "auto", **policy: Any) -> kvplan.Executor:
+    """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
+    with mock.patch("kvplan.execute.cuda.Device", return_value=device):
+        executor = kvplan.Executor(device=f"cuda:{device.ordinal}", policy=kvplan.Policy(path=path, **policy))
+    tables = executor._backend.tables
+    whole = tables.function
+    compiler = ModuleType("kvplan.execute.kernel")
+    compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
+        image=" ".join(map(str, shape)).encode(), name="copy_rows", shared=0, threads=32 * shape.warps
+    )
+
+    def function(shape):
+        with mock.patch.dict(sys.modules, {"kvplan.execute.kernel": compiler}):
+            return whole(shape)
+
+    tables.function = function
+    return executor
+
+
+@contextmanager
+def limits(**values: int) -> Iterator[None]:
+    """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
+    names = ("kvplan.execute.kernel_path", "kvplan.execute.copy_engine", "kvplan.execute.staged",
+             "kvplan.execute.choose", "kvplan.execute.runtime")  # fmt: skip
+    with ExitStack() as stack:
+        for name, value in values.items():
+            modules = [sys.modules[module] for module in names if hasattr(sys.modules.get(module), name)]
+            assert modules, f"nobody uses {name}"
+            for module in modules:
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+# Every transfer is issued in pieces, by layers, and in turn by the lane's own thread.
+TIGHT = {
+    "SLICE": 3, "MAX_ROWS": 4, "LAYER_GROUP_NBYTES": 1, "SMALL_CHUNK_NBYTES": 1, "FEW_CHUNKS": 1, "MAX_GROUPS": 1,
+    "FLAT_NBYTES": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OnDevice(Paged):
+    """A paged cache that is the GPU's."""
+
+    ordinal: int = field(default=0, kw_only=True)
+
+    def describe(self, roots: list[np.ndarray], **told: Any) -> KVLayout:
+        views = [Tensor(self.view(root), f"cuda:{self.ordinal}") for root in roots]
+        return KVLayout.from_tensors(self.notation, views if self.nested else views[0], **told)
+
+
+SMALL = OnDevice(DEVICE_NOTATION, dim=96, padded=True)
+POOL = Paged(HOST_NOTATIONS["page-first"], dim=96)
+LARGE_BLOCKS = Paged(HOST_NOTATIONS["page-first"], token=6, dim=96)
+
+
+def pair_on(
+    device: Device, direction: str, cache: Paged = SMALL, pool: Paged = POOL, *, pin: bool = True, **more: Any
+) -> Pair:
+    """A load or store between a cache of the device and a pool of the host, or a copy within the device."""
+    if direction == "device":
+        pool = OnDevice(pool.notation, pool.layer, pool.block, pool.token, pool.head, pool.dim, pool.align, pool.padded)
+    src, dst = (pool, cache) if direction == "load" else (cache, pool)
+    src_roots, dst_roots = src.poisoned(), dst.poisoned()
+    made = Pair(src, dst, ("", ""), src_roots=src_roots, dst_roots=dst_roots, **more)
+    if pin and direction != "device":
+        for root in src_roots if direction == "load" else dst_roots:
+            device.pin(root)
+    return made
+
+
+class Drawn:
+    """A case of tests.strategies with one side, or both, on the device; planned; and the oracle's answer."""
+
+    def __init__(self, case: Case, device: Device, direction: str) -> None:
+        self.src, self.dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
+        src_host, dst_host = direction == "load", direction == "store"
+        self.program = kvplan.compile(_layout(self.src, device, src_host), _layout(self.dst, device, dst_host))
+        self.plan = self.program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
+        self.before, wanted = [root.copy() for root in self.src.roots], case.dst.build(case.seed + 1)
+        oracle.copy(self.src, wanted, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens,
+                    case.units)  # fmt: skip
+        self.wanted = wanted.roots
+
+    def check(self) -> None:
+        assert_same_bytes(self.src.roots, self.before)
+        assert_same_bytes(self.dst.roots, self.wanted)
+
+
+def _layout(cache: oracle.Cache, device: Device, host: bool) -> KVLayout:
+    if host:
+        for root in cache.roots:
+            device.pin(root)
+    return KVLayout.from_tensors(
+        cache.notation,
+        cache.tensors if host else _tensors(cache.tensors),
+        sizes=cache.told,
+        layer_start=cache.layer_start,
+        head_start=cache.head_start,
+    )
+
+
+def _tensors(nested: Any) -> Any:
+    return [_tensors(each) for each in nested] if isinstance(nested, list) else Tensor(nested)

@@ -1,0 +1,30 @@
+"""The copy kernel in plain Python."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import numpy as np
+
+from kvplan.execute.shape import Shape
+
+
+def words(address: int, count: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64) if count else np.empty(0, np.int64)
+
+
+def kernel(header: int, shape: Shape, order: random.Random) -> None:
+    """What the copy kernel does with a header, a row at a time, in any order."""
+    units, items, chunks, *columns = words(header, 8).tolist()
+    assert min(units, items, chunks, *columns) >= 0, "a header was read before it was there"
+    src_units, dst_units = (words(at, units).tolist() for at in columns[:2])
+    src_items, dst_items, sizes = (words(at, items).tolist() for at in columns[2:])
+    rows = [(unit, item) for unit in range(units) for item in range(items)]
+    order.shuffle(rows)
+    for unit, item in rows:
+        src, dst, nbytes = src_units[unit] + src_items[item], dst_units[unit] + dst_items[item], sizes[item]
+        assert min(src, dst) > 0, "units were read before they were there"
+        assert (src | dst | nbytes) % shape.word == 0, "the word divides every address and size"
+        assert nbytes <= chunks * shape.width, "an item has no more chunks than the header says"
+        ctypes.memmove(dst, src, nbytes)

@@ -1,0 +1,299 @@
+"""The driver's entry points, held against a driver that is none: Python functions stand in for them."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+import kvplan
+from kvplan.execute import cuda, pinning
+from kvplan.execute.cuda import Device, Driver, DriverError, Uncaptured
+
+
+class Entries:
+    """A library: entry points by name, each writes what it is told to and returns a code.
+
+    Attributes:
+        gives: by name, what is written through each pointer argument, in order.
+        codes: by name, what is returned instead of success.
+        calls: (name, arguments) of all calls.
+    """
+
+    def __init__(self) -> None:
+        self.gives: dict[str, list] = {
+            "cuDriverGetVersion": [12080],
+            "cuDeviceGetCount": [2],
+            "cuDeviceGet": [1],
+            "cuDevicePrimaryCtxRetain": [0xC0],
+            "cuCtxGetStreamPriorityRange": [0, -5],
+        }
+        self.codes: dict[str, int] = {}
+        self.calls: list[tuple[str, tuple]] = []
+        self.missing: set[str] = set()
+        self.attributes = {cuda.MAJOR: 9, cuda.MINOR: 0, cuda.MULTIPROCESSORS: 132, cuda.MAX_PITCH: 1 << 31 - 1}
+        self._made: dict[str, object] = {}
+
+    def __getattr__(self, name: str):
+        if name.startswith("_") or name in self.missing:
+            raise AttributeError(name)
+        return self._made.setdefault(name, SimpleEntry(self, name))
+
+    def named(self, name: str) -> list[tuple]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+class SimpleEntry:
+    """One entry point; pointers come as `byref` objects."""
+
+    def __init__(self, entries: Entries, name: str) -> None:
+        self._entries, self._name = entries, name
+
+    def __call__(self, *arguments):
+        entries, name = self._entries, self._name
+        assert len(arguments) == len(self.argtypes), f"{name} takes {len(self.argtypes)} arguments"
+        for argument, kind in zip(arguments, self.argtypes, strict=True):
+            if not hasattr(argument, "_obj"):
+                kind.from_param(argument)  # what ctypes would refuse is refused here
+        entries.calls.append((name, arguments))
+        if name in entries.codes:
+            return entries.codes[name]
+        gives = iter(entries.gives.get(name, ()))
+        if name == "cuDeviceGetAttribute":
+            gives = iter([entries.attributes[arguments[1]]])
+        if name == "cuGetErrorName":
+            gives = iter([b"CUDA_ERROR_PLAYED" if arguments[0] != 12345 else None])
+        if name == "cuGetErrorString":
+            gives = iter([b"it was played" if arguments[0] != 12345 else None])
+        for argument in arguments:
+            if hasattr(argument, "_obj"):
+                value = next(gives, argument._obj.value)
+                argument._obj.value = value
+        return 0
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    made = Entries()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
+    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
+    cuda.driver.cache_clear()
+    yield made
+    cuda.driver.cache_clear()
+
+
+@pytest.fixture
+def device(entries):
+    return Device(1)
+
+
+def test_a_device_says_what_it_is(entries, device):
+    assert (device.arch, device.multiprocessors, device.max_pitch) == (90, 132, 1 << 31 - 1)
+    assert (device.ordinal, device.context) == (1, 0xC0)
+    assert device.driver is cuda.driver()
+    assert device.driver.version == 12080
+    assert entries.named("cuInit") == [(0,)]
+
+
+@pytest.mark.parametrize("ordinal", [2, 99])
+def test_a_device_that_is_not_there(entries, ordinal):
+    with pytest.raises(kvplan.TransferError, match=f"there is no CUDA device {ordinal}; 2 are visible"):
+        Device(ordinal)
+    with pytest.raises(kvplan.PathError, match=f"no path serves device 'cuda:{ordinal}': kernel: there is no CUDA"):
+        kvplan.Executor(device=f"cuda:{ordinal}", policy=kvplan.Policy(path="kernel"))
+
+
+def test_no_driver_and_one_too_old(entries, monkeypatch):
+    entries.missing.add("cuMemHostRegister_v2")
+    with pytest.raises(kvplan.TransferError, match=r"too old \(12\.0 is the first that serves\): cuMemHostRegister_v2"):
+        cuda.driver()
+
+    def absent(path):
+        raise OSError(f"{path}: cannot open shared object file")
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", absent)
+    with pytest.raises(kvplan.TransferError, match=r"there is no CUDA driver: libcuda\.so\.1"):
+        cuda.driver()
+
+
+def test_a_driver_that_does_not_start(entries):
+    entries.codes["cuInit"] = 999
+    with pytest.raises(DriverError, match=r"cuInit returned CUDA_ERROR_PLAYED \(999, it was played\)"):
+        cuda.driver()
+
+
+@pytest.mark.parametrize(("address", "code"), [(None, 0), (0x1000, 500)])
+def test_a_driver_without_batches_may_say_so_in_two_ways(entries, address, code):
+    entries.gives["cuGetProcAddress_v2"] = [address]
+    if code:
+        entries.codes["cuGetProcAddress_v2"] = code
+    assert Driver("").cuMemcpyBatchAsync is None
+
+
+def test_errors_that_nobody_knows_have_a_number(device):
+    assert device.driver.name(12345) == "an unknown error (12345, )"
+    with pytest.raises(AttributeError):
+        device.driver.cuWhatever  # noqa: B018
+
+
+FAILING = {
+    "cuStreamCreateWithPriority": lambda device: device.stream(),
+    "cuCtxGetStreamPriorityRange": lambda device: device.stream(urgent=True),
+    "cuEventCreate": lambda device: device.event(),
+    "cuEventRecord": lambda device: device.record(1, 2),
+    "cuStreamWaitEvent": lambda device: device.wait(1, 2),
+    "cuEventElapsedTime": lambda device: device.seconds(1, 2),
+    "cuMemAlloc_v2": lambda device: device.allocate(4096),
+    "cuMemHostAlloc": lambda device: device.allocate_host(4096),
+    "cuModuleLoadData": lambda device: device.load(b"image", "copy_rows", 0),
+    "cuModuleGetFunction": lambda device: device.load(b"image", "copy_rows", 0),
+    "cuFuncSetAttribute": lambda device: device.load(b"image", "copy_rows", 1 << 20),
+    "cuLaunchKernel": lambda device: device.launch(1, 2, 3, 4, 5, 6),
+    "cuMemcpyAsync": lambda device: device.copy(1, 2, 3, 4),
+}
+
+
+@pytest.mark.parametrize("call", FAILING)
+def test_a_call_that_fails_is_named_with_its_code(entries, device, call):
+    FAILING[call](device)
+    entries.codes[call] = 719
+    with pytest.raises(DriverError, match=rf"{call.removesuffix('_v2')} returned CUDA_ERROR_PLAYED \(719") as caught:
+        FAILING[call](device)
+    assert caught.value.code == 719
+    assert caught.value.at is None
+
+
+def test_streams_and_events(entries, device):
+    entries.gives |= {"cuStreamCreateWithPriority": [0x51], "cuEventCreate": [0xE1], "cuEventElapsedTime": [2.5]}
+    assert device.stream() == device.stream(urgent=True) == 0x51
+    assert [arguments[1:] for arguments in entries.named("cuStreamCreateWithPriority")] == [(1, 0), (1, -5)]
+    assert device.event() == 0xE1
+    device.record(0xE1, 0x51)
+    device.wait(0x51, 0xE1)
+    assert entries.named("cuEventRecord") == [(0xE1, 0x51)]
+    assert entries.named("cuStreamWaitEvent") == [(0x51, 0xE1, 0)]
+    assert device.seconds(1, 2) == pytest.approx(0.0025)
+    entries.gives["cuStreamIsCapturing"] = [1]
+    assert device.capturing(0x51)
+    entries.codes["cuStreamIsCapturing"] = 906
+    assert not device.capturing(0x51)
+
+
+def test_memory(entries, device):
+    entries.gives |= {"cuMemAlloc_v2": [0xA00], "cuMemHostAlloc": [0xB00], "cuPointerGetAttribute": [7]}
+    assert (device.allocate(4096), device.allocate_host(4096)) == (0xA00, 0xB00)
+    assert entries.named("cuMemHostAlloc")[0][1:] == (4096, 3)
+    device.free(0xA00)
+    device.free_host(0xB00)
+    assert (entries.named("cuMemFree_v2"), entries.named("cuMemFreeHost")) == ([(0xA00,)], [(0xB00,)])
+    assert device.pointer(0x123, cuda.MEMORY_TYPE) == 7
+    entries.codes["cuPointerGetAttribute"] = 1
+    assert device.pointer(0x123, cuda.MEMORY_TYPE) is None
+
+
+def test_modules_and_launches(entries, device):
+    entries.gives |= {"cuModuleLoadData": [0x11], "cuModuleGetFunction": [0xF1]}
+    assert device.load(b"image", "copy_rows", 0) == (0x11, 0xF1)
+    assert not entries.named("cuFuncSetAttribute")
+    device.load(b"image", "copy_rows", 100 << 10)
+    ((function, *rest),) = entries.named("cuFuncSetAttribute")
+    assert (function.value, rest) == (0xF1, [8, 100 << 10])
+    for argument in (0xABCDEF, 0x123456):
+        device.launch(0xF1, 4, 1024, 64, 0x51, argument)
+        *numbers, pointers, extra = entries.named("cuLaunchKernel")[-1]
+        assert numbers == [0xF1, 4, 1, 1, 1024, 1, 1, 64, 0x51]
+        assert extra is None
+        cells = (ctypes.c_void_p * 3).from_address(pointers)
+        assert [ctypes.c_uint64.from_address(cell).value for cell in cells] == [argument, 0, 0]
+
+
+def test_copies(entries, device):
+    device.copy(0xD, 0x5, 64, 0x51)
+    assert entries.named("cuMemcpyAsync") == [(0xD, 0x5, 64, 0x51)]
+    entries.codes["cuMemcpy2DAsync_v2"] = 1
+    assert device.copy_2d(0x99, 0x51) == 1
+    assert entries.named("cuMemcpy2DAsync_v2") == [(0x99, 0x51)]
+
+
+@pytest.mark.parametrize(("code", "failed", "at"), [(0, 0, None), (1, 2, 2), (1, 1 << 40, None)])
+def test_a_batch_says_where_it_failed_if_the_driver_does(device, code, failed, at):
+    seen = []
+
+    def batch(*arguments):
+        seen.append(arguments)
+        if code:
+            arguments[7]._obj.value = failed
+        return code
+
+    device.driver.cuMemcpyBatchAsync = batch
+    if code:
+        with pytest.raises(DriverError, match="cuMemcpyBatchAsync returned") as caught:
+            device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
+        assert caught.value.at == at
+    else:
+        device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
+    ((*heads, attributes, first, number, _, stream),) = seen
+    assert (heads, number, stream) == ([0xD, 0x5, 0x512E, 3], 1, 0x51)
+    assert ctypes.c_int.from_address(attributes).value == 1  # in the order of the stream
+    assert ctypes.c_size_t.from_address(first).value == 0
+
+
+def test_a_batch_of_a_real_signature_is_called_by_address(entries):
+    calls = []
+    entry = cuda._BATCH(lambda *given: calls.append(given) or 0)
+    entries.gives["cuGetProcAddress_v2"] = [ctypes.cast(entry, ctypes.c_void_p).value, 0]
+    device = Device(0)
+    assert entries.named("cuGetProcAddress_v2")[0][0] == b"cuMemcpyBatchAsync"
+    assert entries.named("cuGetProcAddress_v2")[0][2] == 12080
+    device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
+    assert [calls[0][k] for k in (0, 1, 2, 3, 6, 8)] == [0xD, 0x5, 0x512E, 3, 1, 0x51]
+
+
+@pytest.mark.parametrize("before", [None, 0xC0, 0xEE])
+def test_a_device_is_current_within_and_what_was_before_afterwards(entries, device, before):
+    entries.gives["cuCtxGetCurrent"] = [before]
+    with device.current():
+        within = entries.named("cuCtxSetCurrent")
+    assert within == ([] if before == 0xC0 else [(0xC0,)])
+    assert entries.named("cuCtxSetCurrent")[len(within) :] == ([] if before == 0xC0 else [(before,)])
+
+
+def test_what_a_capture_forbids_is_allowed_within_and_then_as_before(entries, device):
+    modes = []
+    device.driver.cuThreadExchangeStreamCaptureMode = lambda cell: (
+        modes.append(cell._obj.value), setattr(cell._obj, "value", 0), 0
+    )[-1]  # fmt: skip
+    with Uncaptured(SimpleNamespace(driver=device.driver)):
+        pass
+    assert modes == [cuda.RELAXED, 0]
+
+
+def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries, monkeypatch):
+    monkeypatch.setattr(pinning, "MAX_REGISTERED", 8192)
+    array, seams = pinning.pinned(20_000, 100, 0)
+    start = array.ctypes.data
+    assert array.nbytes == 20_000
+    assert seams == (start + 8192, start + 16_384)
+    registered = [arguments[:2] for arguments in entries.named("cuMemHostRegister_v2")]
+    assert registered == [(start, 8192), (start + 8192, 8192), (start + 16_384, 20_000 - 16_384)]
+    view = array[10:].reshape(-1, 5)
+    del array
+    assert not entries.named("cuMemHostUnregister")
+    del view
+    assert entries.named("cuMemHostUnregister") == [(first,) for first, _ in registered]
+
+
+def test_memory_that_the_driver_does_not_pin_stays_registered_nowhere(entries, monkeypatch):
+    monkeypatch.setattr(pinning, "MAX_REGISTERED", 8192)
+    whole = SimpleEntry.__call__
+
+    def second_fails(entry, *arguments):
+        code = whole(entry, *arguments)
+        return 2 if entry._name == "cuMemHostRegister_v2" and len(entries.named(entry._name)) == 2 else code
+
+    monkeypatch.setattr(SimpleEntry, "__call__", second_fails)
+    with pytest.raises(DriverError, match="cuMemHostRegister returned"):
+        pinning.pinned(20_000, 100, 0)
+    first = entries.named("cuMemHostRegister_v2")[0][0]
+    assert entries.named("cuMemHostUnregister") == [(first,)]

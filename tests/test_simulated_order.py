@@ -1,0 +1,286 @@
+"""What comes after what, on a simulated GPU whose streams go on in any order; and that a missing wait is seen."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.execute.staged import Ring
+from tests.gpu.caches import Move, Pair
+from tests.simulated import Device, Event, Stream
+from tests.simulated.executors import (
+    LARGE_BLOCKS,
+    MOVE,
+    PATHS,
+    POOL,
+    SMALL,
+    TIGHT,
+    both_ways,
+    every_path,
+    executor_on,
+    limits,
+    pair_on,
+)
+
+SEEDS = range(12)
+TINY_RING = {"CHUNK_NBYTES": 1024, "SMALL_CHUNK_NBYTES": 1}
+
+
+def renewal(device: Device, stream: int, pair: Pair, seed: int) -> None:
+    """Let a stream write new bytes into the source of a pair, behind what the stream has; and expect them."""
+    for root, fresh in zip(pair.src_roots, pair.src.random(seed), strict=True):
+        device.put(stream, lambda root=root, fresh=fresh: root.__setitem__(slice(None), fresh))
+    for want, fresh in zip(pair.src_bytes, pair.src.random(seed), strict=True):
+        want[:] = fresh
+
+
+def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: list[str], seed: int) -> None:
+    """Many transfers onto the same few blocks, in flight at once."""
+    rng = np.random.default_rng(seed)
+    todo = iter(names)
+    executor._backend._candidates._auto = lambda plan, verdict: next(todo)
+    for _ in names:
+        executor.submit(pair.plan(Move(rng.permutation(9)[:5], rng.permutation(5))))
+    device.run()
+    pair.check()
+
+
+@both_ways
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_was_submitted_last_is_what_stays_whatever_the_paths(direction, seed):
+    device = Device(seed, eager=False)
+    names = [str(name) for name in np.random.default_rng(seed).choice(PATHS, 12)]
+    with executor_on(device) as executor, limits(**TINY_RING):
+        overwrites(device, executor, pair_on(device, direction), names, seed)
+
+
+@both_ways
+@every_path
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_submitted_last_is_what_stays_on_one_path(direction, path, seed):
+    device = Device(seed, eager=False)
+    with executor_on(device) as executor, limits(**TINY_RING):
+        overwrites(device, executor, pair_on(device, direction), [path] * 8, seed)
+
+
+@every_path
+@both_ways
+@pytest.mark.parametrize("kind", ["stream", "protocol", "event"])
+def test_a_transfer_comes_after_the_pending_work_of_a_stream(path, direction, kind):
+    for seed in SEEDS:
+        device = Device(seed, eager=False)
+        pair = pair_on(device, direction)
+        with executor_on(device, path) as executor, limits(**TINY_RING):
+            user = device.stream()
+            gate = device.gate(user)
+            renewal(device, user, pair, seed + 1)
+            after = Stream(user)
+            if kind == "protocol":
+                after = Protocol(user)
+            elif kind == "event":
+                after = Event(device.event())
+                device.record(after.cuda_event, user)
+            transfer = executor.submit(pair.plan(MOVE), after=after)
+            device.run()
+            assert not transfer.done()
+            gate.set()
+            device.run()
+            assert transfer.done()
+            pair.check()
+
+
+class Protocol:
+    """A stream that speaks the protocol of cuda.core."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+    def synchronize(self) -> None:
+        raise AssertionError("kvplan blocked the CPU on a stream")
+
+
+def test_an_event_never_recorded_has_passed():
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        executor.submit(pair.plan(MOVE), after=Event(0)).synchronize()
+        pair.check()
+
+
+@every_path
+@pytest.mark.parametrize("seed", range(6))
+def test_a_load_comes_after_the_store_that_it_names(path, seed):
+    device = Device(seed, eager=False)
+    store = pair_on(device, "store")
+    with executor_on(device, path) as executor, limits(**TINY_RING):
+        user = device.stream()
+        gate = device.gate(user)
+        first = executor.submit(store.plan(MOVE), after=Stream(user))
+        back = kvplan.compile(*reversed(store.layouts)).plan(MOVE.dst, [0, 2, 6, 7])
+        for layer in range(2):
+            here = store.src.of_layer(store.src_bytes, layer)
+            here[:, [0, 2, 6, 7]] = here[:, list(MOVE.src)]
+        second = executor.submit(back, after=first)
+        device.run()
+        assert not second.done()
+        gate.set()
+        device.run()
+        assert first.done()
+        assert second.done()
+        store.check()
+
+
+@every_path
+@both_ways
+def test_a_transfer_comes_after_what_only_the_cpu_can_wait_for_and_holds_up_those_behind_it(path, direction):
+    device, happened = Device(3), threading.Event()
+    pair, free = pair_on(device, direction), pair_on(device, "store" if direction == "load" else "load", seed=1)
+    with executor_on(device, path) as executor, limits(**TINY_RING):
+        first = executor.submit(pair.plan(MOVE), after=happened)
+        second = executor.submit(pair.plan(Move([7, 6], [0, 7])))
+        third = executor.submit(pair.plan(Move([2], [7])), after=second)
+        executor.submit(free.plan(MOVE)).synchronize()  # the other direction goes on
+        free.check()
+        assert not first.done()
+        assert not second.done()
+        with pytest.raises(kvplan.TransferError, match=r"within 0\.01 seconds"):
+            second.synchronize(timeout=0.01)
+        happened.set()
+        third.synchronize(timeout=20)
+        assert first.done()
+        assert second.done()
+        assert repr(third).endswith("done)")
+        pair.check()
+
+
+def test_a_timeout_of_what_is_in_flight_says_so_and_it_goes_on():
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        user = device.stream()
+        gate = device.gate(user)
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
+        with pytest.raises(kvplan.TransferError, match=r"within 0\.01 seconds"):
+            transfer.synchronize(timeout=0.01)
+        assert repr(transfer).endswith("in flight)")
+        gate.set()
+        transfer.synchronize(timeout=20)
+        pair.check()
+
+
+@every_path
+@both_ways
+def test_layers_are_there_when_a_stream_has_waited_for_them_and_not_all_at_once(path, direction):
+    early = [first_layer_was_early(Device(seed, eager=False), path, direction) for seed in SEEDS]
+    assert any(early), "the first layer was never there before the last"
+
+
+def first_layer_was_early(device: Device, path: str, direction: str) -> bool:
+    pair = pair_on(device, direction, SMALL, LARGE_BLOCKS)
+    seen: list[tuple[int, bool]] = []
+    with executor_on(device, path) as executor, limits(**TIGHT, CHUNK_NBYTES=256):
+        readers = [device.stream(), device.stream()]
+        move = Move([3, 1, 8, 5], [2, 4], dst_skip=2) if direction == "store" else Move([2, 4], [3, 1, 8, 5], 2)
+        transfer = executor.submit(pair.plan(move), by_layer=True)
+        for layer, reader in enumerate(readers):
+            transfer.wait_layer(layer, Stream(reader))
+            device.put(reader, lambda layer=layer: seen.append((layer, transfer_passed(device, transfer))))
+            device.put(reader, lambda layer=layer: check_layer(pair, layer))
+        with pytest.raises(kvplan.LayoutError, match="layer 2 is not moved"):
+            transfer.wait_layer(2, Stream(readers[0]))
+        device.run()
+        assert len(seen) == 2
+        pair.check()
+    return (0, False) in seen
+
+
+def transfer_passed(device: Device, transfer: kvplan.Transfer) -> bool:
+    return transfer._over or device.passed[transfer._end] >= device.recorded[transfer._end] > 0
+
+
+def check_layer(pair: Pair, layer: int) -> None:
+    got, want = pair.dst.of_layer(pair.dst_roots, layer), pair.dst.of_layer(pair.dst_bytes, layer)
+    assert (got == want).all(), f"layer {layer} was not there yet"
+
+
+@every_path
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_that_waited_reads_what_was_loaded(path, seed):
+    device = Device(seed, eager=False)
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor, limits(**TINY_RING):
+        reader = device.stream()
+        transfer = executor.submit(pair.plan(MOVE))
+        transfer.wait(Protocol(reader))
+        for layer in range(2):
+            device.put(reader, lambda layer=layer: check_layer(pair, layer))
+        with pytest.raises(kvplan.KVPlanError, match="stream is a int"):
+            transfer.wait(7)
+        with pytest.raises(kvplan.KVPlanError, match="stream is a NoneType"):
+            transfer.wait()  # no torch stream is current
+        device.run()
+        transfer.result()
+        transfer.wait(Protocol(reader))  # it is over: nothing to wait for
+
+
+class Deaf(Device):
+    """A device whose streams do not hear some of the events that they are told to wait for."""
+
+    def deaf_to(self, stream: int, event: int) -> bool:
+        raise NotImplementedError
+
+    def wait(self, stream: int, event: int) -> None:
+        if not self.deaf_to(stream, event):
+            super().wait(stream, event)
+
+
+def noticed(deaf: type[Device], run) -> int:
+    """In how many of the seeds bytes came out wrong."""
+    wrong = 0
+    for seed in SEEDS:
+        device = deaf(seed, eager=False)
+        try:
+            with executor_on(device) as executor, limits(**TINY_RING):
+                run(device, executor, seed)
+        except AssertionError:
+            wrong += 1
+    return wrong
+
+
+@both_ways
+@pytest.mark.parametrize("which", ["filled", "freed"])
+def test_a_ring_without_one_of_its_waits_is_noticed(direction, which, monkeypatch):
+    rings: list[Ring] = []
+    whole = Ring.__init__
+    monkeypatch.setattr(Ring, "__init__", lambda self, *given: (rings.append(self), whole(self, *given))[1])
+
+    class DeafToRing(Deaf):
+        def deaf_to(self, stream, event):
+            return any(event in getattr(ring, which) for ring in rings)
+
+    def run(device, executor, seed):
+        overwrites(device, executor, pair_on(device, direction, pool=POOL), ["staged"] * 4, seed)
+
+    assert not noticed(Device, run)
+    assert noticed(DeafToRing, run)
+
+
+def test_paths_that_do_not_wait_for_each_other_are_noticed():
+    class DeafToEnds(Deaf):
+        lanes: tuple = ()
+
+        def deaf_to(self, stream, event):
+            return any(lane.last is not None and lane.last._end == event for lane in self.lanes)
+
+    def run(device, executor, seed):
+        device.lanes = tuple(executor._backend.lanes.values())
+        overwrites(device, executor, pair_on(device, "load"), ["kernel", "copy_engine", "staged", "copy_engine_2d"] * 2,
+                   seed)  # fmt: skip
+
+    assert noticed(DeafToEnds, run)
