@@ -21,7 +21,7 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
 
 GPU_WORK = (
-    "80 layers of K and V, runs of 8 KiB unless said otherwise, random blocks; the link is what one large copy reached in "
+    "80 layers of K and V, runs of 8 KiB unless said otherwise, random blocks; one large copy is what the link gave in "
     "the same run. `python -m benchmarks.gpu` makes the whole table."
 )
 

@@ -16,7 +16,6 @@ from typing import Any
 from kvplan.errors import TransferError
 
 SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
-ALREADY_REGISTERED = 712
 BATCH_VERSION = 12080  # the entry point of 12.8, which says where a batch failed; later forms do not
 PORTABLE, DEVICE_MAP = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute

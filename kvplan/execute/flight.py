@@ -134,7 +134,7 @@ class DeviceTransfer(Transfer):
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; replan takes what CopyProgram.plan or join made")
         self._runtime.check_open()
-        self._runtime.replan(self, plan)
+        self._runtime.graphs.replan(self, plan)
 
     # What the runtime does with it.
 
@@ -212,6 +212,12 @@ def stream_handle(stream: Any) -> int | None:
     if callable(protocol):
         return int(protocol()[1])
     return None
+
+
+def event_handle(event: Any) -> int | None:
+    """The driver's handle of an event, 0 for one that was never recorded; None where it is no event of CUDA."""
+    handle = getattr(event, "cuda_event", None)
+    return handle if isinstance(handle, int) else None
 
 
 def current_stream(ordinal: int) -> int | None:

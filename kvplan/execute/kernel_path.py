@@ -18,7 +18,7 @@ from kvplan.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Lane
+    from kvplan.execute.lane import Fork, Lane
     from kvplan.execute.runtime import Runtime
     from kvplan.execute.tables import Kernel
 
@@ -75,7 +75,7 @@ class KernelPath:
         """Whether issuing it takes the CPU long."""
         return len(plan.parts) > MAX_GROUPS and copies_of(plan) > 1 << 14
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane | Fork) -> Callable[[], None]:
         """Write the headers of all launches; what is returned launches them, on the lane's kernel stream."""
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         programs, tile = self.width(plan.direction)

@@ -84,3 +84,10 @@ class Lane:
                 with self._count:
                     self._waiting -= 1
             del job
+
+
+class Fork:
+    """What stands for a lane in the capture of a graph: one stream of its own."""
+
+    def __init__(self, stream: int) -> None:
+        self.kernel = stream

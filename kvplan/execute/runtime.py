@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import ending
 from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
-from kvplan.execute.cuda import SUCCESS, Device, Uncaptured
-from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
+from kvplan.execute.cuda import Device, Uncaptured
+from kvplan.execute.flight import DeviceTransfer, current_stream, event_handle, stream_handle
+from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
 from kvplan.execute.memory import Arena
@@ -23,7 +24,7 @@ from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
-from kvplan.execute.transfer import check_after, wait_for
+from kvplan.execute.transfer import wait_for
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
@@ -61,9 +62,8 @@ class Runtime:
             CopyEnginePath(self, policy), CopyEngine2DPath(self, policy), self.kernel, self.staged,
         )  # fmt: skip
         self.paths = {path.name: path for path in paths}
-        self._candidates = Candidates(self)
-        self._captured: list[DeviceTransfer] = []  # their slots are read at every replay
-        self._forks: list[int] = []
+        self.candidates = Candidates(self)
+        self.graphs = Graphs(self)
         self.keeper = ending.Keeper(self)
 
     # Submitting.
@@ -82,15 +82,15 @@ class Runtime:
     def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
         with self.device.current():
-            capturing = self._capturing(after)
-            path, pageable = self._candidates.choose(plan, capturing=capturing is not None)
+            capturing = self.graphs.capturing(after)
+            path, pageable = self.candidates.choose(plan, capturing=capturing is not None)
             transfer = DeviceTransfer(plan, self, path.name)
-            if capturing is not None:
-                self._capture(transfer, path, after, capturing)
-                return transfer
             lane = self.lanes["store" if plan.direction == "store" else "load"]
             with lane.lock:
                 self.check_open()
+                if capturing is not None:
+                    self.graphs.capture(transfer, after, capturing)
+                    return transfer
                 waits = self._waits(after, transfer)
                 late = isinstance(after, DeviceTransfer) and after.queued
                 if waits is None or late or lane.busy or pageable or path.slow(plan):
@@ -211,51 +211,11 @@ class Runtime:
             event = transfer.event()
             self.device.record(event, handle)
             return [event]
-        theirs = getattr(after, "cuda_event", None)
-        if isinstance(theirs, int):
-            transfer._after = after
-            return [theirs] if theirs else []  # one never recorded has passed
-        return None
-
-    # Graphs.
-
-    def _capturing(self, after: Any) -> int | None:
-        """The stream being captured that a submit belongs to, or None."""
-        handle = stream_handle(after)
-        if handle is not None:
-            return handle if self.device.capturing(handle) else None
-        handle = current_stream(self.device.ordinal)
-        return handle if handle and self.device.capturing(handle) else None
-
-    def _capture(self, transfer: DeviceTransfer, path: Path, after: Any, capturing: int) -> None:
-        """Fork from the stream being captured, launch, and leave the end for ``wait`` to join."""
-        device = self.device
-        if isinstance(after, DeviceTransfer) and not after._captured:
-            raise PathError("after is a transfer outside the graph being captured; wait for it before the capture")
-        with Uncaptured(device), self.lock:
-            fork = device.stream(urgent=True)
-            self._forks.append(fork)
-            self._captured.append(transfer)
-            transfer._captured = True
-            begin, end = transfer.event(), transfer.event()
-            device.record(begin, capturing)
-            device.wait(fork, begin)
-            if isinstance(after, DeviceTransfer):
-                device.wait(fork, after._end)
-            lane = _Fork(fork)
-            if transfer.plan.nbytes:
-                path.prepare(transfer, transfer.plan, lane)()  # type: ignore[arg-type]  # all that it asks of a lane
-            device.record(end, fork)
-            transfer._begin, transfer._end = begin, end
-
-    def replan(self, transfer: DeviceTransfer, plan: Plan) -> None:
-        """Write other units into a captured transfer."""
-        if plan.direction != transfer.plan.direction:
-            raise PathError(f"a {transfer.plan.direction!r} was captured, and this plan is a {plan.direction!r}")
-        with self.device.current(), Uncaptured(self.device), self.lock:
-            self._candidates.check(plan, "kernel")
-            self.kernel.replan(transfer._launches, plan)
-            transfer.plan = plan
+        theirs = event_handle(after)
+        if theirs is None:
+            return None
+        transfer._after = after
+        return [theirs] if theirs else []  # one never recorded has passed
 
     # What the paths ask for.
 
@@ -346,11 +306,15 @@ class Runtime:
 
     def stop(self) -> None:
         """Take no more; what was submitted goes on. Returns at once."""
-        if self.pid == os.getpid() and not self.closed:
+        if self.pid != os.getpid():
+            return
+        with self.lanes["load"].lock, self.lanes["store"].lock:  # a submit has been issued or queued, or sees this
+            if self.closed:
+                return
             self.closed = True
             for lane in self.lanes.values():
                 lane.stop()
-            self.keeper.stop()
+        self.keeper.stop()
 
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
@@ -365,19 +329,11 @@ class Runtime:
             cu = device.driver
             for event in self.events:
                 cu.cuEventDestroy_v2(event)
-            for stream in (*(s for lane in self.lanes.values() for s in lane.streams), *self._forks):
-                cu.cuStreamDestroy_v2(stream)
-            self._captured.clear()
+            for lane in self.lanes.values():
+                for stream in lane.streams:
+                    cu.cuStreamDestroy_v2(stream)
+            self.graphs.close()
+            self.staged.close()
             self.tables.close()
             self.slots.close()
             self.memory.close()
-
-
-class _Fork:
-    """The lane of a captured transfer: one stream."""
-
-    def __init__(self, stream: int) -> None:
-        self.kernel = self.copy = stream
-
-
-__all__ = ["SUCCESS", "LayoutError", "Runtime", "check_after"]

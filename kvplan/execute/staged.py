@@ -39,8 +39,6 @@ SLOTS = 4
 # A small transfer is cut into this many chunks, of not less than this: each costs the CPU some 20 us.
 SMALL_CHUNKS = 4
 SMALL_CHUNK_NBYTES = 2 << 20
-# As many as an H100 has SMs: where compute holds every SM to its end, what counts is that the chunk is soon done.
-PROGRAMS = 132
 TILE = 32 << 10  # bytes
 WARPS = 16
 FEW_CHUNKS = 2
@@ -192,7 +190,8 @@ class StagedPath:
         """Send chunks through the ring: one stream fills a slot, another empties it, behind each other's events."""
         device = self._runtime.device
         function, threads, shared = kernel
-        programs = min(self._policy.max_programs or PROGRAMS, PROGRAMS)
+        # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
+        programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
         src = made.__array_interface__["data"][0]
         dst, size = src + made.strides[0], src + 2 * made.strides[0]
         batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
@@ -227,6 +226,13 @@ class StagedPath:
         if seams.size:
             made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
         copy_all(self._runtime.device, made, 0, made.size.size, stream)
+
+    def close(self) -> None:
+        """Give the rings' events back; the device is current and nothing in flight."""
+        for ring in self._rings.values():
+            for event in ring.filled + ring.freed:
+                self._runtime.device.driver.cuEventDestroy_v2(event)
+        self._rings.clear()
 
     def _chunk_nbytes(self) -> int:
         chunk = self._policy.chunk_bytes or CHUNK_NBYTES
