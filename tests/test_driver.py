@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,67 +11,8 @@ import pytest
 import kvplan
 from kvplan.execute import cuda, pinning
 from kvplan.execute.cuda import Device, Driver, DriverError, Uncaptured
-
-
-class Entries:
-    """A library: entry points by name, each writes what it is told to and returns a code.
-
-    Attributes:
-        gives: by name, what is written through each pointer argument, in order.
-        codes: by name, what is returned instead of success.
-        calls: (name, arguments) of all calls.
-    """
-
-    def __init__(self) -> None:
-        self.gives: dict[str, list] = {
-            "cuDriverGetVersion": [12080],
-            "cuDeviceGetCount": [2],
-            "cuDeviceGet": [1],
-            "cuDevicePrimaryCtxRetain": [0xC0],
-            "cuCtxGetStreamPriorityRange": [0, -5],
-        }
-        self.codes: dict[str, int] = {}
-        self.calls: list[tuple[str, tuple]] = []
-        self.missing: set[str] = set()
-        self.attributes = {cuda.MAJOR: 9, cuda.MINOR: 0, cuda.MULTIPROCESSORS: 132, cuda.MAX_PITCH: 1 << 31 - 1}
-        self._made: dict[str, object] = {}
-
-    def __getattr__(self, name: str):
-        if name.startswith("_") or name in self.missing:
-            raise AttributeError(name)
-        return self._made.setdefault(name, SimpleEntry(self, name))
-
-    def named(self, name: str) -> list[tuple]:
-        return [arguments for called, arguments in self.calls if called == name]
-
-
-class SimpleEntry:
-    """One entry point; pointers come as `byref` objects."""
-
-    def __init__(self, entries: Entries, name: str) -> None:
-        self._entries, self._name = entries, name
-
-    def __call__(self, *arguments):
-        entries, name = self._entries, self._name
-        assert len(arguments) == len(self.argtypes), f"{name} takes {len(self.argtypes)} arguments"
-        for argument, kind in zip(arguments, self.argtypes, strict=True):
-            if not hasattr(argument, "_obj"):
-                kind.from_param(argument)  # what ctypes would refuse is refused here
-        entries.calls.append((name, arguments))
-        if name in entries.codes:
-            return entries.codes[name]
-        gives = iter(entries.gives.get(name, ()))
-        if name == "cuDeviceGetAttribute":
-            gives = iter([entries.attributes[arguments[1]]])
-        if name == "cuGetErrorName":
-            gives = iter([b"CUDA_ERROR_PLAYED" if arguments[0] != 12345 else None])
-        if name == "cuGetErrorString":
-            gives = iter([b"it was played" if arguments[0] != 12345 else None])
-        for argument in arguments:
-            if hasattr(argument, "_obj"):
-                value = next(gives, argument._obj.value)
-                argument._obj.value = value
-        return 0
+from kvplan.execute.flight import current_stream
+from tests.simulated.entries import Entries, SimpleEntry
 
 
 @pytest.fixture
@@ -102,6 +44,30 @@ def test_a_device_that_is_not_there(entries, ordinal):
         Device(ordinal)
     with pytest.raises(kvplan.PathError, match=f"no path serves device 'cuda:{ordinal}': kernel: there is no CUDA"):
         kvplan.Executor(device=f"cuda:{ordinal}", policy=kvplan.Policy(path="kernel"))
+
+
+def test_a_device_without_a_number_is_torch_s_current_one(entries, monkeypatch):
+    entries.codes["cuDeviceGetCount"] = 100
+    for available, name in ((False, "cuda:0"), (True, "cuda:1")):
+        cuda_of_torch = SimpleNamespace(is_available=lambda available=available: available, current_device=lambda: 1)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda_of_torch))
+        with pytest.raises(kvplan.PathError, match=f"no path serves device '{name}': copy_engine: cuDeviceGetCount"):
+            kvplan.Executor(device="cuda")
+
+
+def test_the_current_stream_is_torch_s(monkeypatch):
+    def torch(started, **extra):
+        stream = SimpleNamespace(cuda_stream=0x51)
+        cuda_of_torch = SimpleNamespace(is_initialized=lambda: started, current_stream=lambda ordinal: stream)
+        return SimpleNamespace(cuda=cuda_of_torch, _C=SimpleNamespace(**extra))
+
+    for module, handle in (
+        (torch(started=False), None),
+        (torch(started=True), 0x51),
+        (torch(started=True, _cuda_getCurrentRawStream=lambda ordinal: 0x52 + ordinal), 0x53),
+    ):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        assert current_stream(1) == handle
 
 
 def test_no_driver_and_one_too_old(entries, monkeypatch):

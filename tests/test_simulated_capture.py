@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from unittest import mock
 
 import pytest
 
 import kvplan
 from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
-from tests.simulated.executors import MOVE, SMALL, OnDevice, both_ways, executor_on, limits, pair_on
+from tests.simulated.executors import MOVE, SMALL, OnDevice, both_ways, current_stream, executor_on, limits, pair_on
 
 
 def replay(device: Device, graph: Graph, *pairs: Pair) -> None:
@@ -97,10 +96,7 @@ def test_a_captured_transfer_comes_after_another_of_its_graph():
         user = Stream(device.stream())
         graph = device.capture(user.cuda_stream)
         first = executor.submit(store.program.plan(MOVE.src, MOVE.dst), after=user)
-        with (
-            mock.patch("kvplan.execute.runtime.current_stream", return_value=user.cuda_stream),
-            mock.patch("kvplan.execute.flight.current_stream", return_value=user.cuda_stream),
-        ):
+        with current_stream(user.cuda_stream):
             with pytest.raises(kvplan.PathError, match="outside the graph being captured"):
                 executor.submit(back, after=plain)
             second = executor.submit(back, after=first)

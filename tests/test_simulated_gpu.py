@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan.staging import stage
 from tests.simulated import Device, Stream
-from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on, limits
+from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on, limits, paths_in_turn
 from tests.strategies import cases
 
 WAYS = [(path, direction) for path in PATHS for direction in ("load", "store", "device")
         if (path, direction) != ("staged", "device")]  # fmt: skip
-EXAMPLES = max(120, settings.default.max_examples // 10)
+EXAMPLES = max(100, settings.default.max_examples // 10)
 
 
 def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
@@ -95,9 +95,8 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
     device = Device(seed, eager=False)
     made = [Drawn(case, device, direction) for case, direction in drawn]
     with executor_on(device) as executor, limits(**TIGHT, CHUNK_NBYTES=256):
-        names = iter(paths * 4)
-        executor._backend._candidates._auto = lambda plan, verdict: next(names)
-        flying = [executor.submit(each.plan) for each in made]
+        with paths_in_turn(paths * 4):
+            flying = [executor.submit(each.plan) for each in made]
         device.run()
         for each, transfer in zip(made, flying, strict=True):
             assert transfer.result().nbytes == each.plan.nbytes

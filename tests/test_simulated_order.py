@@ -1,4 +1,4 @@
-"""What comes after what, on a simulated GPU whose streams go on in any order; and that a missing wait is seen."""
+"""What comes after what, on a simulated GPU whose streams go on in any order."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.staged import Ring
 from tests.gpu.caches import Move, Pair
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     LARGE_BLOCKS,
     MOVE,
     PATHS,
-    POOL,
     SMALL,
     TIGHT,
     both_ways,
@@ -24,9 +22,9 @@ from tests.simulated.executors import (
     limits,
     pair_on,
 )
+from tests.simulated.overwrites import TINY_RING, overwrites
 
 SEEDS = range(12)
-TINY_RING = {"CHUNK_NBYTES": 1024, "SMALL_CHUNK_NBYTES": 1}
 
 
 def renewal(device: Device, stream: int, pair: Pair, seed: int) -> None:
@@ -35,17 +33,6 @@ def renewal(device: Device, stream: int, pair: Pair, seed: int) -> None:
         device.put(stream, lambda root=root, fresh=fresh: root.__setitem__(slice(None), fresh))
     for want, fresh in zip(pair.src_bytes, pair.src.random(seed), strict=True):
         want[:] = fresh
-
-
-def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: list[str], seed: int) -> None:
-    """Many transfers onto the same few blocks, in flight at once."""
-    rng = np.random.default_rng(seed)
-    todo = iter(names)
-    executor._backend._candidates._auto = lambda plan, verdict: next(todo)
-    for _ in names:
-        executor.submit(pair.plan(Move(rng.permutation(9)[:5], rng.permutation(5))))
-    device.run()
-    pair.check()
 
 
 @both_ways
@@ -103,6 +90,31 @@ class Protocol:
 
     def synchronize(self) -> None:
         raise AssertionError("kvplan blocked the CPU on a stream")
+
+
+class Foreign(Stream):
+    """A stream of another GPU: only that one can record on it."""
+
+    device_index = 1
+
+    def record_event(self) -> Event:
+        event = Event(self.device.event())
+        self.device.record(event.cuda_event, self.cuda_stream)
+        return event
+
+
+def test_a_stream_of_another_gpu_records_by_itself():
+    device = Device(2, eager=False)
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        user = Foreign(device.stream())
+        user.device = device
+        gate = device.gate(user.cuda_stream)
+        renewal(device, user.cuda_stream, pair, 5)
+        executor.submit(pair.plan(MOVE), after=user)
+        gate.set()
+        device.run()
+        pair.check()
 
 
 def test_an_event_never_recorded_has_passed():
@@ -227,60 +239,3 @@ def test_a_stream_that_waited_reads_what_was_loaded(path, seed):
         device.run()
         transfer.result()
         transfer.wait(Protocol(reader))  # it is over: nothing to wait for
-
-
-class Deaf(Device):
-    """A device whose streams do not hear some of the events that they are told to wait for."""
-
-    def deaf_to(self, stream: int, event: int) -> bool:
-        raise NotImplementedError
-
-    def wait(self, stream: int, event: int) -> None:
-        if not self.deaf_to(stream, event):
-            super().wait(stream, event)
-
-
-def noticed(deaf: type[Device], run) -> int:
-    """In how many of the seeds bytes came out wrong."""
-    wrong = 0
-    for seed in SEEDS:
-        device = deaf(seed, eager=False)
-        try:
-            with executor_on(device) as executor, limits(**TINY_RING):
-                run(device, executor, seed)
-        except AssertionError:
-            wrong += 1
-    return wrong
-
-
-@both_ways
-@pytest.mark.parametrize("which", ["filled", "freed"])
-def test_a_ring_without_one_of_its_waits_is_noticed(direction, which, monkeypatch):
-    rings: list[Ring] = []
-    whole = Ring.__init__
-    monkeypatch.setattr(Ring, "__init__", lambda self, *given: (rings.append(self), whole(self, *given))[1])
-
-    class DeafToRing(Deaf):
-        def deaf_to(self, stream, event):
-            return any(event in getattr(ring, which) for ring in rings)
-
-    def run(device, executor, seed):
-        overwrites(device, executor, pair_on(device, direction, pool=POOL), ["staged"] * 4, seed)
-
-    assert not noticed(Device, run)
-    assert noticed(DeafToRing, run)
-
-
-def test_paths_that_do_not_wait_for_each_other_are_noticed():
-    class DeafToEnds(Deaf):
-        lanes: tuple = ()
-
-        def deaf_to(self, stream, event):
-            return any(lane.last is not None and lane.last._end == event for lane in self.lanes)
-
-    def run(device, executor, seed):
-        device.lanes = tuple(executor._backend.lanes.values())
-        overwrites(device, executor, pair_on(device, "load"), ["kernel", "copy_engine", "staged", "copy_engine_2d"] * 2,
-                   seed)  # fmt: skip
-
-    assert noticed(DeafToEnds, run)

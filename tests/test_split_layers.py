@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
@@ -22,6 +22,7 @@ def moves(plan: kvplan.Plan) -> dict[int, int]:
     return oracle.byte_moves(plan.descriptors())
 
 
+@settings(max_examples=150)
 @given(several=st.lists(cases(max_blocks=3), min_size=1, max_size=2), count=st.integers(1, 5))
 def test_the_parts_together_are_the_plan_and_layers_ascend(several, count):
     plan = kvplan.join([planned(case) for case in several])
@@ -41,6 +42,7 @@ def test_the_parts_together_are_the_plan_and_layers_ascend(several, count):
     assert together == moves(plan)
 
 
+@settings(max_examples=200)
 @given(case=cases(), count=st.integers(1, 3))
 def test_each_part_moves_the_bytes_of_its_layers(case, count):
     plan = planned(case)

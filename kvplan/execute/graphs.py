@@ -83,8 +83,10 @@ class Graphs:
             transfer.plan = plan
 
     def close(self) -> None:
-        """Give the streams back; the device is current."""
+        """Give streams, events and slots back; the device is current."""
         for fork in self._forks:
             self._runtime.device.driver.cuStreamDestroy_v2(fork)
+        for transfer in self._captured:
+            transfer._give_back()
         self._forks.clear()
         self._captured.clear()

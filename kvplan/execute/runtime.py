@@ -183,7 +183,7 @@ class Runtime:
             transfer._fail(error)
         device = self.device
         try:
-            for stream in lane.streams:
+            for stream in (*lane.streams, self.tables.stream):
                 event = transfer.event()
                 device.record(event, stream)
                 device.wait(lane.copy, event)
@@ -327,13 +327,14 @@ class Runtime:
         device = self.device
         with device.current(), Uncaptured(device):
             cu = device.driver
-            for event in self.events:
-                cu.cuEventDestroy_v2(event)
-            for lane in self.lanes.values():
-                for stream in lane.streams:
-                    cu.cuStreamDestroy_v2(stream)
             self.graphs.close()
             self.staged.close()
             self.tables.close()
+            for lane in self.lanes.values():
+                for stream in lane.streams:
+                    cu.cuStreamDestroy_v2(stream)
+            for event in self.events:
+                cu.cuEventDestroy_v2(event)
+            self.events.clear()
             self.slots.close()
             self.memory.close()

@@ -17,7 +17,6 @@ import numpy as np
 
 from kvplan.errors import PathError
 from kvplan.execute.copy_engine import SLICE, copy_all
-from kvplan.execute.cuda import Device
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 42 << 20
 SLOTS = 4
 # A small transfer is cut into this many chunks, of not less than this: each costs the CPU some 20 us.
-SMALL_CHUNKS = 4
+SMALL_CHUNKS = 3
 SMALL_CHUNK_NBYTES = 2 << 20
 TILE = 32 << 10  # bytes
 WARPS = 16
@@ -56,12 +55,12 @@ class Ring:
         users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
     """
 
-    def __init__(self, device: Device, piece: Piece, slots: int, slot_nbytes: int) -> None:
+    def __init__(self, runtime: Runtime, piece: Piece, slots: int, slot_nbytes: int) -> None:
         self.piece = piece
         self.slots = slots
         self.slot_nbytes = slot_nbytes
-        self.filled = [device.event() for _ in range(slots)]
-        self.freed = [device.event() for _ in range(slots)]
+        self.filled = [runtime.take_event() for _ in range(slots)]
+        self.freed = [runtime.take_event() for _ in range(slots)]
         self.users: list[Callable[[], DeviceTransfer | None]] = [lambda: None] * slots
         self.next = 0
 
@@ -228,10 +227,9 @@ class StagedPath:
         copy_all(self._runtime.device, made, 0, made.size.size, stream)
 
     def close(self) -> None:
-        """Give the rings' events back; the device is current and nothing in flight."""
+        """Give the rings' events back; nothing is in flight."""
         for ring in self._rings.values():
-            for event in ring.filled + ring.freed:
-                self._runtime.device.driver.cuEventDestroy_v2(event)
+            self._runtime.events += ring.filled + ring.freed
         self._rings.clear()
 
     def _chunk_nbytes(self) -> int:
@@ -250,11 +248,11 @@ class StagedPath:
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
         with runtime.lock:
             piece = runtime.memory.take(slots * slot)
+        made = self._rings[direction] = Ring(runtime, piece, slots, slot)
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))
             transfer._borrowed += ring.filled + ring.freed
-        ring = self._rings[direction] = Ring(runtime.device, piece, slots, slot)
-        return ring
+        return made
 
 
 @cache

@@ -12,6 +12,7 @@ from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
+    from kvplan.execute.memory import Arena, Piece
     from kvplan.execute.runtime import Runtime
 
 
@@ -38,14 +39,18 @@ class Table:
 
 
 class Tables:
-    """All run tables of one device. A table lives as long as its run group, which every plan of it holds."""
+    """All run tables of one device. A table lives as long as its run group, which every plan of it holds.
+
+    Attributes:
+        stream: what tables are uploaded on.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
         self._functions: dict[Shape, Kernel] = {}
         self._modules: list[int] = []
-        self._stream = runtime.device.stream()
+        self.stream = runtime.device.stream()
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
@@ -84,7 +89,11 @@ class Tables:
         cu = self._runtime.device.driver
         for module in self._modules:
             cu.cuModuleUnload(module)
-        cu.cuStreamDestroy_v2(self._stream)
+        cu.cuStreamDestroy_v2(self.stream)
+        for table in (table for tables in self._known.values() for table in tables.values()):
+            if table.fresh:
+                self._runtime.events.append(table.fresh)
+                table.fresh = 0
         self._modules.clear()
         self._functions.clear()
         self._known.clear()
@@ -98,13 +107,15 @@ class Tables:
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
         fresh = runtime.take_event()
-        runtime.device.copy(target.address, source.address, made.nbytes, self._stream)
-        runtime.device.record(fresh, self._stream)
+        runtime.device.copy(target.address, source.address, made.nbytes, self.stream)
+        runtime.device.record(fresh, self.stream)
         at, step = target.address, 8 * count
         header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
-        for arena, piece in ((runtime.slots, source), (runtime.memory, target)):
-            weakref.finalize(group, arena.give, piece).atexit = False
-        return Table(shape, kernel, count, header, fresh)
+        table = Table(shape, kernel, count, header, fresh)
+        weakref.finalize(
+            group, _drop, runtime.slots, runtime.memory, runtime.events, source, target, table
+        ).atexit = False
+        return table
 
     def _wait(self, table: Table, stream: int) -> None:
         """Let a stream wait for the upload, until it is known to have passed."""
@@ -120,3 +131,12 @@ class Tables:
                 return
             runtime.events.append(table.fresh)
             table.fresh = 0
+
+
+def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target: Piece, table: Table) -> None:
+    """Give back what a table had, once its group is gone: no transfer has it in flight any more."""
+    slots.give(source)
+    memory.give(target)
+    if table.fresh:
+        events.append(table.fresh)
+        table.fresh = 0

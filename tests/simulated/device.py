@@ -183,7 +183,7 @@ class Device(Memory):
     def advance(self, steps: int) -> int:
         """Let streams do their next thing, one ahead of another for a while; how many things were done.
 
-        Even turns would hardly ever starve a stream for long, which is what shows that another does not wait for it.
+        Even turns would hardly ever starve a stream, which is what shows that another does not wait for it.
         """
         done, order = 0, self.random
         for _ in range(0 if self.lost else steps):
@@ -221,7 +221,6 @@ class Device(Memory):
 
     def end_capture(self) -> None:
         graph, self.graph = self.graph, None
-        assert graph is not None
         graph.check_joined()
 
     def capturing(self, stream: int) -> bool:

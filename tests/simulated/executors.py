@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.execute.choose import Candidates
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
@@ -76,6 +77,24 @@ def limits(**values: int) -> Iterator[None]:
             assert modules, f"nobody uses {name}"
             for module in modules:
                 stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+@contextmanager
+def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
+    """What auto takes, one transfer after another."""
+    todo = iter(names)
+    with mock.patch.object(Candidates, "_auto", side_effect=lambda plan, verdict: next(todo)):
+        yield
+
+
+@contextmanager
+def current_stream(handle: int) -> Iterator[None]:
+    """Torch's current stream, wherever it is asked for."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("kvplan.execute") and hasattr(module, "current_stream"):
+                stack.enter_context(mock.patch.object(module, "current_stream", return_value=handle))
         yield
 
 

@@ -1,0 +1,66 @@
+"""A driver's library that is none."""
+
+from __future__ import annotations
+
+from kvplan.execute import cuda
+
+
+class Entries:
+    """A library: entry points by name, each writes what it is told to and returns a code.
+
+    Attributes:
+        gives: by name, what is written through each pointer argument, in order.
+        codes: by name, what is returned instead of success.
+        calls: (name, arguments) of all calls.
+    """
+
+    def __init__(self) -> None:
+        self.gives: dict[str, list] = {
+            "cuDriverGetVersion": [12080],
+            "cuDeviceGetCount": [2],
+            "cuDeviceGet": [1],
+            "cuDevicePrimaryCtxRetain": [0xC0],
+            "cuCtxGetStreamPriorityRange": [0, -5],
+        }
+        self.codes: dict[str, int] = {}
+        self.calls: list[tuple[str, tuple]] = []
+        self.missing: set[str] = set()
+        self.attributes = {cuda.MAJOR: 9, cuda.MINOR: 0, cuda.MULTIPROCESSORS: 132, cuda.MAX_PITCH: 1 << 31 - 1}
+        self._made: dict[str, object] = {}
+
+    def __getattr__(self, name: str):
+        if name.startswith("_") or name in self.missing:
+            raise AttributeError(name)
+        return self._made.setdefault(name, SimpleEntry(self, name))
+
+    def named(self, name: str) -> list[tuple]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+class SimpleEntry:
+    """One entry point; pointers come as `byref` objects."""
+
+    def __init__(self, entries: Entries, name: str) -> None:
+        self._entries, self._name = entries, name
+
+    def __call__(self, *arguments):
+        entries, name = self._entries, self._name
+        assert len(arguments) == len(self.argtypes), f"{name} takes {len(self.argtypes)} arguments"
+        for argument, kind in zip(arguments, self.argtypes, strict=True):
+            if not hasattr(argument, "_obj"):
+                kind.from_param(argument)  # what ctypes would refuse is refused here
+        entries.calls.append((name, arguments))
+        if name in entries.codes:
+            return entries.codes[name]
+        gives = iter(entries.gives.get(name, ()))
+        if name == "cuDeviceGetAttribute":
+            gives = iter([entries.attributes[arguments[1]]])
+        if name == "cuGetErrorName":
+            gives = iter([b"CUDA_ERROR_PLAYED" if arguments[0] != 12345 else None])
+        if name == "cuGetErrorString":
+            gives = iter([b"it was played" if arguments[0] != 12345 else None])
+        for argument in arguments:
+            if hasattr(argument, "_obj"):
+                value = next(gives, argument._obj.value)
+                argument._obj.value = value
+        return 0
