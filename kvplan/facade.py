@@ -104,7 +104,8 @@ class CopyProgram:
         placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
         parts = tuple(map(Part, self.program.groups, placed))
         skips = ((src_skip, dst_skip),) * len(parts)
-        plan = Plan(parts, count, count * self.unit_nbytes, self.direction, self._layouts, self._seams, skips)
+        nbytes = count * self.unit_nbytes
+        plan = Plan(parts, count, nbytes, self.direction, self._layouts, self._seams, skips, (self,))
         if self._aliased and count:
             check_not_read(plan)
         return plan

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 from kvplan.facade import CopyProgram
-from kvplan.facade import compile as compile_pair
 from kvplan.lower import Part
 from kvplan.plan import Plan
 from kvplan.program import Program, RunGroup
@@ -59,7 +58,16 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
         made.append(
             (
                 frozenset(some),
-                Plan(tuple(parts), plan.units, nbytes, plan.direction, plan.layouts, plan.seams, tuple(skips)),
+                Plan(
+                    tuple(parts),
+                    plan.units,
+                    nbytes,
+                    plan.direction,
+                    plan.layouts,
+                    plan.seams,
+                    tuple(skips),
+                    plan.programs,
+                ),
             )
         )
     return made
@@ -74,8 +82,7 @@ def _owners(plan: Plan) -> list[tuple[CopyProgram, Held]] | None:
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
     owners = []
-    for src, dst in plan.layouts:
-        pair = compile_pair(src, dst)
+    for pair in plan.programs:
         mine = {group: held.pop(group) for group in pair.program.groups if group in held}
         if mine:
             owners.append((pair, mine))

@@ -15,6 +15,7 @@ from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
+    from kvplan.facade import CopyProgram
     from kvplan.layout import KVLayout
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -40,9 +41,10 @@ class Plan:
         seams: addresses that no descriptor may cross.
         skips: of every part, units of its first source block and of its first destination block that lie before its
             first unit; the others follow in order, so that those of one block can be told.
+        programs: what it was planned by; they keep what was compiled alive.
     """
 
-    __slots__ = ("direction", "layouts", "nbytes", "parts", "seams", "skips", "units")
+    __slots__ = ("direction", "layouts", "nbytes", "parts", "programs", "seams", "skips", "units")
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Plan:
         layouts: tuple[tuple[KVLayout, KVLayout], ...],
         seams: Seams,
         skips: tuple[tuple[int, int], ...],
+        programs: tuple[CopyProgram, ...] = (),
     ) -> None:
         self.parts = parts
         self.units = units
@@ -61,6 +64,7 @@ class Plan:
         self.layouts = layouts
         self.seams = seams
         self.skips = skips
+        self.programs = programs
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
         """Flat lowering: the fewest contiguous copies, in no promised order.
@@ -128,7 +132,8 @@ def join(plans: Sequence[Plan]) -> Plan:
     seams = Seams(*(_joined_seams(moving, [pair[side] for pair in layouts], side) for side in (0, 1)))
     skips = tuple(skip for plan in moving for skip in plan.skips)
     units, nbytes = (sum(counts) for counts in zip(*((plan.units, plan.nbytes) for plan in moving), strict=True))
-    joined = Plan(parts, units, nbytes, directions[0], layouts, seams, skips)
+    programs = tuple(dict.fromkeys(program for plan in moving for program in plan.programs))
+    joined = Plan(parts, units, nbytes, directions[0], layouts, seams, skips, programs)
     if len(moving) > 1:
         check_written_once(joined)
         check_not_read(joined)

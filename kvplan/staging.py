@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 import numpy as np
 
@@ -22,8 +23,6 @@ class Staging:
     """One run group by way of a ring.
 
     Attributes:
-        group: the run group.
-        host_is_src: whether the host is read (a load) or written (a store).
         granule_units: units a granule: those of a host block, or one.
         unit_hosts: bytes from a granule's host address to each of its units' host addresses.
         unit_rings: bytes from its ring address to where each unit's runs are counted from.
@@ -31,16 +30,18 @@ class Staging:
         extents: (3, m) int64: of every extent of a whole granule, bytes from the granule's host address, bytes from its
             ring address, bytes.
         nbytes: of a granule in the ring, padding included.
+        alignment: largest power of two that divides what the ring's kernel touches, on both sides.
+        host: (2, n) int64: offset on the host and bytes of every copy of one unit.
     """
 
-    group: RunGroup
-    host_is_src: bool
     granule_units: int
     unit_hosts: Int64Array
     unit_rings: Int64Array
     runs: Int64Array
     extents: Int64Array
     nbytes: int
+    alignment: int
+    host: Int64Array
 
     def part(self, first: int, last: int) -> Int64Array:
         """Extents of units ``first`` to ``last`` of a granule, at their places in the whole one; (3, m) int64."""
@@ -48,7 +49,7 @@ class Staging:
             return self.extents
         made = self._parts.get((first, last))
         if made is None:
-            host, _, size = _host_runs(self.group, self.host_is_src)
+            host, size = self.host
             starts = (self.unit_hosts[first:last, None] + host).ravel()
             begin, length = _merged(starts, np.tile(size, last - first))
             at = np.searchsorted(self.extents[0], begin, side="right") - 1
@@ -60,15 +61,6 @@ class Staging:
     @cached_property
     def _parts(self) -> dict[tuple[int, int], Int64Array]:
         return {}
-
-    @cached_property
-    def alignment(self) -> int:
-        """Largest power of two that divides what the ring's kernel touches, on both sides."""
-        axis, base = (
-            (self.group.dst, self.group.dst_base) if self.host_is_src else (self.group.src, self.group.src_base)
-        )
-        common = np.gcd.reduce(np.concatenate([self.runs.ravel(), self.unit_rings, [axis.step(), base, GRAIN]]))
-        return int(common & -common)
 
 
 def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
@@ -84,41 +76,29 @@ def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
     >>> made.granule_units, made.extents[2], made.runs.tolist()
     (4, array([8192]), [[0, 4096], [0, 8192], [1024, 1024]])
     """
-    axis = group.src if host_is_src else group.dst
-    units = np.array(axis.units, dtype=np.int64)
-    host, cache, size = _host_runs(group, host_is_src)
-    made = _stage(group, host_is_src, units, host, cache, size)
-    return made or _stage_units(group, host_is_src, host, cache, size)
-
-
-def _host_runs(group: RunGroup, host_is_src: bool) -> tuple[Int64Array, Int64Array, Int64Array]:
     src, dst, size = group.offsets
-    return (src, dst, size) if host_is_src else (dst, src, size)
+    host, cache = (src, dst) if host_is_src else (dst, src)
+    axis, there = (group.src, group.dst) if host_is_src else (group.dst, group.src)
+    steps = gcd(there.step(), group.dst_base if host_is_src else group.src_base, GRAIN)
+    units = np.array(axis.units, dtype=np.int64)
+    return _stage(steps, units, host, cache, size)
 
 
-def _stage(
-    group: RunGroup, host_is_src: bool, units: Int64Array, host: Int64Array, cache: Int64Array, size: Int64Array
-) -> Staging | None:
+def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:
+    """The granule of these units; where they do not keep their distances, of one of them."""
     starts = (units[:, None] + host).ravel()
     at, lengths = _merged(starts, np.tile(size, units.size))
     padded = -(-lengths // GRAIN) * GRAIN
     rings = np.cumsum(padded) - padded
     index = np.searchsorted(at, starts, side="right") - 1
     places = (rings[index] + starts - at[index]).reshape(units.size, -1)
-    steps = places[:, 0] - places[0, 0]
-    if np.any(places != places[0] + steps[:, None]):
-        return None
+    moved = places[:, 0] - places[0, 0]
+    if np.any(places != places[0] + moved[:, None]):  # never so with one unit
+        return _stage(steps, np.zeros(1, dtype=np.int64), host, cache, size)
     runs = np.stack((places[0], cache, size))
-    return Staging(
-        group, host_is_src, units.size, units, steps, runs, np.stack((at, rings, lengths)), int(padded.sum())
-    )
-
-
-def _stage_units(group: RunGroup, host_is_src: bool, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:
-    made = _stage(group, host_is_src, np.zeros(1, dtype=np.int64), host, cache, size)
-    if made is None:
-        raise AssertionError("one unit keeps its distances to itself")
-    return made
+    common = int(np.gcd.reduce(np.concatenate([runs.ravel(), moved, [steps]])))
+    extents = np.stack((at, rings, lengths))
+    return Staging(units.size, units, moved, runs, extents, int(padded.sum()), common & -common, np.stack((host, size)))
 
 
 def _merged(starts: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -49,8 +49,9 @@ class Executor:
 
     What was submitted is finished, too, when an executor is dropped without :meth:`close` (behind the caller's back:
     dropping never blocks) and when the interpreter exits. The exit waits for copying to end, however long, but not
-    for what never comes: once nothing is copied and all that is left has waited for its ``after=`` for 5 seconds (30 on
-    a GPU), that is given up with a RuntimeWarning. An executor does not survive a fork; the child makes its own.
+    for what never comes: once nothing is copied and all that is left has waited for its ``after=`` for 5 seconds, that
+    is given up with a RuntimeWarning. For GPUs it waits 30 seconds in all. An executor does not survive a fork; the
+    child makes its own.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -84,8 +85,8 @@ class Executor:
         the kernel path becomes part of the graph; wait for the transfer before the capture ends.
 
         Raises:
-            TransferError: the executor is closed, or was made before a fork, in the parent process; or the driver
-                refuses a call, which is named with its code.
+            TransferError: the executor is closed, or was made before a fork, in the parent process; ``after`` is a
+                transfer that failed; or the driver refuses a call, which is named with its code.
             KVPlanError: what is not a plan, or an ``after`` that cannot be waited for.
             LayoutError: a destination that is read-only, or addresses that are virtual.
             HostMemoryError: pageable memory, for a path that needs it pinned.
@@ -101,7 +102,7 @@ class Executor:
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         if after is not None:
-            check_after(after)
+            check_after(after, gpu=self.device != "cpu")
         return self._backend.submit(plan, after, by_layer=by_layer)
 
     def close(self) -> None:

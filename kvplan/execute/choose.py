@@ -24,17 +24,21 @@ LARGE_EXTENT = 64 << 10  # from here on the host's side of a staged transfer goe
 STAGED_NBYTES = 4 << 20  # below this the kernel's lower latency counts for more
 
 
+Refusal = tuple[type[KVPlanError], str]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What holds for all plans between some layouts.
 
     Attributes:
-        refused: by path, the error of those that cannot serve.
+        refused: by path, the error of those that cannot serve: its class and text. (An error itself would hold all that
+            its traceback does.)
         pageable: whether some of the host's memory is not pinned, so that the driver copies through its own.
         several: whether there is memory of several GPUs.
     """
 
-    refused: Mapping[str, KVPlanError]
+    refused: Mapping[str, Refusal]
     pageable: bool
     several: bool
 
@@ -75,7 +79,8 @@ class Candidates:
 
     def _check(self, plan: Plan, name: str, verdict: Verdict) -> None:
         if name in verdict.refused:
-            raise verdict.refused[name]
+            kind, text = verdict.refused[name]
+            raise kind(text)
         if name == "staged":
             self._runtime.staged.check(plan)
 
@@ -113,7 +118,7 @@ class Candidates:
         pageable = next((fact.pageable for fact in facts if fact.pageable), "")
         mine = f"cuda:{self._runtime.device.ordinal}"
         devices = sorted({fact.device if ":" in fact.device else f"{fact.device}:0" for fact in facts} - {"cpu:0"})
-        refused: dict[str, KVPlanError] = {}
+        refused: dict[str, Refusal] = {}
         if plan.direction == "host":
             nobody = self._nobody(plan, "between CPU memories, the executor of device 'cpu' copies")
             refused = dict.fromkeys(GPU_PATHS, nobody)
@@ -124,20 +129,18 @@ class Candidates:
             for name in ("kernel", "staged"):
                 if devices != [mine]:
                     text = f"path {name!r} reaches {mine} and pinned memory; the plan is of {', '.join(devices)}"
-                    refused[name] = PathError(text)
+                    refused[name] = PathError, text
                 elif pageable:
-                    refused[name] = HostMemoryError(
-                        f"path {name!r} reaches pinned memory only: {pageable}; pin it (kvplan.allocate, "
-                        "torch's pin_memory, cudaHostRegister) or take path 'copy_engine'"
-                    )
+                    text = f"path {name!r} reaches pinned memory only: {pageable}; pin it (kvplan.allocate, torch's "
+                    refused[name] = HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
             if plan.direction == "device":
                 text = "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
-                refused["staged"] = PathError(text)
+                refused["staged"] = PathError, text
         return Verdict(refused, bool(pageable), len(devices) > 1)
 
-    def _nobody(self, plan: Plan, why: str) -> PathError:
+    def _nobody(self, plan: Plan, why: str) -> Refusal:
         reasons = "; ".join(f"{path}: {why}" for path in GPU_PATHS)
-        return PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
+        return PathError, f"no path serves this {plan.direction!r} plan: {reasons}"
 
     def _auto(self, plan: Plan, verdict: Verdict) -> str:
         if verdict.several or verdict.pageable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class CopyEnginePath:
         wanted = min(self._streams or _streams(plan, count), count)
         slices = max(-(-count // SLICE), wanted)
         edges = np.linspace(0, count, slices + 1).astype(int).tolist()
-        streams = [lane.copy, *self._runtime.side_streams(lane, wanted - 1)]
+        streams = [lane.copy, *lane.sides(wanted - 1)]
         events = [transfer.event() for _ in streams]
         transfer.copies += count
         transfer.launches += slices if device.driver.cuMemcpyBatchAsync else count
@@ -146,13 +146,22 @@ def copy_all(device: Device, made: Descriptors, first: int, last: int, stream: i
         try:
             device.copy_batch(dst + 8 * at, src + 8 * at, size + 8 * at, count, stream)
         except DriverError as error:
-            if error.at is None:
-                raise
-            k = first + at + error.at
-            a, b, nbytes = (int(column[k]) for column in made)
-            raise TransferError(
-                f"{error}: descriptor {k} of {made.size.size}, {nbytes} bytes from {a:#x} to {b:#x}"
-            ) from error
+            raise offending(error, made, first + at) from error
+
+
+def offending(error: DriverError, columns: Sequence[Int64Array], first: int) -> TransferError:
+    """The error of a batch, with the descriptor that the driver names.
+
+    Args:
+        error: what the call raised.
+        columns: source, destination and bytes of all descriptors.
+        first: the first of the batch.
+    """
+    if error.at is None:
+        return error
+    k = first + error.at
+    src, dst, nbytes = (int(column[k]) for column in columns)
+    return TransferError(f"{error}: descriptor {k} of {columns[0].size}, {nbytes} bytes from {src:#x} to {dst:#x}")
 
 
 def parameters(rows: Int64Array) -> Int64Array:

@@ -1,149 +1,49 @@
-"""The CUDA driver, called by address: contexts, streams, events, memory, copies, launches.
+"""One GPU through the CUDA driver: contexts, streams, events, memory, copies, launches.
 
-The one file that touches the driver. It takes and gives plain integers (addresses and handles), so that arrays of
-descriptors go to the driver as they are, without an object for each.
+All that is asked of the driver is asked here, by the entry points of ``driver.py``, in plain integers (addresses and
+handles), so that arrays of descriptors go to the driver as they are, without an object for each.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from threading import get_ident
 from types import TracebackType
-from typing import Any
 
 from kvplan.errors import TransferError
-
-SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
-BATCH_VERSION = 12080  # the entry point of 12.8, which says where a batch failed; later forms do not
-PORTABLE, DEVICE_MAP = 1, 2
-MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
-HOST_MEMORY = 1  # CUmemorytype
-MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
-MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
-DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
-NON_BLOCKING = 1
-RELAXED = 2  # CUstreamCaptureMode
-ORDER_STREAM = 1  # of CUmemcpySrcAccessOrder; ANY reads early, and gains nothing that could be measured
-
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuCtxGetCurrent": (POINTER(c_void_p),),
-    "cuCtxSetCurrent": (c_void_p,),
-    "cuCtxGetStreamPriorityRange": (POINTER(c_int), POINTER(c_int)),
-    "cuStreamCreateWithPriority": (POINTER(c_void_p), c_uint, c_int),
-    "cuStreamDestroy_v2": (c_void_p,),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
-    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventQuery": (c_void_p,),
-    "cuEventSynchronize": (c_void_p,),
-    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
-    "cuMemFreeHost": (c_void_p,),
-    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
-    "cuMemHostUnregister": (c_void_p,),
-    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
-    "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
-    "cuMemcpy2DAsync_v2": (c_void_p, c_void_p),
-    "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
-    "cuModuleUnload": (c_void_p,),
-    "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
-    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
-    "cuGetErrorName": (c_int, POINTER(c_char_p)),
-    "cuGetErrorString": (c_int, POINTER(c_char_p)),
-    "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),
-}
-# Calls of less than a microsecond that never wait. They keep the interpreter's lock: letting go of it and taking it
-# again costs more, and much more where other threads want it.
-_BRIEF = frozenset({
-    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing", "cuStreamWaitEvent",
-    "cuThreadExchangeStreamCaptureMode",
-})  # fmt: skip
-_BATCH = ctypes.CFUNCTYPE(
-    c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p
+from kvplan.execute.driver import (
+    DEFAULT_SHARED,
+    DEVICE_MAP,
+    DEVICE_POINTER,
+    HOST_MEMORY,
+    INVALID_VALUE,
+    MAJOR,
+    MAX_DYNAMIC_SHARED,
+    MAX_PITCH,
+    MEMORY_TYPE,
+    MINOR,
+    MULTIPROCESSORS,
+    NON_BLOCKING,
+    NOT_READY,
+    ORDER_STREAM,
+    PORTABLE,
+    RANGE_SIZE,
+    RANGE_START,
+    RELAXED,
+    SUCCESS,
+    Driver,
+    DriverError,
+    driver,
 )
 
-
-class DriverError(TransferError):
-    """A call of the driver that failed.
-
-    Attributes:
-        call: its name.
-        code: what it returned.
-        at: index of the first offending copy of a batch, where the driver knows it.
-    """
-
-    def __init__(self, message: str, call: str, code: int, at: int | None = None) -> None:
-        super().__init__(message)
-        self.call = call
-        self.code = code
-        self.at = at
-
-
-class Driver:
-    """The entry points of one loaded driver, as attributes by their names."""
-
-    def __init__(self, path: str) -> None:
-        library, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
-        for name, types in _SIGNATURES.items():
-            entry = getattr(brief if name in _BRIEF else library, name)
-            entry.argtypes, entry.restype = types, c_int
-            setattr(self, name, entry)
-        self.check("cuInit", self.cuInit(0))
-        version = c_int()
-        self.check("cuDriverGetVersion", self.cuDriverGetVersion(byref(version)))
-        self.version = version.value
-        self.cuMemcpyBatchAsync = self._entry(b"cuMemcpyBatchAsync", BATCH_VERSION)
-
-    def __getattr__(self, name: str) -> Any:  # what __init__ sets, for type checkers
-        raise AttributeError(name)
-
-    def _entry(self, symbol: bytes, version: int) -> Any:
-        """An entry point by name and version, or None. The driver may say success and give NULL."""
-        address, status = c_void_p(), c_int()
-        code = self.cuGetProcAddress_v2(symbol, byref(address), version, 0, byref(status))
-        return _BATCH(address.value) if code == SUCCESS and address.value else None
-
-    def check(self, call: str, code: int, what: str = "", at: int | None = None) -> None:
-        """Raise a :class:`DriverError` unless ``code`` is success."""
-        if code != SUCCESS:
-            raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code, at)
-
-    def name(self, code: int) -> str:
-        """The error's name, number and meaning."""
-        name, meaning = c_char_p(), c_char_p()
-        self.cuGetErrorName(code, byref(name))
-        self.cuGetErrorString(code, byref(meaning))
-        return f"{(name.value or b'an unknown error').decode()} ({code}, {(meaning.value or b'').decode()})"
-
-
-@functools.cache
-def driver() -> Driver:
-    """The driver of this process.
-
-    Raises:
-        TransferError: there is none, or it does not start.
-    """
-    try:
-        return Driver("libcuda.so.1")
-    except OSError as error:
-        raise TransferError(f"there is no CUDA driver: {error}") from None
-    except AttributeError as error:
-        raise TransferError(f"the CUDA driver is too old (12.0 is the first that serves): {error}") from None
+__all__ = [
+    "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY", "PORTABLE",
+    "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
+]  # fmt: skip
 
 
 class Device:
@@ -171,6 +71,7 @@ class Device:
         self.multiprocessors = self.attribute(MULTIPROCESSORS)
         self.max_pitch = self.attribute(MAX_PITCH)
         self._cell = threading.local()
+        self._patient: set[int] = set()
 
     def attribute(self, which: int) -> int:
         """A number that the driver knows of the device."""
@@ -198,13 +99,17 @@ class Device:
 
     def record(self, event: int, stream: int) -> None:
         """Record an event behind what the stream has."""
-        code = self.driver.cuEventRecord(event, stream)
+        cu = self.driver
+        patient = self._patient and get_ident() in self._patient
+        code = (cu.cuEventRecord_patient if patient else cu.cuEventRecord)(event, stream)
         if code:
             self.driver.check("cuEventRecord", code)
 
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for what the event was last recorded behind."""
-        code = self.driver.cuStreamWaitEvent(stream, event, 0)
+        cu = self.driver
+        patient = self._patient and get_ident() in self._patient
+        code = (cu.cuStreamWaitEvent_patient if patient else cu.cuStreamWaitEvent)(stream, event, 0)
         if code:
             self.driver.check("cuStreamWaitEvent", code)
 
@@ -213,6 +118,15 @@ class Device:
         taken = c_float()
         self.driver.check("cuEventElapsedTime", self.driver.cuEventElapsedTime(byref(taken), begin, end))
         return max(taken.value, 0.0) / 1e3
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Within a ``with``, the calling thread lets others run while the driver's queue is full."""
+        self._patient.add(get_ident())
+        try:
+            yield
+        finally:
+            self._patient.discard(get_ident())
 
     def capturing(self, stream: int) -> bool:
         """Whether a stream is being captured into a graph."""
@@ -223,7 +137,9 @@ class Device:
     def allocate(self, nbytes: int) -> int:
         """Memory of the device."""
         made = c_uint64()
-        self.driver.check("cuMemAlloc", self.driver.cuMemAlloc_v2(byref(made), nbytes), f"{nbytes} bytes")
+        with Uncaptured(self):
+            code = self.driver.cuMemAlloc_v2(byref(made), nbytes)
+        self.driver.check("cuMemAlloc", code, f"{nbytes} bytes")
         return made.value
 
     def free(self, address: int) -> None:
@@ -233,7 +149,8 @@ class Device:
     def allocate_host(self, nbytes: int) -> int:
         """Pinned memory that every device reaches under the same address."""
         made = c_void_p()
-        code = self.driver.cuMemHostAlloc(byref(made), nbytes, PORTABLE | DEVICE_MAP)
+        with Uncaptured(self):
+            code = self.driver.cuMemHostAlloc(byref(made), nbytes, PORTABLE | DEVICE_MAP)
         self.driver.check("cuMemHostAlloc", code, f"{nbytes} bytes")
         return made.value or 0
 

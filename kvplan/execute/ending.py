@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import queue
 import threading
 import time
 import warnings
@@ -35,8 +36,10 @@ class Keeper:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._wake = threading.Event()
-        self._stopped = threading.Event()
+        # Not an Event, whose lock a collection of garbage in the wrong place would take twice.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asleep = True
+        self._stopped = False
         self._thread = threading.Thread(target=self._keep, name="kvplan-keeper", daemon=True)
         _hook_exit()
         _live.add(self)
@@ -44,13 +47,14 @@ class Keeper:
 
     def wake(self) -> None:
         """Something is in flight."""
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._asleep:
+            self._asleep = False
+            self._calls.put(None)
 
     def stop(self) -> None:
         """End once nothing is in flight any more."""
-        self._stopped.set()
-        self._wake.set()
+        self._stopped = True
+        self._calls.put(None)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for that; whether it has come."""
@@ -60,14 +64,16 @@ class Keeper:
 
     def _keep(self) -> None:
         runtime = self._runtime
-        while not self._stopped.is_set():
-            self._wake.wait()
+        while not self._stopped:
+            self._calls.get()
             idle = 0
-            while idle < IDLE_LOOKS and not self._stopped.wait(LOOK_SECONDS):
+            while idle < IDLE_LOOKS and not self._stopped:
+                with contextlib.suppress(queue.Empty):
+                    self._calls.get(timeout=LOOK_SECONDS)
                 idle = 0 if runtime.reap() else idle + 1
-            self._wake.clear()
+            self._asleep = True
             if runtime.reap():  # submitted since the last look
-                self._wake.set()
+                self.wake()
         while not all(lane.join(0) for lane in runtime.lanes.values()) or runtime.reap():
             time.sleep(STOPPED_LOOK_SECONDS)
         with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
@@ -85,8 +91,9 @@ def _drain_at_exit() -> None:
     keepers = [keeper for keeper in tuple(_live) if keeper._runtime.pid == os.getpid()]
     for keeper in keepers:
         keeper._runtime.stop()
-    left = [keeper for keeper in keepers if not keeper.join(EXIT_SECONDS)]
+    until = time.monotonic() + EXIT_SECONDS
+    left = [keeper for keeper in keepers if not keeper.join(max(until - time.monotonic(), 0))]
     if left:
-        count = sum(len(lane.flying) for keeper in left for lane in keeper._runtime.lanes.values())
+        count = sum(len(lane.flying) + lane.queued for keeper in left for lane in keeper._runtime.lanes.values())
         message = f"at exit, {count} transfers of a GPU were given up: they have not ended in {EXIT_SECONDS:.0f} s"
         warnings.warn(message, RuntimeWarning, stacklevel=1)

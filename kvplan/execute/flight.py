@@ -22,13 +22,8 @@ class DeviceTransfer(Transfer):
     """A transfer between a GPU and pinned or pageable memory, or within the GPU.
 
     The runtime holds it until its last event has passed, and then gives its events and slots back; from then on it
-    only remembers its result. All that changes does so under the runtime's lock.
+    is only what its user holds: plan and result. All that changes does so under the runtime's lock.
     """
-
-    __slots__ = (
-        "_after", "_begin", "_borrowed", "_captured", "_end", "_error", "_issued", "_launches", "_marks", "_over",
-        "_pieces", "_result", "_runtime", "_waiters", "copies", "launches", "path", "plan",
-    )  # fmt: skip
 
     def __init__(self, plan: Plan, runtime: Runtime, path: str) -> None:
         self.plan = plan
@@ -47,6 +42,7 @@ class DeviceTransfer(Transfer):
         self._waiters = 0
         self._captured = False
         self._launches: list[Launch] = []  # of a captured one
+        self._steps: list[Plan] = []  # what it was cut into, which holds the run tables
         self._result: TransferResult | None = None
         self._error: BaseException | None = None
 
@@ -143,8 +139,8 @@ class DeviceTransfer(Transfer):
             self._issued.wait()
         runtime = self._runtime
         with runtime.lock:
+            self._raise_error()
             if self._over:
-                self._raise_error()
                 return
             event = self._end
             if layer is not None:
@@ -156,7 +152,7 @@ class DeviceTransfer(Transfer):
     def _raise_error(self) -> None:
         if self._error is not None:
             if isinstance(self._error, KVPlanError):
-                raise self._error
+                raise self._error.with_traceback(None)  # else it would grow by every raise, and hold what they held
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
     def _check_not_captured(self, call: str) -> None:
@@ -195,7 +191,7 @@ class DeviceTransfer(Transfer):
         for arena, piece in self._pieces:
             arena.give(piece)
         runtime.events.extend(self._borrowed)
-        self._pieces, self._borrowed, self._marks, self._after = [], [], [], None
+        self._pieces, self._borrowed, self._marks, self._steps, self._after = [], [], [], [], None
 
     def __repr__(self) -> str:
         ended = "failed" if self._error else "done" if self._over else "in flight"

@@ -45,14 +45,14 @@ class Launch(NamedTuple):
         group: the run group, or None for flat descriptors.
         piece: header and units.
         capacity: units, or flat descriptors, that were captured; the slot has room for no more.
-        chunks: most steps of a row, where flat.
+        width: bytes of a row that the kernel moves at once.
         word: alignment that the kernel was compiled for.
     """
 
     group: RunGroup | None
     piece: Piece
     capacity: int
-    chunks: int
+    width: int
     word: int
 
 
@@ -119,7 +119,7 @@ class KernelPath:
             write_units(piece, units, table.header)
             ready.append((table.kernel, piece.address))
             if transfer._captured:
-                transfer._launches.append(Launch(group, piece, units.shape[1], 1, table.shape.word))
+                transfer._launches.append(Launch(group, piece, units.shape[1], table.shape.width, table.shape.word))
         transfer.copies += count * group.packed.shape[1]
         return ready
 
@@ -137,7 +137,7 @@ class KernelPath:
             write_flat(piece, rows, chunks)
             ready.append((kernel, piece.address))
             if transfer._captured:
-                transfer._launches.append(Launch(None, piece, rows.shape[1], chunks, shape.word))
+                transfer._launches.append(Launch(None, piece, rows.shape[1], shape.width, shape.word))
         transfer.copies += made.size.size
         return ready
 
@@ -177,8 +177,9 @@ class KernelPath:
             raise PathError(f"the plan has {columns.shape[1]} descriptors; what was captured has room for {capacity}")
         if columns.size and alignment_of(columns) % launches[0].word:
             raise PathError(f"the plan is aligned to {alignment_of(columns)} bytes; captured were {launches[0].word}")
+        longest = int(columns[2].max(initial=0))
         for launch in launches:
-            write_flat(launch.piece, columns[:, : launch.capacity], FLAT_NBYTES // MAX_WIDTH)
+            write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width))
             columns = columns[:, launch.capacity :]
 
 

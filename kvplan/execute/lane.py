@@ -25,7 +25,8 @@ class Lane:
         other: another such, so that two chunks of a load are due at once: where compute holds every SM to its end, a
             kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
             kernels that fill slots at once fill the first one later.
-        side: more copy streams, where a policy asks for them.
+        gate: a stream that only waits, for events that a later issue is to wait for.
+        side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
         lock: held by whoever submits.
@@ -33,9 +34,11 @@ class Lane:
 
     def __init__(self, device: Device, name: str) -> None:
         self.name = name
+        self._device = device
         self.copy = device.stream()
         self.kernel = device.stream(urgent=True)
         self.other = device.stream(urgent=True)
+        self.gate = device.stream()
         self.side: list[int] = []
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
@@ -48,7 +51,13 @@ class Lane:
     @property
     def streams(self) -> tuple[int, ...]:
         """All its streams."""
-        return (self.copy, self.kernel, self.other, *self.side)
+        return (self.copy, self.kernel, self.other, self.gate, *self.side)
+
+    def sides(self, count: int) -> list[int]:
+        """Copy streams beside the first; made when first asked for."""
+        while len(self.side) < count:
+            self.side.append(self._device.stream())
+        return self.side[:count]
 
     @property
     def busy(self) -> bool:
@@ -68,6 +77,15 @@ class Lane:
         """End the thread behind what it has to issue."""
         if self._thread is not None:
             self._jobs.put(None)
+
+    def here(self) -> bool:
+        """Whether the caller is the lane's own thread."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def queued(self) -> int:
+        """Transfers that its thread has not issued."""
+        return self._waiting
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread; whether it has ended."""

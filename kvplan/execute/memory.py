@@ -48,9 +48,9 @@ class Arena:
         self._free: dict[int, deque[Piece]] = {}
         self.nbytes = 0
 
-    def take(self, nbytes: int) -> Piece:
-        """A piece of at least so many bytes."""
-        size = _rounded(nbytes)
+    def take(self, nbytes: int, *, exact: bool = False) -> Piece:
+        """A piece of at least so many bytes, or of exactly so many: for the few that are large and stay."""
+        size = max(nbytes, CARVED) if exact else _rounded(nbytes)
         free = self._free.setdefault(size, deque())
         try:
             return free.pop()  # the last one given back: it is in the CPU's cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from itertools import pairwise
 from math import gcd
@@ -65,13 +66,15 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
                 device.driver.check("cuMemHostRegister", code, f"{last - first} bytes at {first:#x}")
                 registered.append(first)
     except TransferError:
-        _unregister(device, registered)
+        _unregister(device, registered, os.getpid())
         raise
-    weakref.finalize(array, _unregister, device, registered).atexit = False
+    weakref.finalize(array, _unregister, device, registered, os.getpid()).atexit = False
     return array, tuple(bounds[1:-1])
 
 
-def _unregister(device: Any, registered: list[int]) -> None:
+def _unregister(device: Any, registered: list[int], pid: int) -> None:
+    if pid != os.getpid():  # a fork's child has nothing registered
+        return
     with device.current(), Uncaptured(device):
         for address in registered:
             device.driver.cuMemHostUnregister(address)

@@ -91,7 +91,11 @@ class Runtime:
                 if capturing is not None:
                     self.graphs.capture(transfer, after, capturing)
                     return transfer
-                waits = self._waits(after, transfer)
+                try:
+                    waits = self._waits(after, transfer)
+                except BaseException:
+                    transfer._give_back()
+                    raise
                 late = isinstance(after, DeviceTransfer) and after.queued
                 if waits is None or late or lane.busy or pageable or path.slow(plan):
                     self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
@@ -107,17 +111,21 @@ class Runtime:
         While it has work, submits queue here instead of going to the streams themselves.
         """
         issued = transfer._issued = threading.Event()
+        # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
+        waits = None if waits is None else [self._recorded(lane, wait, transfer) for wait in waits]
 
         def job() -> None:
             try:
                 if waits is None:
                     wait_for(after)
-                with self.device.current():
+                with self.device.current(), self.device.patient():
                     self._issue(transfer, path, lane, waits or [], by_layer=by_layer)
             except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
                 with self.lock:
                     transfer._fail(error)
-                    transfer._over = transfer._over or not transfer._end
+                    if not transfer._end:
+                        transfer._over = True
+                        transfer._give_back()
             finally:
                 issued.set()
 
@@ -136,7 +144,7 @@ class Runtime:
                 else:
                     device.wait(entry, wait)
             last = lane.last
-            if last is not None and last.path != path.name:
+            if last is not None and (last.path != path.name or last._error is not None):
                 with self.lock:
                     if not last._over:
                         device.wait(entry, last._end)
@@ -153,6 +161,15 @@ class Runtime:
             raise
         transfer._begin = begin
         self._fly(transfer, lane, end)
+
+    def _recorded(self, lane: Lane, wait: Wait, transfer: DeviceTransfer) -> Wait:
+        """An event of our own behind what somebody else's stands for now."""
+        if isinstance(wait, DeviceTransfer) or transfer._after is None:
+            return wait
+        event = transfer.event()
+        self.device.wait(lane.gate, wait)
+        self.device.record(event, lane.gate)
+        return event
 
     def _fly(self, transfer: DeviceTransfer, lane: Lane, end: int) -> None:
         with self.lock:
@@ -174,6 +191,7 @@ class Runtime:
         for layers, part in split_layers(plan, min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1))):
             mark = transfer.event()
             transfer._marks.append((layers, mark))
+            transfer._steps.append(part)
             steps.append((path.prepare(transfer, part, lane), mark))
         return steps
 
@@ -240,12 +258,6 @@ class Runtime:
                 for told, side in zip(plan.seams, found, strict=True)
             )
         )
-
-    def side_streams(self, lane: Lane, count: int) -> list[int]:
-        """More copy streams of a lane."""
-        while len(lane.side) < count:
-            lane.side.append(self.device.stream())
-        return lane.side[:count]
 
     def take_event(self) -> int:
         """An event nobody else uses."""
@@ -319,7 +331,8 @@ class Runtime:
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
-        if self.pid == os.getpid():
+        # What a lane's thread runs for an `after=` cannot wait for the lane's own end.
+        if self.pid == os.getpid() and not any(lane.here() for lane in self.lanes.values()):
             self.keeper.join()
 
     def tear_down(self) -> None:

@@ -16,7 +16,8 @@ from weakref import ref
 import numpy as np
 
 from kvplan.errors import PathError
-from kvplan.execute.copy_engine import SLICE, copy_all
+from kvplan.execute.copy_engine import SLICE, copy_all, offending
+from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
@@ -209,7 +210,10 @@ class StagedPath:
                     device.launch(function, programs, threads, shared, beside, header + 8 * HEADER * chunk)
                 elif batches and last - first <= SLICE:
                     at = 8 * first
-                    device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
+                    try:
+                        device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
+                    except DriverError as error:
+                        raise offending(error, tuple(made), first) from error
                 else:
                     self._copy(made, first, last, seams, lane.copy, load=load)
                 if copying is load:
@@ -247,7 +251,7 @@ class StagedPath:
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
         with runtime.lock:
-            piece = runtime.memory.take(slots * slot)
+            piece = runtime.memory.take(slots * slot, exact=True)
         made = self._rings[direction] = Ring(runtime, piece, slots, slot)
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class Tables:
         self._runtime = runtime
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
         self._functions: dict[Shape, Kernel] = {}
+        self._compiling = threading.Lock()
         self._modules: list[int] = []
         self.stream = runtime.device.stream()
 
@@ -61,11 +63,13 @@ class Tables:
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
+            shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
+            kernel = self.function(shape)
             with self._runtime.lock, Uncaptured(self._runtime.device):
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, alignment, tile, max_warps)
+                    table = known[entry] = self._make(group, items, shape, kernel)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -77,7 +81,9 @@ class Tables:
             from kvplan.execute.kernel import compile_kernel
 
             runtime = self._runtime
-            with runtime.lock, Uncaptured(runtime.device):
+            with self._compiling, Uncaptured(runtime.device):  # a lock of its own: it takes long
+                if shape in self._functions:
+                    return self._functions[shape]
                 compiled = compile_kernel(shape, runtime.device.arch)
                 module, function = runtime.device.load(compiled.image, compiled.name, compiled.shared)
                 self._modules.append(module)
@@ -98,10 +104,8 @@ class Tables:
         self._functions.clear()
         self._known.clear()
 
-    def _make(self, group: RunGroup, items: Int64Array, alignment: int, tile: int, max_warps: int) -> Table:
+    def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel) -> Table:
         runtime = self._runtime
-        shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
-        kernel = self.function(shape)
         made = cut(items, shape.width)
         count = made.shape[1]
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)

@@ -197,13 +197,14 @@ def wait_for(after: Any) -> None:
         after.wait()
 
 
-def check_after(after: Any) -> None:
-    """``after`` is None, a transfer, or a stream or event.
+def check_after(after: Any, *, gpu: bool = False) -> None:
+    """``after`` is None, a transfer, or a stream or event; for a GPU, also what only has a stream's or event's handle.
 
     Raises:
         KVPlanError: it is none of those, or is waited for with ``await``, as an event of asyncio is.
     """
-    if after is None:
+    handles = ("cuda_stream", "cuda_event", "__cuda_stream__")
+    if after is None or (gpu and any(hasattr(after, name) for name in handles)):
         return
     method = getattr(after, "synchronize", getattr(after, "wait", None))
     kind = f"{type(after).__module__}.{type(after).__qualname__}"
