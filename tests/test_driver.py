@@ -10,6 +10,7 @@ import pytest
 
 import kvplan
 from kvplan.execute import cuda, pinning
+from kvplan.execute import driver as driver_entries
 from kvplan.execute.cuda import Device, Driver, DriverError, Uncaptured
 from kvplan.execute.flight import current_stream
 from tests.simulated.entries import Entries, SimpleEntry
@@ -207,7 +208,7 @@ def test_a_batch_says_where_it_failed_if_the_driver_does(device, code, failed, a
 
 def test_a_batch_of_a_real_signature_is_called_by_address(entries):
     calls = []
-    entry = entry_points._BATCH(lambda *given: calls.append(given) or 0)
+    entry = driver_entries._BATCH(lambda *given: calls.append(given) or 0)
     entries.gives["cuGetProcAddress_v2"] = [ctypes.cast(entry, ctypes.c_void_p).value, 0]
     device = Device(0)
     assert entries.named("cuGetProcAddress_v2")[0][0] == b"cuMemcpyBatchAsync"

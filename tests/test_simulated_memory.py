@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 
@@ -33,21 +32,7 @@ from tests.simulated.executors import (
     open_executor,
     pair_on,
 )
-
-
-def gone(references: list[weakref.ref], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while any(reference() is not None for reference in references):
-        if time.monotonic() > end:
-            return False
-        gc.collect()
-        time.sleep(0.005)
-    return True
-
-
-def tensors_of(pair) -> list:
-    held = [layout.tensors for layout in pair.layouts]
-    return [tensor for tensors in held for tensor in (tensors if isinstance(tensors, list) else [tensors])]
+from tests.simulated.lifetime import gone, tensors_of
 
 
 @every_path

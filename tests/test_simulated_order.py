@@ -22,17 +22,9 @@ from tests.simulated.executors import (
     limits,
     pair_on,
 )
-from tests.simulated.overwrites import TINY_RING, overwrites
+from tests.simulated.overwrites import TINY_RING, overwrites, renewal
 
 SEEDS = range(12)
-
-
-def renewal(device: Device, stream: int, pair: Pair, seed: int) -> None:
-    """Let a stream write new bytes into the source of a pair, behind what the stream has; and expect them."""
-    for root, fresh in zip(pair.src_roots, pair.src.random(seed), strict=True):
-        device.put(stream, lambda root=root, fresh=fresh: root.__setitem__(slice(None), fresh))
-    for want, fresh in zip(pair.src_bytes, pair.src.random(seed), strict=True):
-        want[:] = fresh
 
 
 @both_ways
@@ -68,8 +60,7 @@ def test_a_transfer_comes_after_the_pending_work_of_a_stream(path, direction, ki
             if kind == "protocol":
                 after = Protocol(user)
             elif kind == "event":
-                after = Event(device.event())
-                device.record(after.cuda_event, user)
+                after = Event.on(device, user)
             transfer = executor.submit(pair.plan(MOVE), after=after)
             device.run()
             assert not transfer.done()
@@ -98,9 +89,7 @@ class Foreign(Stream):
     device_index = 1
 
     def record_event(self) -> Event:
-        event = Event(self.device.event())
-        self.device.record(event.cuda_event, self.cuda_stream)
-        return event
+        return Event.on(self.device, self.cuda_stream)
 
 
 def test_a_stream_of_another_gpu_records_by_itself():

@@ -60,8 +60,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),
 }
-# Calls of less than a microsecond, that wait only where a stream has a thousand things to do. They keep the interpreter's
-# lock: letting go of it and taking it again costs more, and much more where other threads want it.
+# Calls of less than a microsecond, that wait only where a stream has a thousand things to do. They keep the lock of
+# the interpreter: letting go of it and taking it again costs more, and much more where other threads want it.
 _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing", "cuStreamWaitEvent",
     "cuThreadExchangeStreamCaptureMode",

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvplan.execute.cuda import Device
@@ -19,13 +20,9 @@ Job = Callable[[], None]
 class Lane:
     """Streams, and what was last put on them.
 
+    Each stream is made when first used: a GPU has few hardware queues, and streams that share one wait for each other.
+
     Attributes:
-        copy: the stream of the copy engine.
-        kernel: the stream of kernels, of the highest priority: short ones that others wait for.
-        other: another such, so that two chunks of a load are due at once: where compute holds every SM to its end, a
-            kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
-            kernels that fill slots at once fill the first one later.
-        gate: a stream that only waits, for events that a later issue is to wait for.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
@@ -35,10 +32,6 @@ class Lane:
     def __init__(self, device: Device, name: str) -> None:
         self.name = name
         self._device = device
-        self.copy = device.stream()
-        self.kernel = device.stream(urgent=True)
-        self.other = device.stream(urgent=True)
-        self.gate = device.stream()
         self.side: list[int] = []
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
@@ -48,10 +41,35 @@ class Lane:
         self._waiting = 0
         self._count = threading.Lock()
 
+    @cached_property
+    def copy(self) -> int:
+        """The stream of the copy engine."""
+        return self._device.stream()
+
+    @cached_property
+    def kernel(self) -> int:
+        """The stream of kernels, of the highest priority: short ones that others wait for."""
+        return self._device.stream(urgent=True)
+
+    @cached_property
+    def other(self) -> int:
+        """Another such, so that two chunks of a load are due at once.
+
+        Where compute holds every SM to its end, a kernel that becomes due only when another has ended finds the SMs
+        taken again. Stores lose by it: two kernels that fill slots at once fill the first one later.
+        """
+        return self._device.stream(urgent=True)
+
+    @cached_property
+    def gate(self) -> int:
+        """A stream that only waits, for events that a later issue is to wait for."""
+        return self._device.stream()
+
     @property
     def streams(self) -> tuple[int, ...]:
-        """All its streams."""
-        return (self.copy, self.kernel, self.other, self.gate, *self.side)
+        """All its streams that were made."""
+        made = vars(self)
+        return (*(made[name] for name in ("copy", "kernel", "other", "gate") if name in made), *self.side)
 
     def sides(self, count: int) -> list[int]:
         """Copy streams beside the first; made when first asked for."""

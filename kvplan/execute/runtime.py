@@ -12,10 +12,11 @@ import numpy as np
 
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import ending
+from kvplan.execute.after import Wait, recorded, waits_of
 from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.cuda import Device, Uncaptured
-from kvplan.execute.flight import DeviceTransfer, current_stream, event_handle, stream_handle
+from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
 from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
@@ -31,7 +32,6 @@ from kvplan.plan import Plan
 from kvplan.program import RunGroup
 from kvplan.staging import Staging, stage
 
-Wait = int | DeviceTransfer  # an event, or a transfer, whose event may be given back meanwhile
 Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
@@ -92,7 +92,7 @@ class Runtime:
                     self.graphs.capture(transfer, after, capturing)
                     return transfer
                 try:
-                    waits = self._waits(after, transfer)
+                    waits = waits_of(after, transfer)
                 except BaseException:
                     transfer._give_back()
                     raise
@@ -112,7 +112,7 @@ class Runtime:
         """
         issued = transfer._issued = threading.Event()
         # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
-        waits = None if waits is None else [self._recorded(lane, wait, transfer) for wait in waits]
+        waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
 
         def job() -> None:
             try:
@@ -135,7 +135,11 @@ class Runtime:
         """Put a transfer on the lane's streams; the device is current and nobody else issues on this lane."""
         device, plan = self.device, transfer.plan
         entry, leave = path.streams(lane, plan.direction)
-        begin, end = transfer.event(), transfer.event()
+        try:
+            begin, end = transfer.event(), transfer.event()
+        except TransferError:
+            transfer._give_back()
+            raise
         try:
             steps = self._prepare(transfer, path, lane, by_layer=by_layer)
             for wait in waits:
@@ -161,15 +165,6 @@ class Runtime:
             raise
         transfer._begin = begin
         self._fly(transfer, lane, end)
-
-    def _recorded(self, lane: Lane, wait: Wait, transfer: DeviceTransfer) -> Wait:
-        """An event of our own behind what somebody else's stands for now."""
-        if isinstance(wait, DeviceTransfer) or transfer._after is None:
-            return wait
-        event = transfer.event()
-        self.device.wait(lane.gate, wait)
-        self.device.record(event, lane.gate)
-        return event
 
     def _fly(self, transfer: DeviceTransfer, lane: Lane, end: int) -> None:
         with self.lock:
@@ -201,7 +196,7 @@ class Runtime:
             transfer._fail(error)
         device = self.device
         try:
-            for stream in (*lane.streams, self.tables.stream):
+            for stream in lane.streams:
                 event = transfer.event()
                 device.record(event, stream)
                 device.wait(lane.copy, event)
@@ -210,30 +205,6 @@ class Runtime:
             transfer._over = True
             return
         self._fly(transfer, lane, end)
-
-    # What comes before.
-
-    def _waits(self, after: Any, transfer: DeviceTransfer) -> list[Wait] | None:
-        """What the GPU is to wait for; None where only the CPU can wait."""
-        if after is None:
-            return []
-        if isinstance(after, DeviceTransfer):
-            if after._captured:
-                raise KVPlanError("after is a transfer captured into a CUDA graph; give the stream that replays it")
-            return [after]
-        handle = stream_handle(after)
-        if handle is not None:
-            if getattr(after, "device_index", self.device.ordinal) != self.device.ordinal:
-                after = transfer._after = after.record_event()  # only its own device can record on it
-                return [after.cuda_event]
-            event = transfer.event()
-            self.device.record(event, handle)
-            return [event]
-        theirs = event_handle(after)
-        if theirs is None:
-            return None
-        transfer._after = after
-        return [theirs] if theirs else []  # one never recorded has passed
 
     # What the paths ask for.
 

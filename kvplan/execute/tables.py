@@ -40,11 +40,7 @@ class Table:
 
 
 class Tables:
-    """All run tables of one device. A table lives as long as its run group, which every plan of it holds.
-
-    Attributes:
-        stream: what tables are uploaded on.
-    """
+    """All run tables of one device. A table lives as long as its run group, which every plan of it holds."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -52,7 +48,7 @@ class Tables:
         self._functions: dict[Shape, Kernel] = {}
         self._compiling = threading.Lock()
         self._modules: list[int] = []
-        self.stream = runtime.device.stream()
+        self._aside = 0
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
@@ -69,7 +65,7 @@ class Tables:
                 known = self._known.setdefault(group, {})
                 table = known.get(entry)
                 if table is None:
-                    table = known[entry] = self._make(group, items, shape, kernel)
+                    table = known[entry] = self._make(group, items, shape, kernel, stream)
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -95,7 +91,8 @@ class Tables:
         cu = self._runtime.device.driver
         for module in self._modules:
             cu.cuModuleUnload(module)
-        cu.cuStreamDestroy_v2(self.stream)
+        if self._aside:
+            cu.cuStreamDestroy_v2(self._aside)
         for table in (table for tables in self._known.values() for table in tables.values()):
             if table.fresh:
                 self._runtime.events.append(table.fresh)
@@ -104,15 +101,18 @@ class Tables:
         self._functions.clear()
         self._known.clear()
 
-    def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel) -> Table:
+    def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int) -> Table:
+        """Upload it on the stream that asks; where that is captured, on one aside, else every replay would upload."""
         runtime = self._runtime
+        if runtime.device.capturing(stream):
+            stream = self._aside = self._aside or runtime.device.stream()
         made = cut(items, shape.width)
         count = made.shape[1]
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
         fresh = runtime.take_event()
-        runtime.device.copy(target.address, source.address, made.nbytes, self.stream)
-        runtime.device.record(fresh, self.stream)
+        runtime.device.copy(target.address, source.address, made.nbytes, stream)
+        runtime.device.record(fresh, stream)
         at, step = target.address, 8 * count
         header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         table = Table(shape, kernel, count, header, fresh)

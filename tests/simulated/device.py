@@ -86,6 +86,8 @@ class Device(Memory):
         self.ranks: dict[int, float] = {}  # of streams: the lowest goes first
         self.recorded: dict[int, int] = {}  # of each event, how often it was recorded
         self.passed: dict[int, int] = {}
+        self.marks: dict[int, list[int]] = {}  # of each event, its last record: filled once that has passed
+        self.theirs: set[int] = set()  # events that are not kvplan's
         self.modules: dict[int, Shape] = {}
         self.graph: Graph | None = None
         self.gates: list[threading.Event] = []
@@ -121,6 +123,7 @@ class Device(Memory):
     def destroy_event(self, event: int) -> int:
         with self.lock:
             passed = self.recorded.pop(event) == self.passed.pop(event)
+            self.marks.pop(event, None)
             assert passed or self.lost, "an event was destroyed before it passed"
         return SUCCESS
 
@@ -136,10 +139,12 @@ class Device(Memory):
                 self.graph.record(event, stream)
                 return
             self.recorded[event] += 1
-            number = self.recorded[event]
+            number, mark = self.recorded[event], []
+            self.marks[event] = mark
 
             def passes() -> bool:
                 self.passed[event] = max(self.passed[event], number)
+                mark.append(number)
                 return True
 
             self.streams[stream].append(passes)
@@ -151,8 +156,8 @@ class Device(Memory):
             if graph is not None and (stream in graph.tails or event in graph.events):
                 graph.wait(stream, event)
                 return
-            number = self.recorded[event]  # what is recorded now, not later
-            self.streams[stream].append(lambda: self.passed.get(event, number) >= number)  # gone: it had passed
+            mark = self.marks.get(event, [0])  # what is recorded now, not later, and not what passes elsewhere instead
+            self.streams[stream].append(lambda: bool(mark))
 
     def query(self, event: int) -> int:
         code = self.fault("cuEventQuery")

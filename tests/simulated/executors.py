@@ -45,6 +45,7 @@ def executor_on(device: Device, path: str = "auto", **policy: Any) -> Iterator[k
         raise device.wrong[0]
     assert not device.memory, "memory was left allocated"
     assert not device.modules, "a kernel was left loaded"
+    assert device.recorded.keys() <= device.theirs, "an event was left"
 
 
 def open_executor(device: Device, path: str = "auto", **policy: Any) -> kvplan.Executor:

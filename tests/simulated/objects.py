@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tests.simulated.device import Device
 
 
 @dataclass(eq=False)
@@ -47,6 +51,14 @@ class Event:
     """Somebody's event, as torch has them."""
 
     cuda_event: int
+
+    @classmethod
+    def on(cls, device: Device, stream: int) -> Event:
+        """One recorded on a stream."""
+        event = device.event()
+        device.theirs.add(event)
+        device.record(event, stream)
+        return cls(event)
 
     def synchronize(self) -> None:
         raise AssertionError("kvplan blocked the CPU on an event")

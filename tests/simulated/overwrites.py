@@ -1,4 +1,4 @@
-"""Many transfers onto the same few blocks."""
+"""Many transfers onto the same few blocks, and a source that changes."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: lis
             executor.submit(pair.plan(Move(rng.permutation(9)[:5], rng.permutation(5))))
     device.run()
     pair.check()
+
+
+def renewal(device: Device, stream: int, pair: Pair, seed: int) -> None:
+    """Let a stream write new bytes into the source of a pair, behind what the stream has; and expect them."""
+    for root, fresh in zip(pair.src_roots, pair.src.random(seed), strict=True):
+        device.put(stream, lambda root=root, fresh=fresh: root.__setitem__(slice(None), fresh))
+    for want, fresh in zip(pair.src_bytes, pair.src.random(seed), strict=True):
+        want[:] = fresh

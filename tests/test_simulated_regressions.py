@@ -1,0 +1,196 @@
+"""What a review of the GPU executor found, each as a test that failed then: order, captures, layers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+import kvplan
+from kvplan.compiler import compile_geometry
+from kvplan.layers import split_layers
+from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
+from tests.simulated import Device, Event, Stream
+from tests.simulated.executors import (
+    MOVE,
+    POOL,
+    OnDevice,
+    both_ways,
+    every_path,
+    executor_on,
+    limits,
+    pair_on,
+    paths_in_turn,
+)
+from tests.simulated.overwrites import renewal
+
+CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernel",
+         "staged": "cuLaunchKernel"}  # fmt: skip
+
+
+class Broken:
+    def synchronize(self) -> None:
+        raise RuntimeError("it never happened")
+
+
+class Protocol:
+    """A stream that has nothing but what cuda.core's protocol asks for."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+# Order.
+
+
+@both_ways
+@pytest.mark.parametrize("failing", ["prepare", "after"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_failed_transfer_stands_in_line_for_those_behind_it(direction, failing, seed):
+    device = Device(seed, eager=False)
+    pair = pair_on(device, direction)
+    names = ["copy_engine", "copy_engine", "kernel", "kernel"]
+    with executor_on(device) as executor, paths_in_turn(names):
+        broken = executor.submit(pair.program.plan([2], [6]), after=Broken())
+        broken._issued.wait()
+        gate = device.gate(executor._backend.lanes[direction].copy)
+        executor.submit(pair.plan(MOVE), after=Stream(device.stream()))
+        if failing == "prepare":
+            device.fail("cuModuleLoadData")
+        with pytest.raises(kvplan.TransferError, match="LoadData" if failing == "prepare" else "never happened"):
+            executor.submit(pair.program.plan([2], [6]), after=broken if failing == "after" else None)
+        last = executor.submit(pair.plan(Move(MOVE.src[::-1], MOVE.dst)))  # over what the first has moved
+        device.run()
+        assert not last.done()
+        gate.set()
+        device.run()
+        assert last.done()
+        pair.check()
+
+
+@every_path
+@both_ways
+def test_to_wait_for_a_transfer_that_failed_raises_before_its_end_has_passed(path, direction):
+    device = Device(3, eager=False)
+    pair = pair_on(device, direction)
+    with executor_on(device, path) as executor:
+        happened, user = threading.Event(), Stream(device.stream())
+        gate = device.gate(executor._backend.lanes[direction].copy)
+        transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=happened, by_layer=True)
+        device.fail(CALLS[path], code=719)
+        happened.set()
+        transfer._issued.wait()
+        assert not transfer.done()
+        for ask in (lambda: transfer.wait(user), lambda: transfer.wait_layer(1, user)):
+            with pytest.raises(kvplan.TransferError, match=rf"{CALLS[path]} returned CUDA_ERROR_SIMULATED \(719\)"):
+                ask()
+        gate.set()
+        device.run()
+        assert transfer.done()
+
+
+@every_path
+@both_ways
+@pytest.mark.parametrize("seed", range(3))
+def test_an_event_counts_as_it_was_recorded_at_the_submit_however_late_the_issue(path, direction, seed):
+    device = Device(seed, eager=False)
+    pair = pair_on(device, direction)
+    with executor_on(device, path) as executor:
+        happened, producer, other = threading.Event(), device.stream(), device.stream()
+        executor.submit(pair.plan(Move([5], [5])), after=happened)  # what comes now is issued behind it
+        gate = device.gate(producer)
+        renewal(device, producer, pair, seed + 1)
+        event = Event.on(device, producer)
+        transfer = executor.submit(pair.plan(MOVE), after=event)
+        device.record(event.cuda_event, other)
+        happened.set()
+        transfer._issued.wait()
+        device.run()
+        assert not transfer.done()
+        gate.set()
+        device.run()
+        assert transfer.done()
+        pair.check()
+
+
+@every_path
+@pytest.mark.parametrize("late", [False, True])
+def test_after_takes_what_has_only_the_protocol_of_streams(path, late):
+    device, happened = Device(4, eager=False), threading.Event()
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor:
+        if late:
+            executor.submit(pair.plan(Move([5], [5])), after=happened)
+        user = device.stream()
+        gate = device.gate(user)
+        renewal(device, user, pair, 5)
+        transfer = executor.submit(pair.plan(MOVE), after=Protocol(user))
+        happened.set()
+        if late:
+            transfer._issued.wait()
+        device.run()
+        assert not transfer.done()
+        gate.set()
+        device.run()
+        assert transfer.done()
+        pair.check()
+
+
+# Captures, layers, tables.
+
+
+@both_ways
+@pytest.mark.parametrize("align", [1, 2, 4, 8, 16])
+def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direction, align):
+    device = Device(5)
+    cache = OnDevice(DEVICE_NOTATION, dim=5040, align=align, padded=True)
+    pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=5040, align=align, padded=True))
+    with executor_on(device, "kernel") as executor, limits(MAX_GROUPS=0):
+        user = Stream(device.stream())
+        graph = device.capture(user.cuda_stream)
+        transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=user)
+        transfer.wait(user)
+        device.end_capture()
+        for move in (MOVE, Move([6, 0], [8, 1]), MOVE):
+            transfer.replan(pair.plan(move))
+            graph.run(device.random)
+            assert not device.wrong
+            pair.check()
+
+
+@both_ways
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):
+    for seed in range(4):
+        device = Device(seed, eager=False)
+        pair = pair_on(device, direction)
+        with executor_on(device, path) as executor, limits(LAYER_GROUP_NBYTES=1):
+            gate = device.gate(executor._backend.lanes[direction].kernel)
+            executor.submit(pair.plan(MOVE), by_layer=True)
+            del pair.program
+            compile_geometry.cache_clear()
+            gc.collect()
+            others = []
+            for k in range(6):
+                dim = 32 * (k + 1)
+                others.append(pair_on(device, direction, OnDevice(DEVICE_NOTATION, dim=dim), Paged(POOL.notation,
+                                      dim=dim)))  # fmt: skip
+                executor.submit(others[-1].plan(Move([k], [8 - k])))
+            device.run()  # their tables are uploaded while the first waits
+            gate.set()
+            device.run()
+            for each in (pair, *others):
+                each.check()
+
+
+def test_a_plan_is_cut_by_layers_when_nobody_else_holds_its_program():
+    pair = pair_on(Device(), "load")
+    plan = pair.plan(MOVE)
+    del pair
+    compile_geometry.cache_clear()
+    gc.collect()
+    assert [sorted(layers) for layers, _ in split_layers(plan, 2)] == [[0], [1]]
