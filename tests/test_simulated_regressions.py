@@ -147,8 +147,8 @@ def test_after_takes_what_has_only_the_protocol_of_streams(path, late):
 @pytest.mark.parametrize("align", [1, 2, 4, 8, 16])
 def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direction, align):
     device = Device(5)
-    cache = OnDevice(DEVICE_NOTATION, dim=5040, align=align, padded=True)
-    pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=5040, align=align, padded=True))
+    cache = OnDevice(DEVICE_NOTATION, dim=20496, align=align, padded=True)
+    pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=20496, align=align, padded=True))
     with executor_on(device, "kernel") as executor, limits(MAX_GROUPS=0):
         user = Stream(device.stream())
         graph = device.capture(user.cuda_stream)

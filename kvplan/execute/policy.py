@@ -18,8 +18,8 @@ class Policy:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
             ``"kernel"`` or ``"staged"``.
         threads: CPU threads of the host path; by default one a core, at most 8.
-        max_programs: Triton programs of the kernel path, which is how many SMs it may take; by default 4 for a load
-            and 2 for a store.
+        max_programs: Triton programs of a kernel, which is how many SMs it may take; by default 4 for a load and 2 for
+            a store on the kernel path, and all of them, briefly, for a chunk of the staged path.
         tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
         chunk_bytes: bytes of one step of its pipeline, at most.
