@@ -73,9 +73,6 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, di
                     says_so(transfer, call)
             device.faults.clear()
             goes_on(executor, pair)
-            if call == "cuEventCreate" and not late:  # a transfer without an end event leaves its begin event
-                executor._backend.reap()
-                device.theirs |= device.recorded.keys()
     assert failed or call not in used(path, direction)
 
 

@@ -112,7 +112,11 @@ class Runtime:
         """
         issued = transfer._issued = threading.Event()
         # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
-        waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
+        try:
+            waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
+        except TransferError:
+            transfer._give_back()
+            raise
 
         def job() -> None:
             try:

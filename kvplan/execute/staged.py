@@ -247,7 +247,7 @@ class StagedPath:
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         runtime = self._runtime
-        slot = -(-max(self._chunk_nbytes(), granule) // GRAIN) * GRAIN
+        slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
         with runtime.lock:
