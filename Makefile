@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-peers lint bench clean
+.PHONY: demo test test-peers test-gpu lint bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -13,6 +13,10 @@ demo: $(VENV)/cli.stamp
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+
+# On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/test_gpu.py -n 8 -p no:cacheprovider --durations=15
 
 # vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
 test-peers: $(VENV)/vllm.stamp

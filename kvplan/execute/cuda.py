@@ -88,7 +88,9 @@ class Device:
         cu, least, greatest, made = self.driver, c_int(), c_int(), c_void_p()
         cu.check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange(byref(least), byref(greatest)))
         priority = greatest.value if urgent else least.value
-        cu.check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(byref(made), NON_BLOCKING, priority))
+        with Uncaptured(self):
+            code = cu.cuStreamCreateWithPriority(byref(made), NON_BLOCKING, priority)
+        cu.check("cuStreamCreateWithPriority", code)
         return made.value or 0
 
     def event(self) -> int:
