@@ -280,6 +280,7 @@ class Runtime:
                 if transfer._over:
                     transfer._give_back()
         self.poll(transfer)
+        self.reap()  # those before it have ended too
 
     def reap(self) -> int:
         """Let go of what has ended; returns how many are left."""
