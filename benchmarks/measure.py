@@ -29,7 +29,7 @@ def interleaved(calls: Mapping[str, Call], *, small: int, large: int) -> dict[st
     once = {name: min(_sample(call, 1) for _ in range(2)) for name, call in calls.items()}
     within = {name: max(1, int(SAMPLE_SECONDS / max(seconds, 1e-9))) for name, seconds in once.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    with _no_collection():
+    with no_collection():
         for _ in range(large if max(once.values()) >= LARGE_SECONDS else small):
             for name, call in calls.items():
                 samples[name].append(_sample(call, within[name]))
@@ -50,7 +50,8 @@ def _sample(call: Call, times: int) -> float:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """No garbage is collected while it lasts: a collection takes longer than a submit."""
     gc.collect()
     gc.disable()
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,39 +74,43 @@ GPU_SHOWN = (
 
 def gpu_table(result: Path = GPU_RESULT) -> str:
     """Markdown of the rows of the GPU that the README shows, and what made them."""
-    record = json.loads(result.read_text())
-    rows = {(row["group"], row["what"]): row for row in record["rows"]}
-    gpu, versions = record["machine"]["gpu"], record["versions"]
-    name = result.relative_to(ROOT)
-    made = ", ".join(f"{package} {number}" for package, number in versions.items())
-    link = f"PCIe generation {gpu['pcie_generation']} x{gpu['pcie_width']}"
-    lines = [
-        GPU_MARKS[0],
-        f"From [{name}]({name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}, {link}; {made}. {GPU_WORK}",
-        "",
-        "| | ours | beside it | ratio | limit |",
-        "| --- | --- | --- | --- | --- |",
-        *(_line(rows[group, what], group, what, beside) for group, what, beside in GPU_SHOWN),
-        GPU_MARKS[1],
-    ]
-    return "\n".join(lines)
+    return _table(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
 
 
 def table(result: Path = RESULT) -> str:
     """Markdown of the rows that the README shows, and what made them."""
+    return _table(result, _cpu, WORK, SHOWN, MARKS)
+
+
+def _gpu(machine: dict[str, Any]) -> str:
+    gpu = machine["gpu"]
+    link = f"PCIe generation {gpu['pcie_generation']} x{gpu['pcie_width']}"
+    return f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}, {link}"
+
+
+def _cpu(machine: dict[str, Any]) -> str:
+    return f"{machine['cpu']}, {machine['cores']} shared cores, no GPU"
+
+
+def _table(
+    result: Path,
+    machine: Callable[[dict[str, Any]], str],
+    work: str,
+    shown: Sequence[tuple[str, str, str]],
+    marks: tuple[str, str],
+) -> str:
     record = json.loads(result.read_text())
     rows = {(row["group"], row["what"]): row for row in record["rows"]}
-    machine, versions = record["machine"], record["versions"]
     name = result.relative_to(ROOT)
-    made = ", ".join(f"{package} {number}" for package, number in versions.items())
+    made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     lines = [
-        MARKS[0],
-        f"From [{name}]({name}): {machine['cpu']}, {machine['cores']} shared cores, no GPU; {made}. {WORK}",
+        marks[0],
+        f"From [{name}]({name}): {machine(record['machine'])}; {made}. {work}",
         "",
         "| | ours | beside it | ratio | limit |",
         "| --- | --- | --- | --- | --- |",
-        *(_line(rows[group, what], group, what, beside) for group, what, beside in SHOWN),
-        MARKS[1],
+        *(_line(rows[group, what], group, what, beside) for group, what, beside in shown),
+        marks[1],
     ]
     return "\n".join(lines)
 

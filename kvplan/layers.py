@@ -14,6 +14,11 @@ from kvplan.program import Program, RunGroup
 Layers = frozenset[int]
 
 
+def layers_of(plan: Plan) -> tuple[int, ...]:
+    """Global numbers of the layers that a plan moves, ascending."""
+    return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
+
+
 def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     """Cut a plan into at most ``count`` plans of consecutive layers, in their order.
 
@@ -33,7 +38,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     >>> [(sorted(layers), part) for layers, part in split_layers(plan, 2)]
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
-    layers = sorted({layer for src, _ in plan.layouts for layer in src.layers})
+    layers = layers_of(plan)
     count = max(1, min(count, len(layers)))
     edges = [len(layers) * k // count for k in range(count + 1)]
     chosen = [layers[a:b] for a, b in pairwise(edges)]
@@ -51,25 +56,11 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
             parts_of = _parts(pair.of_layers(wanted), pair.program, held)
             if parts_of is None:
                 return [(frozenset(layers), plan)]
-            for part, skip in parts_of:
-                parts.append(part)
-                skips.append(skip)
+            parts += [part for part, _ in parts_of]
+            skips += [skip for _, skip in parts_of]
         nbytes = sum(part.nbytes for part in parts)
-        made.append(
-            (
-                frozenset(some),
-                Plan(
-                    tuple(parts),
-                    plan.units,
-                    nbytes,
-                    plan.direction,
-                    plan.layouts,
-                    plan.seams,
-                    tuple(skips),
-                    plan.programs,
-                ),
-            )
-        )
+        fixed = (plan.direction, plan.layouts, plan.seams, tuple(skips), plan.programs)
+        made.append((frozenset(some), Plan(tuple(parts), plan.units, nbytes, *fixed)))
     return made
 
 

@@ -217,12 +217,12 @@ class KVLayout:
         """Whether no part has token slots, so that blocks move whole."""
         return all(c.form.opaque for c in self._components)
 
-    @property
+    @cached_property
     def virtual(self) -> bool:
         """Whether the addresses are made up, so that nothing can be moved."""
         return any(region.virtual for region in self.regions)
 
-    @property
+    @cached_property
     def writable(self) -> bool:
         """Whether every region may be written."""
         return all(region.writable for region in self.regions)

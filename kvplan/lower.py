@@ -214,6 +214,19 @@ def _two_dimensional(run: Run) -> list[Run]:
     return pieces
 
 
+def exploded(rows: Int64Array) -> Descriptors:
+    """Rows of 2-D copies as flat descriptors.
+
+    >>> [column.tolist() for column in exploded(np.array([[0, 100, 8, 2, 16, 8], [50, 60, 4, 1, 4, 4]]))]
+    [[0, 16, 50], [100, 108, 60], [8, 8, 4]]
+    """
+    height = rows[:, 3]
+    index = np.repeat(np.arange(len(rows)), height)
+    step = np.arange(index.size) - np.repeat(np.cumsum(height) - height, height)
+    src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
+    return Descriptors(src, dst, np.ascontiguousarray(rows[index, 2]))
+
+
 def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
     """Replace every 2-D copy whose reach holds a seam by flat rows cut there."""
     reach = (table[:, 3] - 1)[:, None] * table[:, 4:6] + table[:, 2:3]
@@ -223,11 +236,7 @@ def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
         crossing |= np.searchsorted(marks, start, side="right") < np.searchsorted(marks, start + reach[:, side])
     if not crossing.any():
         return table
-    rows = table[crossing]
-    index = np.repeat(np.arange(len(rows)), rows[:, 3])
-    step = np.arange(index.size) - np.repeat(np.cumsum(rows[:, 3]) - rows[:, 3], rows[:, 3])
-    src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
-    pieces = cut(Descriptors(src, dst, rows[index, 2].copy()), seams, None)
+    pieces = cut(exploded(table[crossing]), seams, None)
     flattened = np.stack(
         (pieces.src, pieces.dst, pieces.size, np.ones_like(pieces.size), pieces.size, pieces.size), axis=1
     )

@@ -30,6 +30,19 @@ def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[
     return src[first], dst[first], np.add.reduceat(size, first)
 
 
+def merge_ranges(start: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Disjoint byte ranges, those that touch as one: first bytes, ascending, and lengths.
+
+    >>> merge_ranges(np.array([8, 0, 40]), np.array([8, 8, 4]))
+    (array([ 0, 40]), array([16,  4]))
+    """
+    order = np.argsort(start, kind="stable")
+    first, last = start[order], (start + size)[order]
+    cuts = np.flatnonzero(first[1:] != last[:-1]) + 1
+    begin = np.concatenate((first[:1], first[cuts]))
+    return begin, np.concatenate((last[cuts - 1], last[-1:])) - begin
+
+
 class Run(NamedTuple):
     """Equal contiguous copies of one unit.
 
@@ -233,10 +246,5 @@ class Program:
         lengths: list[int] = []
         for held in blocks.values():
             start, size = (np.concatenate(column) for column in zip(*held, strict=True))
-            order = np.argsort(start, kind="stable")
-            first, last = start[order], (start + size)[order]
-            cuts = np.flatnonzero(first[1:] != last[:-1]) + 1
-            starts = np.concatenate(([first[0]], first[cuts]))
-            ends = np.concatenate((last[cuts - 1], [last[-1]]))
-            lengths.extend((ends - starts).tolist())
+            lengths.extend(merge_ranges(start, size)[1].tolist())
         return len(lengths), min(lengths), max(lengths)

@@ -13,7 +13,7 @@ from math import gcd
 
 import numpy as np
 
-from kvplan.program import Int64Array, RunGroup
+from kvplan.program import Int64Array, RunGroup, merge_ranges
 
 GRAIN = 256  # bytes: extents and granules begin at multiples of it in the ring
 
@@ -51,7 +51,7 @@ class Staging:
         if made is None:
             host, size = self.host
             starts = (self.unit_hosts[first:last, None] + host).ravel()
-            begin, length = _merged(starts, np.tile(size, last - first))
+            begin, length = merge_ranges(starts, np.tile(size, last - first))
             at = np.searchsorted(self.extents[0], begin, side="right") - 1
             made = self._parts[first, last] = np.stack(
                 (begin, self.extents[1, at] + begin - self.extents[0, at], length)
@@ -87,7 +87,7 @@ def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
 def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:
     """The granule of these units; where they do not keep their distances, of one of them."""
     starts = (units[:, None] + host).ravel()
-    at, lengths = _merged(starts, np.tile(size, units.size))
+    at, lengths = merge_ranges(starts, np.tile(size, units.size))
     padded = -(-lengths // GRAIN) * GRAIN
     rings = np.cumsum(padded) - padded
     index = np.searchsorted(at, starts, side="right") - 1
@@ -99,12 +99,3 @@ def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, s
     common = int(np.gcd.reduce(np.concatenate([runs.ravel(), moved, [steps]])))
     extents = np.stack((at, rings, lengths))
     return Staging(units.size, units, moved, runs, extents, int(padded.sum()), common & -common, np.stack((host, size)))
-
-
-def _merged(starts: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Ranges, those that touch as one: first bytes and lengths, ascending."""
-    order = np.argsort(starts, kind="stable")
-    first, last = starts[order], (starts + sizes)[order]
-    cuts = np.flatnonzero(first[1:] != last[:-1]) + 1
-    begin = np.concatenate((first[:1], first[cuts]))
-    return begin, np.concatenate((last[cuts - 1], last[-1:])) - begin

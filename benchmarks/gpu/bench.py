@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -168,14 +166,3 @@ class Bench:
         """The same, once every byte was seen to arrive."""
         work.verify(name, lambda: executor.submit(work.plan).synchronize(), self.device)
         return self.submitted(executor, work)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage is collected while it lasts: a collection takes longer than a submit."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

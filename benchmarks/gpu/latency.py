@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu import baselines
 from benchmarks.gpu.alone import COPY
-from benchmarks.gpu.bench import Bench, no_collection
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.limits import (
     DIRECTIONS,
     LATENCY_BLOCKS,
@@ -23,6 +23,7 @@ from benchmarks.gpu.limits import (
 )
 from benchmarks.gpu.memory import Work
 from benchmarks.gpu.sizes import spell
+from benchmarks.measure import no_collection
 from benchmarks.record import Row
 
 SMALL_PATHS = ("auto", "staged", "kernel")

@@ -10,13 +10,11 @@ from typing import Any, Protocol, Self
 
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.host import HostPath
-from kvplan.execute.policy import PATHS, Policy
+from kvplan.execute.policy import GPU_PATHS, PATHS, Policy
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
 from kvplan.plan import Plan
 
 __all__ = ["PATHS", "Executor", "Policy", "Transfer", "TransferResult"]
-
-GPU_PATHS = tuple(path for path in PATHS if path != "host")
 
 
 class _Backend(Protocol):

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from kvplan.errors import HostMemoryError, KVPlanError, LayoutError, PathError
+from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.kernel_path import copies_of
-from kvplan.execute.policy import PATHS
+from kvplan.execute.policy import GPU_PATHS
+from kvplan.execute.transfer import check_layouts
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Path, Runtime
-
-GPU_PATHS = tuple(path for path in PATHS if path != "host")
 
 # The rule of `auto`, until it is made by calibration. In bytes; measured on an H100 (docs/gpu.md).
 LARGE_RUN = 64 << 10  # from here on the copy engine alone is as fast as anything, and takes no SM
@@ -108,12 +107,7 @@ class Candidates:
             LayoutError: a destination that is read-only, or addresses that are virtual.
         """
         reach = self._runtime.reach
-        for src, dst in plan.layouts:
-            for layout in (src, dst):
-                if reach.facts(layout).virtual:
-                    raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
-            if not reach.facts(dst).writable:
-                raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
+        check_layouts(plan)
         facts = [reach.facts(layout) for pair in plan.layouts for layout in pair]
         pageable = next((fact.pageable for fact in facts if fact.pageable), "")
         mine = f"cuda:{self._runtime.device.ordinal}"

@@ -13,7 +13,7 @@ from kvplan.errors import TransferError
 from kvplan.execute.cuda import INVALID_VALUE, Device, DriverError
 from kvplan.execute.kernel_path import copies_of
 from kvplan.execute.policy import Policy
-from kvplan.lower import flat, strided
+from kvplan.lower import exploded, flat, strided
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
@@ -174,16 +174,3 @@ def parameters(rows: Int64Array) -> Int64Array:
     made[:, (2, 9)] = UNIFIED
     made[:, (4, 11, 14, 15, 6, 13)] = rows
     return made
-
-
-def exploded(rows: Int64Array) -> Descriptors:
-    """Rows of 2-D copies as flat descriptors.
-
-    >>> [column.tolist() for column in exploded(np.array([[0, 100, 8, 2, 16, 8], [50, 60, 4, 1, 4, 4]]))]
-    [[0, 16, 50], [100, 108, 60], [8, 8, 4]]
-    """
-    height = rows[:, 3]
-    index = np.repeat(np.arange(len(rows)), height)
-    step = np.arange(index.size) - np.repeat(np.cumsum(height) - height, height)
-    src, dst = (rows[index, side] + step * rows[index, 4 + side] for side in (0, 1))
-    return Descriptors(src, dst, np.ascontiguousarray(rows[index, 2]))

@@ -14,7 +14,7 @@ from kvplan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.kernel_path import Launch
-    from kvplan.execute.memory import Piece
+    from kvplan.execute.memory import Arena, Piece
     from kvplan.execute.runtime import Runtime
 
 
@@ -35,7 +35,7 @@ class DeviceTransfer(Transfer):
         self._begin = 0
         self._end = 0
         self._borrowed: list[int] = []  # events to give back
-        self._pieces: list[tuple[Any, Piece]] = []  # (arena, piece) to give back
+        self._pieces: list[tuple[Arena, Piece]] = []  # (arena, piece) to give back
         self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
         self._issued: threading.Event | None = None  # of one that the lane's own thread issues
         self._over = False
@@ -50,18 +50,16 @@ class DeviceTransfer(Transfer):
 
     def slot(self, nbytes: int) -> Piece:
         """A pinned slot that is this transfer's until its end."""
-        runtime = self._runtime
-        with runtime.lock:
-            piece = runtime.slots.take(nbytes)
-        self._pieces.append((runtime.slots, piece))
-        return piece
+        return self._take(self._runtime.slots, nbytes)
 
     def scratch(self, nbytes: int) -> Piece:
         """GPU memory that is this transfer's until its end."""
-        runtime = self._runtime
-        with runtime.lock:
-            piece = runtime.memory.take(nbytes)
-        self._pieces.append((runtime.memory, piece))
+        return self._take(self._runtime.memory, nbytes)
+
+    def _take(self, arena: Arena, nbytes: int) -> Piece:
+        with self._runtime.lock:
+            piece = arena.take(nbytes)
+        self._pieces.append((arena, piece))
         return piece
 
     def event(self) -> int:
@@ -102,19 +100,21 @@ class DeviceTransfer(Transfer):
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
         self._check_not_captured("synchronize()")
-        late = TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
         started = time.monotonic()
         if self._issued is not None and not self._issued.wait(timeout):
-            raise late
+            raise self._late(timeout)
         if not self._over:
             if timeout is None:
                 self._runtime.block(self)
             else:
                 while not self.done():
                     if time.monotonic() - started > timeout:
-                        raise late
+                        raise self._late(timeout)
                     time.sleep(20e-6)
         self._raise_error()
+
+    def _late(self, timeout: float | None) -> TransferError:
+        return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
 
     def result(self) -> TransferResult:
         """See :meth:`Transfer.result`."""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.errors import LayoutError, PathError, TransferError
-from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, wait_for
+from kvplan.errors import PathError, TransferError
+from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
 from kvplan.plan import Plan
 
 # Bytes a task: large enough that handing it to a thread costs nothing beside it, small enough to share evenly.
@@ -35,20 +35,6 @@ def refusal(plan: Plan) -> str | None:
     if plan.direction != "host":
         return f"copies between CPU memories only, and this plan is a {plan.direction!r}"
     return None
-
-
-def check_layouts(plan: Plan) -> None:
-    """Both sides can be moved.
-
-    Raises:
-        LayoutError: a destination that is read-only, or addresses that are virtual.
-    """
-    for src, dst in plan.layouts:
-        for layout in (src, dst):
-            if layout.virtual:
-                raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
-        if not dst.writable:
-            raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
 
 
 def tasks(plan: Plan) -> tuple[list[Task], int]:

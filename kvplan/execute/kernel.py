@@ -23,9 +23,6 @@ from triton.runtime.jit import JITFunction
 
 from kvplan.execute.shape import Shape
 
-# The header, in words of 8 bytes.
-UNITS, ITEMS, CHUNKS, SRC_UNITS, DST_UNITS, SRC_ITEMS, DST_ITEMS, SIZES = range(8)
-
 # Element by word size: of 16 bytes, two that travel as one instruction.
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
 

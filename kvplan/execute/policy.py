@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvplan.errors import PathError
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
+GPU_PATHS = PATHS[1:]
 MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
 
 

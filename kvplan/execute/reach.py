@@ -15,15 +15,11 @@ class Facts(NamedTuple):
 
     Attributes:
         device: where its memory is.
-        virtual: whether its addresses are made up.
-        writable: whether its memory may be written.
         pageable: why kernels cannot reach it, or "".
         seams: ends of registrations inside it, ascending.
     """
 
     device: str
-    virtual: bool
-    writable: bool
     pageable: str
     seams: tuple[int, ...]
 
@@ -33,24 +29,24 @@ class Reach:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        # By identity: layouts that compare equal may differ in what may be written.
+        # By identity, which is cheaper than equality.
         self._known: dict[int, tuple[weakref.ref[KVLayout], Facts]] = {}
 
     def facts(self, layout: KVLayout) -> Facts:
-        """What is known of a layout; the device is current."""
+        """What is known of a layout of real addresses; the device is current."""
         key = id(layout)
         entry = self._known.get(key)
         if entry is not None and entry[0]() is layout:
             return entry[1]
-        virtual, device = layout.virtual, layout.device
+        device = layout.device
         pageable, seams = "", []
-        if device == "cpu" and not virtual:
+        if device == "cpu":
             low, high = _span(layout)
             for region in layout.regions:
                 why, ends = self._walk(region, max(region.address, low), min(region.end, high))
                 pageable = pageable or why
                 seams += ends
-        facts = Facts(device, virtual, layout.writable, pageable, tuple(sorted(set(seams))))
+        facts = Facts(device, pageable, tuple(sorted(set(seams))))
         if not pageable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts

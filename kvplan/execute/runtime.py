@@ -93,15 +93,23 @@ class Runtime:
                     return transfer
                 try:
                     waits = waits_of(after, transfer)
-                except BaseException:
-                    transfer._give_back()
+                    late = isinstance(after, DeviceTransfer) and after.queued
+                    if waits is None or late or lane.busy or pageable or path.slow(plan):
+                        self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
+                    else:
+                        self._issue(transfer, path, lane, waits, by_layer=by_layer)
+                except BaseException as error:
+                    self._abandon(transfer, error)
                     raise
-                late = isinstance(after, DeviceTransfer) and after.queued
-                if waits is None or late or lane.busy or pageable or path.slow(plan):
-                    self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
-                else:
-                    self._issue(transfer, path, lane, waits, by_layer=by_layer)
         return transfer
+
+    def _abandon(self, transfer: DeviceTransfer, error: BaseException) -> None:
+        """End a transfer that failed, unless something of it is in flight: then its last event does."""
+        with self.lock:
+            transfer._fail(error)
+            if not transfer._end and not transfer._over:
+                transfer._over = True
+                transfer._give_back()
 
     def _issue_later(
         self, transfer: DeviceTransfer, path: Path, lane: Lane, after: Any, waits: list[Wait] | None, *, by_layer: bool
@@ -112,11 +120,7 @@ class Runtime:
         """
         issued = transfer._issued = threading.Event()
         # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
-        try:
-            waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
-        except TransferError:
-            transfer._give_back()
-            raise
+        waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
 
         def job() -> None:
             try:
@@ -125,11 +129,7 @@ class Runtime:
                 with self.device.current(), self.device.patient():
                     self._issue(transfer, path, lane, waits or [], by_layer=by_layer)
             except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
-                with self.lock:
-                    transfer._fail(error)
-                    if not transfer._end:
-                        transfer._over = True
-                        transfer._give_back()
+                self._abandon(transfer, error)
             finally:
                 issued.set()
 
@@ -139,11 +139,7 @@ class Runtime:
         """Put a transfer on the lane's streams; the device is current and nobody else issues on this lane."""
         device, plan = self.device, transfer.plan
         entry, leave = path.streams(lane, plan.direction)
-        try:
-            begin, end = transfer.event(), transfer.event()
-        except TransferError:
-            transfer._give_back()
-            raise
+        begin, end = transfer.event(), transfer.event()
         try:
             steps = self._prepare(transfer, path, lane, by_layer=by_layer)
             for wait in waits:

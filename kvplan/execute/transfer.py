@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.layers import layers_of
 from kvplan.plan import Plan
 from kvplan.slicing import number_ranges
 
@@ -30,7 +32,7 @@ class TransferResult(NamedTuple):
     launches: int
 
 
-class Transfer:
+class Transfer(ABC):
     """A submitted plan. Keeps the plan, and with it all memory it touches, alive until it is done.
 
     Made by :meth:`kvplan.Executor.submit`.
@@ -48,10 +50,11 @@ class Transfer:
 
     plan: Plan
 
+    @abstractmethod
     def done(self) -> bool:
         """Whether it has finished, well or not; never blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, stream: Any = None) -> None:
         """Order what follows on ``stream`` after this transfer.
 
@@ -69,8 +72,8 @@ class Transfer:
         Raises:
             TransferError: the transfer failed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """Order what follows on ``stream`` after the bytes of one layer, of a transfer submitted ``by_layer``.
 
@@ -82,8 +85,8 @@ class Transfer:
             LayoutError: a layer that the plan does not move.
             TransferError: the transfer failed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the calling thread until the transfer has finished.
 
@@ -93,15 +96,14 @@ class Transfer:
         Raises:
             TransferError: the transfer failed, or has not finished in time (and goes on).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self) -> TransferResult:
         """What it did; waits for it.
 
         Raises:
             TransferError: the transfer failed.
         """
-        raise NotImplementedError
 
     def replan(self, plan: Plan) -> None:
         """Give a transfer that was captured into a CUDA graph other blocks to move, from the next replay on.
@@ -121,9 +123,18 @@ class Transfer:
         return f"{type(self).__name__}({self.plan!r})"
 
 
-def layers_of(plan: Plan) -> tuple[int, ...]:
-    """Global numbers of the layers that a plan moves, ascending."""
-    return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
+def check_layouts(plan: Plan) -> None:
+    """Both sides can be moved.
+
+    Raises:
+        LayoutError: a destination that is read-only, or addresses that are virtual.
+    """
+    for src, dst in plan.layouts:
+        for layout in (src, dst):
+            if layout.virtual:
+                raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
+        if not dst.writable:
+            raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
 
 
 def check_layer(plan: Plan, layer: int) -> None:
