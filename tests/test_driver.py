@@ -116,7 +116,7 @@ FAILING = {
     "cuModuleLoadData": lambda device: device.load(b"image", "copy_rows", 0),
     "cuModuleGetFunction": lambda device: device.load(b"image", "copy_rows", 0),
     "cuFuncSetAttribute": lambda device: device.load(b"image", "copy_rows", 1 << 20),
-    "cuLaunchKernel": lambda device: device.launch(1, 2, 3, 4, 5, 6),
+    "cuLaunchKernelEx": lambda device: device.launch(1, 2, 3, 4, 5, 6),
     "cuMemcpyAsync": lambda device: device.copy(1, 2, 3, 4),
 }
 
@@ -168,11 +168,20 @@ def test_modules_and_launches(entries, device):
     assert (function.value, rest) == (0xF1, [8, 100 << 10])
     for argument in (0xABCDEF, 0x123456):
         device.launch(0xF1, 4, 1024, 64, 0x51, argument)
-        *numbers, pointers, extra = entries.named("cuLaunchKernel")[-1]
-        assert numbers == [0xF1, 4, 1, 1, 1024, 1, 1, 64, 0x51]
-        assert extra is None
+        config, function, pointers, extra = entries.named("cuLaunchKernelEx")[-1]
+        grid = (ctypes.c_uint * 7).from_address(config)
+        assert list(grid) == [4, 1, 1, 1024, 1, 1, 64]
+        assert [word or 0 for word in (ctypes.c_uint64 * 3).from_address(config + 32)] == [0x51, 0, 0]
+        assert (function, extra) == (0xF1, None)
         cells = (ctypes.c_void_p * 3).from_address(pointers)
         assert [ctypes.c_uint64.from_address(cell).value for cell in cells] == [argument, 0, 0]
+
+
+def test_launches_of_many_streams(entries, device):
+    for stream in [*range(1, 3 * cuda.MAX_SHAPES), 1]:
+        device.launch(0xF1, 4, 1024, 0, stream, 7)
+        config = entries.named("cuLaunchKernelEx")[-1][0]
+        assert ctypes.c_uint64.from_address(config + 32).value == stream
 
 
 def test_copies(entries, device):

@@ -26,7 +26,7 @@ from tests.simulated.executors import (
 )
 
 CALLS = ("cuMemAlloc", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuMemcpyBatchAsync",
-         "cuMemcpy2DAsync", "cuLaunchKernel", "cuModuleLoadData")  # fmt: skip
+         "cuMemcpy2DAsync", "cuLaunchKernelEx", "cuModuleLoadData")  # fmt: skip
 TINY = {"CHUNK_NBYTES": 1024, "SMALL_CHUNK_NBYTES": 1}
 
 
@@ -90,8 +90,8 @@ def used(path: str, direction: str) -> set[str]:
     own = {
         "copy_engine": {"cuMemcpyBatchAsync", "cuStreamWaitEvent", "cuEventCreate"},
         "copy_engine_2d": {"cuMemcpy2DAsync", "cuEventCreate"},
-        "kernel": {"cuLaunchKernel", "cuEventCreate"},
-        "staged": {"cuLaunchKernel", "cuMemcpyBatchAsync", "cuStreamWaitEvent", "cuEventCreate"},
+        "kernel": {"cuLaunchKernelEx", "cuEventCreate"},
+        "staged": {"cuLaunchKernelEx", "cuMemcpyBatchAsync", "cuStreamWaitEvent", "cuEventCreate"},
     }
     return always | own[path]
 

@@ -25,8 +25,8 @@ from tests.simulated.executors import (
 )
 from tests.simulated.overwrites import renewal
 
-CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernel",
-         "staged": "cuLaunchKernel"}  # fmt: skip
+CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernelEx",
+         "staged": "cuLaunchKernelEx"}  # fmt: skip
 
 
 class Broken:

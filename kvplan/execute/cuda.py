@@ -46,6 +46,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+MAX_SHAPES = 64  # of launches, that a thread keeps ready: converting their numbers costs more than the call
+
+
 class Device:
     """One GPU through its primary context, which torch and others share.
 
@@ -185,11 +188,19 @@ class Device:
             values = (c_uint64 * 3)()
             first = ctypes.addressof(values)
             pointers = (c_void_p * 3)(first, first + 8, first + 16)
-            cell = self._cell.arguments = (values, pointers, ctypes.addressof(pointers))
-        cell[0][0] = argument  # copied by the driver before the launch returns
-        code = self.driver.cuLaunchKernel(function, programs, 1, 1, threads, 1, 1, shared, stream, cell[2], None)
+            shapes: dict[tuple[int, int, int, int], tuple[int, _LaunchConfig]] = {}
+            cell = self._cell.arguments = (values, pointers, ctypes.addressof(pointers), shapes)
+        values, _, at, shapes = cell
+        values[0] = argument  # copied by the driver before the launch returns
+        shape = shapes.get((programs, threads, shared, stream))
+        if shape is None:
+            if len(shapes) >= MAX_SHAPES:
+                shapes.clear()
+            made = _LaunchConfig(programs, 1, 1, threads, 1, 1, shared, stream)
+            shape = shapes[programs, threads, shared, stream] = (ctypes.addressof(made), made)
+        code = self.driver.cuLaunchKernelEx(shape[0], function, at, None)
         if code:
-            self.driver.check("cuLaunchKernel", code)
+            self.driver.check("cuLaunchKernelEx", code)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """One copy."""
@@ -226,6 +237,23 @@ class _Attributes(ctypes.Structure):
         ("dst_type", c_int),
         ("dst_id", c_int),
         ("flags", c_uint),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: a kernel's grid, without attributes."""
+
+    _fields_ = (
+        ("grid_x", c_uint),
+        ("grid_y", c_uint),
+        ("grid_z", c_uint),
+        ("block_x", c_uint),
+        ("block_y", c_uint),
+        ("block_z", c_uint),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
     )
 
 

@@ -55,7 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (c_void_p,),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),

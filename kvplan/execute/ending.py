@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import queue
 import threading
 import time
@@ -13,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from kvplan.errors import TransferError
+from kvplan.execute.forks import generation
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
@@ -88,7 +88,7 @@ def _hook_exit() -> None:
 
 def _drain_at_exit() -> None:
     """Finish all that was submitted."""
-    keepers = [keeper for keeper in tuple(_live) if keeper._runtime.pid == os.getpid()]
+    keepers = [keeper for keeper in tuple(_live) if keeper._runtime.generation == generation()]
     for keeper in keepers:
         keeper._runtime.stop()
     until = time.monotonic() + EXIT_SECONDS

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvplan.errors import PathError, TransferError
+from kvplan.execute.forks import generation
 from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
 from kvplan.plan import Plan
 
@@ -86,7 +87,7 @@ class HostPath:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
-        self.pid = os.getpid()
+        self.generation = generation()
         self.waiting_since: float | None = None
         self.loaded = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -104,7 +105,7 @@ class HostPath:
         Raises:
             TransferError: they cannot: it is closed, or its threads stayed in another process.
         """
-        if self.pid != os.getpid():
+        if self.generation != generation():
             raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
         if self._closed:
             raise TransferError("the executor is closed; submit before close()")
@@ -131,7 +132,7 @@ class HostPath:
 
     def stop(self) -> None:
         """Take no more; finish what was submitted, then end the threads. Returns at once."""
-        if self.pid != os.getpid():
+        if self.generation != generation():
             return
         with self._lock:
             if not self._closed:
@@ -141,7 +142,7 @@ class HostPath:
     def close(self) -> None:
         """Stop, and wait until all is finished. The runner itself, in an ``after``'s code, cannot wait for that."""
         self.stop()
-        if self.pid == os.getpid() and threading.current_thread() is not self._runner:
+        if self.generation == generation() and threading.current_thread() is not self._runner:
             self._runner.join()
 
     def join(self, timeout: float) -> bool:
@@ -272,7 +273,7 @@ def _hook_exit_and_fork() -> None:
 
 def _drain_at_exit() -> None:
     """Finish all that was submitted; give up what waits for something that does not come."""
-    hosts = [host for host in tuple(_live) if host.pid == os.getpid()]
+    hosts = [host for host in tuple(_live) if host.generation == generation()]
     for host in hosts:
         host.stop()
     begun = time.monotonic()
@@ -291,5 +292,5 @@ def _drain_at_exit() -> None:
 def _finish_loading() -> None:
     """A child forked while a runner loads the loops would inherit locks of imports and of numba that nobody frees."""
     for host in tuple(_live):
-        if host.pid == os.getpid() and host._runner is not threading.current_thread():
+        if host.generation == generation() and host._runner is not threading.current_thread():
             host.loaded.wait(FORK_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ MAX_GROUPS = 4
 # Bytes of a flat descriptor: longer ones are cut, so that programs share the work; the kernel loops over the rest.
 FLAT_NBYTES = 64 << 10
 HEADER = 8  # words
+PACKED = Struct(f"={HEADER}q")  # written in one go: a word at a time costs an object each
 # Rows of one launch: they are counted in 32 bits, with room for the steps of all programs.
 MAX_ROWS = 1 << 30
 
@@ -116,7 +118,7 @@ class KernelPath:
         for first in range(0, count, step):
             units = part.units if count <= step else part.units[:, first : first + step]
             piece = transfer.slot(8 * (HEADER + units.size))
-            write_units(piece, units, table.header)
+            write_units(piece, units, table.words)
             ready.append((table.kernel, piece.address))
             if transfer._captured:
                 transfer._launches.append(Launch(group, piece, units.shape[1], table.shape.width, table.shape.word))
@@ -198,7 +200,7 @@ def alignment_of(columns: Int64Array) -> int:
     return common & -common
 
 
-def write_units(piece: Piece, units: Int64Array, table: Int64Array | None = None) -> None:
+def write_units(piece: Piece, units: Int64Array, table: tuple[int, ...] | None = None) -> None:
     """Fill a slot: a header, then units.
 
     Args:
@@ -208,11 +210,11 @@ def write_units(piece: Piece, units: Int64Array, table: Int64Array | None = None
     """
     words, count = piece.words, units.shape[1]
     first = piece.address + 8 * HEADER
-    if table is not None:
-        words[:HEADER] = table
-    words[0] = count
-    words[3] = first
-    words[4] = first + 8 * count
+    if table is None:
+        words[0], words[3], words[4] = count, first, first + 8 * count
+    else:
+        _, items, chunks, _, _, *columns = table
+        PACKED.pack_into(words, 0, count, items, chunks, first, first + 8 * count, *columns)
     words[HEADER : HEADER + 2 * count] = units.ravel()
 
 

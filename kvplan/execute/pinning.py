@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import weakref
 from itertools import pairwise
 from math import gcd
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import DEVICE_MAP, PORTABLE, Device, Uncaptured
+from kvplan.execute.forks import generation
 
 # Bytes of one registration at most: half a TiB at once fails and leaves an error behind (driver 580).
 MAX_REGISTERED = 32 << 30
@@ -66,14 +66,14 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
                 device.driver.check("cuMemHostRegister", code, f"{last - first} bytes at {first:#x}")
                 registered.append(first)
     except TransferError:
-        _unregister(device, registered, os.getpid())
+        _unregister(device, registered, generation())
         raise
-    weakref.finalize(array, _unregister, device, registered, os.getpid()).atexit = False
+    weakref.finalize(array, _unregister, device, registered, generation()).atexit = False
     return array, tuple(bounds[1:-1])
 
 
-def _unregister(device: Any, registered: list[int], pid: int) -> None:
-    if pid != os.getpid():  # a fork's child has nothing registered
+def _unregister(device: Any, registered: list[int], made_in: int) -> None:
+    if made_in != generation():  # a fork's child has nothing registered
         return
     with device.current(), Uncaptured(device):
         for address in registered:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.cuda import Device, Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
+from kvplan.execute.forks import generation
 from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
@@ -44,7 +44,7 @@ class Runtime:
     """
 
     def __init__(self, device: Device, policy: Policy) -> None:
-        self.pid = os.getpid()
+        self.generation = generation()
         self.device = device
         self.policy = policy
         self.lock = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
@@ -74,7 +74,7 @@ class Runtime:
         Raises:
             TransferError: they cannot: it is closed, or belongs to another process.
         """
-        if self.pid != os.getpid():
+        if self.generation != generation():
             raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
         if self.closed:
             raise TransferError("the executor is closed; submit before close()")
@@ -290,7 +290,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Take no more; what was submitted goes on. Returns at once."""
-        if self.pid != os.getpid():
+        if self.generation != generation():
             return
         with self.lanes["load"].lock, self.lanes["store"].lock:  # a submit has been issued or queued, or sees this
             if self.closed:
@@ -304,7 +304,7 @@ class Runtime:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
         # What a lane's thread runs for an `after=` cannot wait for the lane's own end.
-        if self.pid == os.getpid() and not any(lane.here() for lane in self.lanes.values()):
+        if self.generation == generation() and not any(lane.here() for lane in self.lanes.values()):
             self.keeper.join()
 
     def tear_down(self) -> None:

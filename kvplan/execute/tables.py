@@ -27,7 +27,7 @@ class Table:
         shape: of the kernel that reads them.
         kernel: its function, threads a program, shared memory.
         items: how many, for each unit.
-        header: (8,) int64: the header of a launch, units left open.
+        header, words: (8,) int64: the header of a launch, units left open; and the same as Python's integers.
         fresh: event behind the upload, or 0 once it is known to have passed.
     """
 
@@ -36,6 +36,7 @@ class Table:
         self.kernel = kernel
         self.items = items
         self.header = header
+        self.words: tuple[int, ...] = tuple(header.tolist())
         self.fresh = fresh
 
 

@@ -102,7 +102,7 @@ def test_policies_of_no_number(name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tile_bytes", 3), ("tile_bytes", 512), ("tile_bytes", 131_072), ("tile_bytes", 3072), ("streams", 9)],
+    [("tile_bytes", 3), ("tile_bytes", 512), ("tile_bytes", 262_144), ("tile_bytes", 3072), ("streams", 9)],
 )
 def test_policies_out_of_range(name, value):
     with pytest.raises(kvplan.PathError, match=f"{name} is {value}"):

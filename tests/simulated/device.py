@@ -287,7 +287,7 @@ class Device(Memory):
         return self.handle, self.handle
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
-        self.check("cuLaunchKernel")
+        self.check("cuLaunchKernelEx")
         shape = self.modules[function]
         assert programs > 0
         assert threads == 32 * shape.warps
