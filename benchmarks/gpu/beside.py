@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import baselines
 from benchmarks.gpu.alone import COPY, all_blocks, one_large_copy
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.compute import DECODE_BATCH, InFlight, Products, Window, window
+from kvplan.tune.compute import DECODE_BATCH, InFlight, Products, Window, window
 from benchmarks.gpu.limits import (
     DIRECTIONS,
     KERNEL_STORE_SLOWDOWN,

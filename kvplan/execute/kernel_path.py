@@ -11,7 +11,7 @@ import numpy as np
 
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
-from kvplan.execute.policy import Policy
+from kvplan.execute.policy import DEFAULT_PROGRAMS, Policy
 from kvplan.execute.shape import MAX_WIDTH, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
     from kvplan.execute.tables import Kernel
 
-LOAD_PROGRAMS, STORE_PROGRAMS, DEVICE_PROGRAMS = 4, 2, 32
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
 # A transfer of so few tiles a program goes in smaller ones, so that all programs end together.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
@@ -99,12 +98,7 @@ class KernelPath:
 
     def width(self, direction: str) -> tuple[int, int]:
         """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
-        if direction == "load":
-            programs, tile = LOAD_PROGRAMS, LOAD_TILE
-        elif direction == "store":
-            programs, tile = STORE_PROGRAMS, STORE_TILE
-        else:
-            programs, tile = DEVICE_PROGRAMS, LOAD_TILE
+        programs, tile = DEFAULT_PROGRAMS[direction], STORE_TILE if direction == "store" else LOAD_TILE
         return self._policy.max_programs or programs, self._policy.tile_bytes or tile
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:

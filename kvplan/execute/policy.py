@@ -8,7 +8,13 @@ from kvplan.errors import PathError
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
+OVERLAPS = ("idle", "decode", "prefill")
 MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
+# What an executor takes where the policy leaves it open; measured on an H100 (docs/gpu.md).
+DEFAULT_PROGRAMS = {"load": 4, "store": 2, "device": 32}  # of the kernel path
+CHUNK_NBYTES = 42 << 20  # of the staged path
+# A small transfer is cut into this many chunks, of not less than this: each costs the CPU some 20 us.
+SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class Policy:
         chunk_bytes: bytes of one step of its pipeline, at most.
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also keeps to one stream for its kernels.
+        overlap: what runs on the GPU beside the transfers: ``"idle"``: nothing; ``"decode"``: compute bound by memory;
+            ``"prefill"``: compute bound by the SMs. What ``auto`` weighs: beside compute, also what that loses.
 
     Raises:
         PathError: a path of no such name, or a number that is none.
@@ -41,10 +49,13 @@ class Policy:
     staging_bytes: int | None = None
     chunk_bytes: int | None = None
     streams: int | None = None
+    overlap: str = "idle"
 
     def __post_init__(self) -> None:
         if self.path != "auto" and self.path not in PATHS:
             raise PathError(f"path {self.path!r} is none; paths are 'auto', {', '.join(map(repr, PATHS))}")
+        if self.overlap not in OVERLAPS:
+            raise PathError(f"overlap {self.overlap!r} is none; give {', '.join(map(repr, OVERLAPS))}")
         for name, least, most, why in (
             ("threads", 1, None, "the host path uses at least one"),
             ("max_programs", 1, 1 << 16, "a kernel has at least one program"),

@@ -20,7 +20,7 @@ from kvplan.execute.copy_engine import SLICE, copy_all, offending
 from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
-from kvplan.execute.policy import Policy
+from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.execute.shape import shape_of
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
     from kvplan.execute.tables import Kernel
 
-CHUNK_NBYTES = 42 << 20
 SLOTS = 4
-# A small transfer is cut into this many chunks, of not less than this: each costs the CPU some 20 us.
-SMALL_CHUNKS = 3
-SMALL_CHUNK_NBYTES = 2 << 20
 TILE = 32 << 10  # bytes
 WARPS = 16
 FEW_CHUNKS = 2

@@ -1,0 +1,168 @@
+"""The cost model: what a plan would take on each path, from a device's profile. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvplan.errors import PathError
+from kvplan.execute.policy import (
+    CHUNK_NBYTES,
+    DEFAULT_PROGRAMS,
+    SMALL_CHUNK_NBYTES,
+    SMALL_CHUNKS,
+    Policy,
+)
+from kvplan.tune.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
+from kvplan.tune.statistics import Pieces, Statistics
+
+NS = 1e-9
+# Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
+# what the caller is there for.
+COMPUTE_WEIGHT = 4.0
+# Candidates so much slower than the best are as good, and the one that takes the fewest SMs is taken.
+TIE = 0.02
+EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A path, and what it is expected to do to a plan.
+
+    Attributes:
+        path: its name.
+        seconds: from the first to the last event on the GPU, nothing beside it.
+        wall: from the call of submit until the caller knows that all has arrived, beside what the policy says.
+        cpu_seconds: until everything is issued.
+        sm_share: SMs that it takes, of all, over the time that it takes.
+        compute_seconds: that compute beside it loses.
+        refused: why it cannot serve the plan, or "".
+    """
+
+    path: str
+    seconds: float = 0.0
+    wall: float = 0.0
+    cpu_seconds: float = 0.0
+    sm_share: float = 0.0
+    compute_seconds: float = 0.0
+    refused: str = ""
+
+    @property
+    def score(self) -> float:
+        """What is compared: less is better."""
+        return self.wall + COMPUTE_WEIGHT * self.compute_seconds
+
+
+def features(path: str, plan: Statistics, policy: Policy | None = None) -> tuple[float, ...]:
+    """How often each term of a path counts in a plan; in the order of :data:`kvplan.tune.profile.TERMS`."""
+    if path == "kernel":
+        return 1.0, plan.runs, plan.nbytes
+    if path == "copy_engine":
+        return 1.0, *_pieces(plan.copies)
+    if path == "copy_engine_2d":
+        single = plan.rowless.total
+        return 1.0, plan.calls + single, plan.rows + single, plan.nbytes
+    if path == "staged":
+        return 1.0, chunks_of(plan.nbytes, policy), *_pieces(plan.extents)
+    raise PathError(f"path {path!r} has no cost model; those with one are {', '.join(TERMS)}")
+
+
+def _pieces(pieces: Pieces) -> tuple[float, ...]:
+    return pieces.small, pieces.small_nbytes, pieces.large, pieces.large_nbytes
+
+
+def chunks_of(nbytes: int, policy: Policy | None = None) -> int:
+    """Chunks in which the staged path moves so many bytes.
+
+    >>> chunks_of(1 << 20), chunks_of(21 << 20), chunks_of(1 << 30)
+    (1, 3, 25)
+    """
+    chunk = (policy and policy.chunk_bytes) or CHUNK_NBYTES
+    if policy is not None and policy.staging_bytes is not None:
+        chunk = min(chunk, max(policy.staging_bytes // 2, 1))
+    chunk = min(chunk, max(nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES))
+    return max(1, -(-nbytes // chunk))
+
+
+def total(counts: Iterable[float], costs: Costs, terms: Iterable[str]) -> float:
+    """Seconds of so many of each term."""
+    return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
+
+
+def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
+    """What one path would do to a plan.
+
+    Args:
+        path: one that has a cost model.
+        plan: what is to be moved, of direction ``"load"`` or ``"store"``.
+        profile: of the device.
+        policy: what runs beside it, and the knobs of the path.
+    """
+    costs, terms = profile.costs[plan.direction][path], TERMS[path]
+    counts = features(path, plan, policy)
+    seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
+    share = 0.0
+    if path == "kernel":
+        programs = policy.max_programs or DEFAULT_PROGRAMS[plan.direction]
+        if programs != DEFAULT_PROGRAMS[plan.direction]:
+            slower = _of_programs(counts, profile, plan.direction, programs) - seconds
+            seconds, wall = seconds + slower, wall + slower
+        extra = EXTRA_LAUNCH * max(plan.groups - 1, 0)
+        seconds, wall, cpu = seconds + extra, wall + extra, cpu + extra
+        share = min(programs / max(profile.multiprocessors, 1), 1.0)
+    elif path == "staged" and seconds > 0:
+        share = min(2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9) / seconds, 1.0)
+    cpu = min(cpu, wall)
+    if policy.overlap == "idle":
+        return Candidate(path, seconds, wall, cpu, share)
+    beside = profile.beside[policy.overlap][plan.direction][path]
+    slow = 1 + (beside.slower - 1) * _dose(path, plan.direction, policy)
+    wall = wall - seconds + seconds / beside.rate
+    return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
+
+
+def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: str, programs: int) -> float:
+    """Seconds of the kernel path with so many programs: each does its share, until the link is full."""
+    one = profile.costs[direction]["kernel"].program
+    _, runs, nbytes = counts
+    shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
+    return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{direction}"], 1e-9))
+
+
+def _dose(path: str, direction: str, policy: Policy) -> float:
+    """How much more compute suffers from the policy's programs than from those that were measured."""
+    if path != "kernel" or policy.max_programs is None:
+        return 1.0
+    return policy.max_programs / DEFAULT_PROGRAMS[direction]
+
+
+def candidates(
+    plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Mapping[str, str] | None = None
+) -> list[Candidate]:
+    """All paths, the one to take first, those that cannot serve last.
+
+    Args:
+        plan: what is to be moved.
+        profile: of the device.
+        policy: its ``path`` is not asked.
+        refused: by path, why it cannot serve.
+
+    Raises:
+        PathError: a plan of another direction than ``"load"`` and ``"store"``, of which nothing was measured.
+
+    >>> from kvplan.tune.profile import default
+    >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)
+    >>> [candidate.path for candidate in candidates(many, default(), Policy(), {"staged": "no"})]
+    ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']
+    """
+    if plan.direction not in DIRECTIONS:
+        raise PathError(f"a {plan.direction!r} plan has no cost model; loads and stores have one")
+    refused = refused or {}
+    able = [predict(path, plan, profile, policy) for path in TERMS if path not in refused]
+    able.sort(key=lambda candidate: candidate.score)
+    if able:
+        near = [one for one in able if one.score <= able[0].score * (1 + TIE)]
+        first = min(near, key=lambda one: (one.sm_share, one.score))
+        able.remove(first)
+        able.insert(0, first)
+    return able + [Candidate(path, refused=refused[path]) for path in TERMS if path in refused]

@@ -1,0 +1,85 @@
+"""Constants of a linear cost from measurements: non-negative least squares of relative errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.errors import KVPlanError
+
+Float64Array = NDArray[np.float64]
+MOST_TERMS = 10  # all subsets of the terms are tried
+ROUNDS = 20
+# Of a ratio, points where both sides are about equally fast decide: those count most.
+NEAR = 0.3
+
+
+def fit(features: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Costs, none negative, for which ``features @ costs`` is nearest to ``seconds``, each error times its weight.
+
+    Args:
+        features: (n, terms): how often each term counts in a sample.
+        seconds: (n,): what was measured.
+        weights: (n,): with 1 / seconds, relative errors count alike.
+
+    Raises:
+        KVPlanError: no samples, or more terms than are tried.
+
+    >>> [round(cost, 6) for cost in fit([[1, 10], [1, 20], [1, 40]], [12.0, 22.0, 42.0], [1, 1, 1])]
+    [2.0, 1.0]
+    """
+    matrix, target, scale = (np.asarray(given, dtype=np.float64) for given in (features, seconds, weights))
+    if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] > MOST_TERMS:
+        raise KVPlanError(f"features are of shape {matrix.shape}; give some samples of at most {MOST_TERMS} terms")
+    return [float(cost) for cost in _non_negative(matrix * scale[:, None], target * scale)]
+
+
+def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:
+    """The best of the least-squares solutions over all subsets of columns that have no negative number."""
+    columns = matrix.shape[1]
+    norms = np.sqrt((matrix**2).sum(axis=0))
+    used = [k for k in range(columns) if norms[k] > 0]
+    best, least = np.zeros(columns), float(target @ target)
+    for size in range(1, len(used) + 1):
+        for chosen in combinations(used, size):
+            some = matrix[:, chosen] / norms[list(chosen)]
+            found = np.linalg.lstsq(some, target, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            missed = some @ found - target
+            error = float(missed @ missed)
+            if error < least:
+                least, best = error, np.zeros(columns)
+                best[list(chosen)] = found / norms[list(chosen)]
+    return best
+
+
+def fit_ratio(
+    above: Sequence[Sequence[float]], below: Sequence[Sequence[float]], ratios: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Costs of two paths of which only the ratio of times is known; in units of the first term of ``below``.
+
+    Args:
+        above, below: (n, terms) features of either path; the first term of ``below`` is its fixed cost.
+        ratios: (n,): time of the first over time of the second.
+
+    Returns:
+        Costs of either; the first of ``below`` is 1.
+
+    >>> above, below = fit_ratio([[1, 1], [1, 4], [1, 16]], [[1, 1], [1, 4], [1, 16]], [1.0, 1.6, 1.882])
+    >>> [round(cost, 1) for cost in above + below]
+    [0.0, 2.0, 1.0, 1.0]
+    """
+    first, second, ratio = (np.asarray(given, dtype=np.float64) for given in (above, below, ratios))
+    terms = first.shape[1]
+    matrix = np.concatenate((first, -ratio[:, None] * second[:, 1:]), axis=1)
+    target = ratio * second[:, 0]
+    near = 1 / (np.abs(np.log(ratio)) + NEAR)
+    weights, found = near / target, np.zeros(matrix.shape[1])
+    for _ in range(ROUNDS):
+        found = _non_negative(matrix * weights[:, None], target * weights)
+        weights = near / (ratio * (second[:, 0] + second[:, 1:] @ found[terms:]))
+    return found[:terms].tolist(), [1.0, *found[terms:].tolist()]

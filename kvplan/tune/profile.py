@@ -1,0 +1,240 @@
+"""A device profile: what one GPU, its driver and its link cost each path; measured, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvplan.errors import KVPlanError
+from kvplan.execute.policy import OVERLAPS
+
+SCHEMA, VERSION = "kvplan.profile", 1
+HOWS = ("calibrated", "shipped", "default")
+DIRECTIONS = ("load", "store")
+
+# How often each term counts in a plan is in cost.py; a profile says what one of each costs, in nanoseconds.
+TERMS: dict[str, tuple[str, ...]] = {
+    "kernel": ("fixed", "run", "byte"),
+    "copy_engine": ("fixed", "small_copy", "small_byte", "large_copy", "large_byte"),
+    "copy_engine_2d": ("fixed", "call", "row", "byte"),
+    "staged": ("fixed", "chunk", "small_extent", "small_byte", "large_extent", "large_byte"),
+}
+Costs = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PathCosts:
+    """What the terms of one path and direction cost, in nanoseconds each; see :data:`TERMS`.
+
+    Attributes:
+        seconds: from the first to the last event on the GPU.
+        wall: from the call of submit until the caller knows that all has arrived.
+        cpu: from the call of submit until everything is issued, by whichever thread.
+        program: of the kernel path, the same as ``seconds`` with one program; empty for the others.
+    """
+
+    seconds: Costs
+    wall: Costs
+    cpu: Costs
+    program: Costs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A path beside compute.
+
+    Attributes:
+        rate: its bandwidth there over that alone.
+        slower: time of an iteration of compute beside it over that alone.
+    """
+
+    rate: float
+    slower: float
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """One GPU as the cost model sees it.
+
+    Attributes:
+        gpu: its name.
+        driver: version of its driver.
+        generation, width: of its PCIe link, as far as known.
+        how: ``"calibrated"`` on this machine, ``"shipped"`` with kvplan, or ``"default"``: measured nowhere.
+        made: by what and when: ``"kvplan 0.1.0, 2026-11-21"``.
+        multiprocessors: SMs.
+        ceilings: GB/s of one large copy each way (``"load"``, ``"store"``), of SMs (``"sm_load"``, ``"sm_store"``), and
+            of a copy within its memory (``"memory"``).
+        costs: direction to path to costs.
+        beside: ``"decode"`` or ``"prefill"`` to direction to path to what it is beside that.
+        note: what a user should know of it, or "".
+
+    >>> default().how, sorted(default().costs["load"])
+    ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
+    """
+
+    gpu: str
+    driver: str
+    generation: int | None
+    width: int | None
+    how: str
+    made: str
+    multiprocessors: int
+    ceilings: Mapping[str, float]
+    costs: Mapping[str, Mapping[str, PathCosts]]
+    beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
+    note: str = ""
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({"schema": SCHEMA, "version": VERSION, **_rounded(asdict(self))}, indent=1) + "\n"
+
+    @property
+    def link(self) -> str:
+        """The link in words.
+
+        >>> default().link
+        'a link not known'
+        """
+        if self.generation is None or self.width is None:
+            return "a link not known"
+        return f"PCIe {self.generation} x{self.width}"
+
+
+def from_json(text: str) -> DeviceProfile:
+    """Read a profile.
+
+    Raises:
+        KVPlanError: no JSON, another schema or a newer version, or a number that is none; what and where.
+
+    >>> from_json(default().to_json()) == default()
+    True
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise KVPlanError(f"no JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise KVPlanError(f"no device profile: its schema is not {SCHEMA!r}")
+    version = document.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        raise KVPlanError(f"version {version!r}, {'newer than' if newer else 'where'} {VERSION} is what is read here")
+    reader = _Reader(document)
+    return DeviceProfile(
+        gpu=reader.text("gpu"),
+        driver=reader.text("driver"),
+        generation=reader.whole("generation"),
+        width=reader.whole("width"),
+        how=reader.one_of("how", HOWS),
+        made=reader.text("made"),
+        multiprocessors=reader.whole("multiprocessors") or 0,
+        ceilings=reader.numbers(("ceilings",), ("load", "store", "sm_load", "sm_store", "memory")),
+        costs={way: reader.costs(way) for way in DIRECTIONS},
+        beside={kind: {way: reader.beside(kind, way) for way in DIRECTIONS} for kind in OVERLAPS[1:]},
+        note=reader.text("note"),
+    )
+
+
+class _Reader:
+    """Values of a document by their place, each checked."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    def text(self, name: str) -> str:
+        value = self._document.get(name, "")
+        if not isinstance(value, str):
+            raise KVPlanError(f"{name} is {value!r}; a text is due")
+        return value
+
+    def one_of(self, name: str, known: tuple[str, ...]) -> str:
+        value = self.text(name)
+        if value not in known:
+            raise KVPlanError(f"{name} is {value!r}; known are {', '.join(known)}")
+        return value
+
+    def whole(self, name: str) -> int | None:
+        value = self._document.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise KVPlanError(f"{name} is {value!r}; a whole number is due")
+        return value
+
+    def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
+        held: Any = self._document
+        for name in place:
+            held = held.get(name) if isinstance(held, dict) else None
+        where = ".".join(place)
+        if not isinstance(held, dict):
+            raise KVPlanError(f"{where} is missing, or no object")
+        for name in names:
+            value = held.get(name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+                raise KVPlanError(f"{where}.{name} is {value!r}; a number of at least 0 is due")
+        return {name: float(held[name]) for name in names}
+
+    def costs(self, way: str) -> dict[str, PathCosts]:
+        made = {}
+        for path, terms in TERMS.items():
+            place = ("costs", way, path)
+            seconds, wall, cpu = (self.numbers((*place, target), terms) for target in ("seconds", "wall", "cpu"))
+            program = self.numbers((*place, "program"), terms if path == "kernel" else ())
+            made[path] = PathCosts(seconds, wall, cpu, program)
+        return made
+
+    def beside(self, kind: str, way: str) -> dict[str, Beside]:
+        made = {}
+        for path in TERMS:
+            found = self.numbers(("beside", kind, way, path), ("rate", "slower"))
+            if not found["rate"] or not found["slower"]:
+                raise KVPlanError(f"beside.{kind}.{way}.{path} has a 0; bandwidth and time are more than none")
+            made[path] = Beside(**found)
+        return made
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to five digits: no measurement has more."""
+    if isinstance(value, dict):
+        return {name: _rounded(held) for name, held in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def default() -> DeviceProfile:
+    """A conservative guess: PCIe 4, and a driver whose small copies are dear.
+
+    The kernel for small runs, the copy engine for large ones, staging in between. Rounded from what an H100 and an A30
+    were seen to cost.
+    """
+    ceilings = {"load": 24.0, "store": 24.0, "sm_load": 22.0, "sm_store": 22.0, "memory": 1000.0}
+    byte, sm_byte = 0.042, 0.046
+    seconds: dict[str, dict[str, float]] = {
+        "kernel": {"fixed": 15e3, "run": 1.0, "byte": sm_byte},
+        "copy_engine": {"fixed": 10e3, "small_copy": 1500.0, "small_byte": byte, "large_copy": 500.0,
+                        "large_byte": byte},
+        "copy_engine_2d": {"fixed": 25e3, "call": 3000.0, "row": 100.0, "byte": byte},
+        "staged": {"fixed": 25e3, "chunk": 15e3, "small_extent": 1500.0, "small_byte": byte, "large_extent": 500.0,
+                   "large_byte": byte},
+    }  # fmt: skip
+    before = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}
+    costs = {
+        path: PathCosts(
+            terms,
+            terms | {"fixed": terms["fixed"] + before[path]},
+            terms | {"fixed": before[path]},
+            {"fixed": 15e3, "run": 4.0, "byte": 0.138} if path == "kernel" else {},
+        )
+        for path, terms in seconds.items()
+    }
+    beside = {
+        "kernel": Beside(0.7, 1.08), "copy_engine": Beside(0.95, 1.04), "copy_engine_2d": Beside(0.95, 1.02),
+        "staged": Beside(0.9, 1.06),
+    }  # fmt: skip
+    return DeviceProfile(
+        gpu="", driver="", generation=None, width=None, how="default", made="kvplan, measured nowhere",
+        multiprocessors=108, ceilings=ceilings, costs=dict.fromkeys(DIRECTIONS, costs),
+        beside={kind: dict.fromkeys(DIRECTIONS, beside) for kind in OVERLAPS[1:]},
+        note="a guess that was measured nowhere: run `kvplan calibrate`",
+    )  # fmt: skip

@@ -1,0 +1,207 @@
+"""What a plan looks like to each path: how many pieces of how many bytes, after merging."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.lower import Part, together
+from kvplan.plan import Plan
+from kvplan.program import Int64Array, RunGroup
+from kvplan.staging import Staging, stage
+
+# The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
+LARGE = 28 << 10
+
+
+class Pieces(NamedTuple):
+    """Contiguous copies of two kinds: below :data:`LARGE` bytes, and from there on.
+
+    Attributes:
+        small, large: how many.
+        small_nbytes, large_nbytes: their bytes.
+    """
+
+    small: int = 0
+    small_nbytes: int = 0
+    large: int = 0
+    large_nbytes: int = 0
+
+    @classmethod
+    def of(cls, count: int, nbytes: int) -> Pieces:
+        """Equal copies.
+
+        >>> Pieces.of(4, 4 * 1024), Pieces.of(2, 2 * 65536).large
+        (Pieces(small=4, small_nbytes=4096, large=0, large_nbytes=0), 2)
+        """
+        return cls(count, nbytes, 0, 0) if nbytes < LARGE * count else cls(0, 0, count, nbytes)
+
+    @property
+    def total(self) -> int:
+        """How many of both kinds."""
+        return self.small + self.large
+
+    def plus(self, other: Pieces) -> Pieces:
+        """Those of both."""
+        return Pieces(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: int) -> Pieces:
+        """So many of each."""
+        return Pieces(*(count * a for a in self))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A plan in numbers.
+
+    Attributes:
+        direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
+        nbytes: bytes moved.
+        groups: run groups, each a launch of its own on the kernel path.
+        runs: copies that the kernel path makes: those of the factored plan.
+        alignment: bytes that divide every address and size there, at most 16.
+        copies: flat descriptors, after merging across units.
+        calls, rows: 2-D copies, and their rows.
+        rowless: what 2-D copies cannot take: single rows.
+        extents: contiguous pieces on the host, as the staged path copies them; those of no side on the host are empty.
+        granule_nbytes: the largest piece that the staged path's ring must hold whole.
+    """
+
+    direction: str
+    nbytes: int
+    groups: int
+    runs: int
+    alignment: int
+    copies: Pieces
+    calls: int
+    rows: int
+    rowless: Pieces
+    extents: Pieces
+    granule_nbytes: int
+
+
+class GroupFacts(NamedTuple):
+    """What one unit of a run group adds.
+
+    Attributes:
+        runs: copies of a unit.
+        copies: the same by size.
+        by_size: (bytes of a copy, copies) of a unit.
+        calls, rows, rowless: of its 2-D lowering.
+        granule_units, granule_nbytes: of the staged path; 1, 0 where no side is the host.
+        extents: of a granule.
+    """
+
+    runs: int
+    copies: Pieces
+    by_size: tuple[tuple[int, int], ...]
+    calls: int
+    rows: int
+    rowless: Pieces
+    granule_units: int
+    granule_nbytes: int
+    extents: Pieces
+
+
+Stage = Callable[[RunGroup, str], Staging]
+_facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
+
+
+def staged_by(group: RunGroup, direction: str) -> Staging:
+    """How a group goes through a ring, worked out anew."""
+    return stage(group, host_is_src=direction == "load")
+
+
+def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
+    """Count what each path would issue for a plan.
+
+    Args:
+        plan: what is to be moved.
+        staging: how a group goes through a ring; executors give the one that remembers.
+
+    >>> import kvplan
+    >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
+    >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
+    >>> made = statistics_of(kvplan.compile(gpu, host).plan([1, 3], [3, 4]))
+    >>> made.nbytes, made.runs, made.copies.total, made.calls, made.rows
+    (8192, 8, 8, 2, 8)
+    """
+    parts = plan.parts if len(plan.parts) == 1 else together([part for part in plan.parts if part.units.shape[1]])
+    runs = calls = rows = granule = nbytes = 0
+    copies = rowless = extents = Pieces()
+    alignment = 16
+    for part in parts:
+        facts, count = facts_of(part.group, plan.direction, staging), int(part.units.shape[1])
+        nbytes += part.nbytes
+        runs += facts.runs * count
+        alignment = min(alignment, part.group.alignment)
+        copies = copies.plus(_merged(part, facts))
+        calls += facts.calls * count
+        rows += facts.rows * count
+        rowless = rowless.plus(facts.rowless.times(count))
+        extents = extents.plus(facts.extents.times(-(-count // facts.granule_units)))
+        granule = max(granule, facts.granule_nbytes)
+    return Statistics(
+        plan.direction, nbytes, len(parts), runs, alignment, copies, calls, rows, rowless, extents, granule
+    )
+
+
+def facts_of(group: RunGroup, direction: str, staging: Stage = staged_by) -> GroupFacts:
+    """What one unit of a group adds; worked out once a group and direction."""
+    known = _facts.get(group)
+    if known is None:
+        known = _facts.setdefault(group, {})
+    facts = known.get(direction)
+    if facts is None:
+        facts = known[direction] = _facts_of(group, direction, staging)
+    return facts
+
+
+def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
+    sizes, counts = np.unique(group.packed[2], return_counts=True)
+    by_size = tuple(zip(sizes.tolist(), counts.tolist(), strict=True))
+    copies = rowless = Pieces()
+    for nbytes, count in by_size:
+        copies = copies.plus(Pieces.of(count, nbytes * count))
+    calls = rows = 0
+    for run in group.runs:
+        height = max((loop[0] for loop in run.loops if loop[1] > 0 and loop[2] > 0), default=1)
+        if height > 1:
+            calls += run.copies // height
+            rows += run.copies
+        else:
+            rowless = rowless.plus(Pieces.of(run.copies, run.copies * run.nbytes))
+    if direction not in ("load", "store"):
+        return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, 1, 0, Pieces())
+    made = staging(group, direction)
+    extents = Pieces()
+    for nbytes in made.extents[2].tolist():
+        extents = extents.plus(Pieces.of(1, nbytes))
+    fixed = (made.granule_units, made.nbytes, extents)
+    return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, *fixed)
+
+
+def _merged(part: Part, facts: GroupFacts) -> Pieces:
+    """Flat copies of a part: those that touch their like in the neighbouring unit are one.
+
+    What meets a copy of another run (the end of the K plane and the start of V) is few, and counted as apart.
+    """
+    count = int(part.units.shape[1])
+    if count < 2 or not part.group.chainable:
+        return facts.copies.times(count)
+    src, dst = _in_order(part.units)
+    made = Pieces()
+    for nbytes, each in facts.by_size:
+        chains = count - int(np.count_nonzero((dst == nbytes) & (src == nbytes)))
+        made = made.plus(Pieces.of(chains * each, count * nbytes * each))
+    return made
+
+
+def _in_order(units: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Bytes from each unit to the next, on both sides, in order of destination."""
+    order = np.argsort(units[1])
+    return np.diff(units[0][order]), np.diff(units[1][order])

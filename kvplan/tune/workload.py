@@ -1,0 +1,191 @@
+"""Transfers to measure by: caches and pools of random bytes, and the proof that every byte arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.layout import KVLayout
+from kvplan.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DIRECTIONS = ("load", "store")
+# How the host holds a block: its runs one after another, or each with the same run of the other blocks.
+HOSTS = ("contiguous", "scattered")
+WORD = 8  # bytes: runs are whole words of int64
+PIECE = 64 << 20  # bytes of random numbers made at a time
+
+
+class Geometry(NamedTuple):
+    """A transfer in numbers.
+
+    Attributes:
+        direction: ``"load"`` or ``"store"``.
+        host: ``"contiguous"``: the runs of a block lie one after another on the host; ``"scattered"``: they do not, so
+            that what is contiguous on the host is one run.
+        run_nbytes: bytes of a run: one layer's K, or V, of one block.
+        runs: of the whole transfer.
+        block_runs: of one block.
+    """
+
+    direction: str
+    host: str
+    run_nbytes: int
+    runs: int
+    block_runs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes moved.
+
+        >>> Geometry("load", "contiguous", 8192, 160, 16).nbytes
+        1310720
+        """
+        return self.run_nbytes * self.runs
+
+    @property
+    def blocks(self) -> int:
+        """Blocks moved, which is all there are."""
+        return self.runs // self.block_runs
+
+    def check(self) -> None:
+        """It is one that can be built.
+
+        Raises:
+            KVPlanError: it is not, and why.
+        """
+        if self.direction not in DIRECTIONS or self.host not in HOSTS:
+            raise KVPlanError(f"{self.direction!r} of a {self.host!r} host is none; give {DIRECTIONS} and {HOSTS}")
+        if self.run_nbytes < WORD or self.run_nbytes % WORD:
+            raise KVPlanError(f"runs of {self.run_nbytes} bytes; give a multiple of {WORD}")
+        if self.block_runs < 2 or self.block_runs % 2 or self.runs < 1 or self.runs % self.block_runs:
+            raise KVPlanError(
+                f"{self.runs} runs, {self.block_runs} a block; a block has K and V of each layer, and blocks are whole"
+            )
+
+
+class Buffers:
+    """Flat random bytes on both sides, which every work is laid over.
+
+    Args:
+        nbytes: of each side; the host's is pinned where the device is a GPU.
+        device: ``"cuda:0"``, or ``"cpu"``: then both are the CPU's.
+    """
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        import torch
+
+        self.nbytes = nbytes
+        self.device = device
+        self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+        self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        for words in (_words(self.other), _words(self.host)):
+            for first in range(0, words.numel(), PIECE // WORD):
+                piece = words[first : first + PIECE // WORD]
+                piece.copy_(torch.randint(1, 1 << 62, piece.shape, dtype=torch.int64, device=device))
+
+
+class Side(NamedTuple):
+    """One end of a work.
+
+    Attributes:
+        layout: for kvplan.
+        flat: its bytes as int64 words.
+        paged: whether its blocks are its outermost dim.
+    """
+
+    layout: KVLayout
+    flat: Tensor
+    paged: bool
+
+    def planes(self, geometry: Geometry, device: str) -> Tensor:
+        """Its words (run of a block, block, word) on a device, where they are compared."""
+        words, blocks, runs = self.flat.to(device), geometry.blocks, geometry.block_runs
+        return words.view(blocks, runs, -1).transpose(0, 1) if self.paged else words.view(runs, blocks, -1)
+
+
+class Work(NamedTuple):
+    """One transfer of all blocks in random order.
+
+    Attributes:
+        geometry: its numbers.
+        program, plan: what moves it.
+        src, dst: its sides.
+        src_ids, dst_ids: block ids.
+        device: of the GPU's side.
+    """
+
+    geometry: Geometry
+    program: CopyProgram
+    plan: Plan
+    src: Side
+    dst: Side
+    src_ids: np.ndarray[Any, np.dtype[np.int64]]
+    dst_ids: np.ndarray[Any, np.dtype[np.int64]]
+    device: str
+
+    def verify(self, name: str, move: Callable[[], object]) -> None:
+        """Clear the destination, move, and compare every byte.
+
+        Args:
+            name: of what moves, for the error.
+            move: moves the plan and returns when all has arrived.
+
+        Raises:
+            TransferError: some did not.
+        """
+        import torch
+
+        src, dst = (torch.from_numpy(ids).to(self.device) for ids in (self.src_ids, self.dst_ids))
+        expected = self.src.planes(self.geometry, self.device).index_select(1, src)
+        self.dst.flat.zero_()
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
+        move()
+        moved = self.dst.planes(self.geometry, self.device).index_select(1, dst)
+        if not torch.equal(moved, expected):
+            raise TransferError(f"{name}: not every byte of {self.plan!r} arrived")
+
+
+def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
+    """Lay caches over the front of the buffers, and plan all their blocks in random order.
+
+    Raises:
+        KVPlanError: it does not fit, or is none.
+    """
+    geometry.check()
+    if geometry.nbytes > buffers.nbytes:
+        raise KVPlanError(f"{geometry.nbytes} bytes do not fit into buffers of {buffers.nbytes}")
+    host = _side(buffers.host, geometry, paged=geometry.host == "contiguous")
+    device = _side(buffers.other, geometry, paged=False)
+    src, dst = (host, device) if geometry.direction == "load" else (device, host)
+    program = compile(src.layout, dst.layout)
+    random = np.random.default_rng((seed, geometry.runs, geometry.run_nbytes))
+    src_ids, dst_ids = (random.permutation(geometry.blocks).astype(np.int64) for _ in range(2))
+    plan = program.plan(src_ids, dst_ids)
+    return Work(geometry, program, plan, src, dst, src_ids, dst_ids, buffers.device)
+
+
+def _side(flat: Tensor, geometry: Geometry, *, paged: bool) -> Side:
+    import torch
+
+    part = flat[: geometry.nbytes]
+    elements = part.view(torch.int64)
+    layers, blocks = geometry.block_runs // 2, geometry.blocks
+    if paged:
+        shaped: Any = elements.view(blocks, layers, 2, 1, -1)
+        return Side(KVLayout.from_tensors("block layer kv token dim", shaped), elements, paged)
+    shaped = list(elements.view(layers, 2, blocks, 1, -1).unbind(0))
+    return Side(KVLayout.from_tensors("layer: kv block token dim", shaped), elements, paged)
+
+
+def _words(flat: Tensor) -> Tensor:
+    import torch
+
+    return flat[: flat.numel() // WORD * WORD].view(torch.int64)
