@@ -27,7 +27,7 @@ SYSFS = {
     "max_link_width": "16\n",
     "numa_node": "1\n",
 }
-PROC = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (user@host)\nGCC version: 12.3.0\n"
+PROC = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12.3.0\n"
 
 
 def written(root, files):
@@ -168,6 +168,7 @@ def test_nodes(fakes, tmp_path, text, node):
         (PROC, "570.86.15"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Sep 1\n", "580.159.04"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54  Tue Sep 1\n", "535.54"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04", "580.159.04"),
         ("GCC version: gcc 12.3.0 \n", ""),
         ("", ""),
         (b"\xff\xfe", ""),

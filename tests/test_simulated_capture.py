@@ -9,7 +9,7 @@ import pytest
 import kvplan
 from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
-from tests.simulated.executors import MOVE, SMALL, OnDevice, both_ways, current_stream, executor_on, limits, pair_on
+from tests.simulated.executors import MOVE, SMALL, OnDevice, both_ways, current_stream, executor_on, limits, pair_on, paths_in_turn
 
 
 def replay(device: Device, graph: Graph, *pairs: Pair) -> None:
@@ -138,7 +138,7 @@ def test_other_paths_refuse_before_anything(direction, path):
 def test_auto_takes_the_kernel_in_a_capture_and_nothing_else_is_held_up(direction):
     device = Device(5)
     pair, other = pair_on(device, direction), pair_on(device, direction, seed=1)
-    with executor_on(device) as executor, limits(LARGE_RUN=1):
+    with executor_on(device) as executor, paths_in_turn(["copy_engine"] * 2):
         graph, (transfer,) = capture(device, executor, pair.program.plan(MOVE.src, MOVE.dst))
         assert transfer.path == "kernel"
         assert executor.submit(other.plan(MOVE)).result().path == "copy_engine"

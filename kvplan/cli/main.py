@@ -25,7 +25,9 @@ COMMANDS = {
     "plan": "the copies that move some blocks from one layout to another",
     "explain": "how two layouts compile into a copy program, pass by pass",
     "pairs": "every device layout of the catalogue against every host layout",
+    "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",
     "backends": "the engines whose tensors kvplan can describe",
+    "doctor": "what of this machine is in the way of fast transfers, and what to do about it",
 }
 
 # With one of these, `inspect` asks what a model's cache would be, with options of its own.

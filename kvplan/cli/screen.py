@@ -20,6 +20,8 @@ SCHEMAS = {
     "pairs": 1,
     "backends": 1,
     "demo": 1,
+    "doctor": 1,
+    "calibrate": 1,
     "finding": 1,
 }
 

@@ -6,22 +6,30 @@ import re
 import sys
 import weakref
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.host import HostPath
 from kvplan.execute.policy import GPU_PATHS, PATHS, Policy
+from kvplan.execute.tally import ExecutorStats, PathStats, Tally
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
 from kvplan.plan import Plan
 
-__all__ = ["PATHS", "Executor", "Policy", "Transfer", "TransferResult"]
+if TYPE_CHECKING:
+    from kvplan.tune.cost import Candidate
+    from kvplan.tune.profile import DeviceProfile
+
+__all__ = ["PATHS", "Executor", "ExecutorStats", "PathStats", "Policy", "Transfer", "TransferResult"]
 
 
 class _Backend(Protocol):
     """What moves the bytes: the host path, or a GPU's runtime."""
 
+    tally: Tally
+
     def check_open(self) -> None: ...
     def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> Transfer: ...
+    def candidates_of(self, plan: Plan) -> list[Candidate]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -33,6 +41,8 @@ class Executor:
         device: ``"cpu"``: the host path, CPU memory to CPU memory. ``"cuda:0"``, ``"cuda"`` (torch's current device),
             or a ``torch.device``: between that GPU and host memory, and within it.
         policy: which path to take, and how.
+        profile: what the device's paths cost; by default the one that ``kvplan calibrate`` made here, or that kvplan
+            ships for this GPU, or a guess.
 
     Raises:
         PathError: a device or path that this executor does not serve, with the reason; or a policy that is none.
@@ -41,9 +51,9 @@ class Executor:
     stream: what one waits for (``after=``) holds up those behind it. A GPU's loads and stores do not hold each other
     up: a load of what a store writes names it, ``after=store``.
 
-    A GPU executor picks a path by a simple rule unless the policy names one: pageable memory and runs of 64 KiB or more
-    go by the copy engine; what is 4 MiB or more and lies on the host in pieces of 64 KiB or more is staged; the rest
-    goes by the kernel.
+    A GPU executor takes the path that its device's profile makes the cheapest for a plan, unless the policy names one
+    (``docs/cost-model.md``); :meth:`candidates` tells why. Pageable memory goes by the copy engine. Within a GPU, where
+    nothing is measured, runs of 64 KiB or more do, too, and the rest goes by the kernel.
 
     What was submitted is finished, too, when an executor is dropped without :meth:`close` (behind the caller's back:
     dropping never blocks) and when the interpreter exits. The exit waits for copying to end, however long, but not
@@ -60,12 +70,12 @@ class Executor:
     (128, 'host', True)
     """
 
-    def __init__(self, device: Any = "cpu", policy: Policy | None = None) -> None:
+    def __init__(self, device: Any = "cpu", policy: Policy | None = None, profile: DeviceProfile | None = None) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         self.policy = policy or Policy()
         self.device = _device_name(device)
-        self._backend: _Backend = _backend(self.device, self.policy)
+        self._backend: _Backend = _backend(self.device, self.policy, profile)
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
 
@@ -103,6 +113,31 @@ class Executor:
             check_after(after, gpu=self.device != "cpu")
         return self._backend.submit(plan, after, by_layer=by_layer)
 
+    def candidates(self, plan: Plan) -> list[Candidate]:
+        """What each path is expected to do to a plan: the one that ``auto`` takes first, those that cannot serve last.
+
+        Nothing is moved. :func:`kvplan.tune.explain.explain` makes it a text.
+
+        Raises:
+            KVPlanError: what is not a plan.
+            LayoutError: a destination that is read-only, or addresses that are virtual.
+            PathError: an executor of the CPU, or a plan within the GPU: nothing was measured of those.
+        """
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
+        return self._backend.candidates_of(plan)
+
+    def stats(self) -> ExecutorStats:
+        """Transfers, bytes, seconds and descriptors so far, by path; and how far predictions were off.
+
+        Of transfers that are known to have ended: each is within some 20 ms of its end, or when somebody asks.
+
+        >>> with Executor() as executor:
+        ...     executor.stats().transfers, executor.stats().prediction_error
+        (0, None)
+        """
+        return self._backend.tally.stats()
+
     def close(self) -> None:
         """Finish all transfers in flight, then stop.
 
@@ -131,7 +166,7 @@ def _device_name(device: Any) -> str:
     raise PathError(f"no path serves device {name!r}: {reasons}")
 
 
-def _backend(device: str, policy: Policy) -> _Backend:
+def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Backend:
     if device == "cpu":
         if policy.path not in ("auto", "host"):
             raise PathError(
@@ -144,7 +179,7 @@ def _backend(device: str, policy: Policy) -> _Backend:
     from kvplan.execute.runtime import Runtime
 
     try:
-        return Runtime(Device(int(device.removeprefix("cuda:"))), policy)
+        return Runtime(Device(int(device.removeprefix("cuda:"))), policy, profile)
     except TransferError as error:
         wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
         reasons = "; ".join(f"{path}: {error}" for path in wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
@@ -13,14 +13,17 @@ from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
+from kvplan.program import RunGroup
+from kvplan.tune import cost
+from kvplan.tune.profile import DIRECTIONS, DeviceProfile
+from kvplan.tune.statistics import statistics_of
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Path, Runtime
 
-# The rule of `auto`, until it is made by calibration. In bytes; measured on an H100 (docs/gpu.md).
-LARGE_RUN = 64 << 10  # from here on the copy engine alone is as fast as anything, and takes no SM
-LARGE_EXTENT = 64 << 10  # from here on the host's side of a staged transfer goes at the speed of the link
-STAGED_NBYTES = 4 << 20  # below this the kernel's lower latency counts for more
+# Within a GPU nothing is calibrated: runs of so many bytes go by the copy engine, which takes no SM.
+LARGE_RUN = 64 << 10
+MOST_DECISIONS = 4096  # that are remembered
 
 
 Refusal = tuple[type[KVPlanError], str]
@@ -42,16 +45,42 @@ class Verdict:
     several: bool
 
 
+class Choice(NamedTuple):
+    """What is to move a plan.
+
+    Attributes:
+        path: that moves it.
+        predicted: seconds on the GPU that it is expected to take; None where there is no model, or nobody asked.
+        pageable: whether pageable memory is in it.
+    """
+
+    path: Path
+    predicted: float | None
+    pageable: bool
+
+
 class Candidates:
     """Judges paths for one device."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, profile: DeviceProfile | None) -> None:
         self._runtime = runtime
+        self._profile = profile
+        # By identity of the only run group, which is held weakly, and the count of its units.
+        self._decided: dict[tuple[int, int], tuple[ref[RunGroup], str, float | None]] = {}
         # By identity of the only pair, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Verdict]] = {}
 
-    def choose(self, plan: Plan, *, capturing: bool) -> tuple[Path, bool]:
-        """The path for a plan, and whether pageable memory is in it; nothing has moved when it refuses.
+    @property
+    def profile(self) -> DeviceProfile:
+        """Of the device, found when first asked for."""
+        if self._profile is None:
+            from kvplan.tune.store import find_for
+
+            self._profile = find_for(self._runtime.device.ordinal)
+        return self._profile
+
+    def choose(self, plan: Plan, *, capturing: bool) -> Choice:
+        """The path for a plan; nothing has moved when it refuses.
 
         Raises:
             LayoutError: a destination that is read-only, or addresses that are virtual.
@@ -59,14 +88,40 @@ class Candidates:
             PathError: the path, or every path, cannot serve the plan.
         """
         runtime = self._runtime
-        name = runtime.policy.path
+        name, predicted = runtime.policy.path, None
         verdict = self._verdict(plan)
+        if name == "auto" and not capturing:
+            name, predicted = self._auto(plan, verdict)
+            return Choice(runtime.paths[name], predicted, verdict.pageable)
         if name == "auto":
-            name = "kernel" if capturing else self._auto(plan, verdict)
+            name = "kernel"
         elif capturing and not runtime.paths[name].capturable:
             raise PathError(f"path {name!r} cannot be captured into a CUDA graph; path 'kernel' can")
         self._check(plan, name, verdict)
-        return runtime.paths[name], verdict.pageable
+        return Choice(runtime.paths[name], predicted, verdict.pageable)
+
+    def all(self, plan: Plan) -> list[cost.Candidate]:
+        """Every path with what it is expected to take, the one that ``auto`` takes first; refused ones last.
+
+        Raises:
+            LayoutError: a destination that is read-only, or addresses that are virtual.
+            PathError: within a GPU, where nothing was measured.
+        """
+        refused = {name: text for name, (_, text) in self._verdict(plan).refused.items()}
+        if "staged" not in refused:
+            try:
+                self._runtime.staged.check(plan)
+            except PathError as error:
+                refused["staged"] = str(error)
+        made = statistics_of(plan, self._runtime.staging)
+        return cost.candidates(made, self.profile, self._runtime.policy, refused)
+
+    def expected(self, plan: Plan, name: str) -> float | None:
+        """Seconds on the GPU that a path is expected to take for a plan; None where nothing was measured."""
+        if plan.direction not in DIRECTIONS or not plan.nbytes:
+            return None
+        made = statistics_of(plan, self._runtime.staging)
+        return cost.predict(name, made, self.profile, self._runtime.policy).seconds
 
     def check(self, plan: Plan, name: str) -> None:
         """A path can serve a plan.
@@ -136,27 +191,33 @@ class Candidates:
         reasons = "; ".join(f"{path}: {why}" for path in GPU_PATHS)
         return PathError, f"no path serves this {plan.direction!r} plan: {reasons}"
 
-    def _auto(self, plan: Plan, verdict: Verdict) -> str:
-        if verdict.several or verdict.pageable:
-            return "copy_engine"
-        copies = copies_of(plan)
-        if plan.nbytes >= LARGE_RUN * copies:
-            return "copy_engine"
-        if plan.direction == "device" or plan.nbytes < STAGED_NBYTES or "staged" in verdict.refused:
-            return "kernel"
-        if self._extent_nbytes(plan) < LARGE_EXTENT:
-            return "kernel"
-        try:
-            self._runtime.staged.check(plan)
-        except PathError:
-            return "kernel"
-        return "staged"
+    def _auto(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:
+        """The path to take, and the seconds that it is expected to take.
 
-    def _extent_nbytes(self, plan: Plan) -> float:
-        """Mean bytes of what the host's side has in one piece."""
-        extents = nbytes = 0.0
-        for part in plan.parts:
-            staging = self._runtime.staging(part.group, plan.direction)
-            extents += part.units.shape[1] * staging.extents.shape[1] / staging.granule_units
-            nbytes += part.nbytes
-        return nbytes / max(extents, 1)
+        A submit of one run group, whose runs cannot merge across units, is decided once for each count of units.
+        """
+        if len(plan.parts) != 1 or verdict.refused:
+            return self._weigh(plan, verdict)
+        group, units = plan.parts[0]
+        key = (id(group), units.shape[1])
+        known = self._decided.get(key)
+        if known is not None and known[0]() is group:
+            return known[1], known[2]
+        decided = self._weigh(plan, verdict)
+        if not group.chainable:
+            if len(self._decided) >= MOST_DECISIONS:
+                self._decided.clear()
+            self._decided[key] = (ref(group), *decided)
+        return decided
+
+    def _weigh(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:
+        if plan.direction not in DIRECTIONS or verdict.several or verdict.pageable or not plan.nbytes:
+            large = verdict.several or verdict.pageable or plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1)
+            name = "copy_engine" if large else "kernel"
+            self._check(plan, name, verdict)
+            return name, None
+        first = self.all(plan)[0]
+        if first.refused:
+            reasons = "; ".join(f"{one.path}: {one.refused}" for one in self.all(plan))
+            raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
+        return first.path, first.seconds

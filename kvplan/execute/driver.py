@@ -27,6 +27,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDeviceGetName": (c_void_p, c_int, c_int),
+    "cuDeviceGetPCIBusId": (c_void_p, c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxSetCurrent": (c_void_p,),

@@ -25,9 +25,10 @@ class DeviceTransfer(Transfer):
     is only what its user holds: plan and result. All that changes does so under the runtime's lock.
     """
 
-    def __init__(self, plan: Plan, runtime: Runtime, path: str) -> None:
+    def __init__(self, plan: Plan, runtime: Runtime, path: str, predicted: float | None = None) -> None:
         self.plan = plan
         self.path = path
+        self.predicted = predicted
         self.copies = 0
         self.launches = 0
         self._runtime = runtime
@@ -121,6 +122,9 @@ class DeviceTransfer(Transfer):
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")
+        if self._result.predicted is None:  # a path that was named: nobody has asked what it would take
+            expected = self._runtime.candidates.expected(self.plan, self.path)
+            self._result = self._result._replace(predicted=expected)
         return self._result
 
     def replan(self, plan: Plan) -> None:
@@ -176,13 +180,18 @@ class DeviceTransfer(Transfer):
             )
         elif self._error is None:
             seconds = device.seconds(self._begin, self._end)
-            self._result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches)
+            self._result = TransferResult(
+                self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted
+            )
+            self._runtime.tally.add(self._result)
         self._over = True
         self._give_back()
         return True
 
     def _fail(self, error: BaseException) -> None:
-        self._error = self._error or error
+        if self._error is None:
+            self._error = error
+            self._runtime.tally.fail()
 
     def _give_back(self) -> None:
         if self._waiters:  # the last of those who block on the end event does it

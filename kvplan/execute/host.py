@@ -13,12 +13,16 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.forks import generation
+from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
 from kvplan.plan import Plan
+
+if TYPE_CHECKING:
+    from kvplan.tune.cost import Candidate
 
 # Bytes a task: large enough that handing it to a thread costs nothing beside it, small enough to share evenly.
 TASK_NBYTES = 4 << 20
@@ -88,6 +92,7 @@ class HostPath:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
         self.generation = generation()
+        self.tally = Tally()
         self.waiting_since: float | None = None
         self.loaded = threading.Event()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -109,6 +114,14 @@ class HostPath:
             raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
         if self._closed:
             raise TransferError("the executor is closed; submit before close()")
+
+    def candidates_of(self, plan: Plan) -> list[Candidate]:
+        """None: there is one path.
+
+        Raises:
+            PathError: always.
+        """
+        raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False) -> Transfer:
         """Queue a plan; returns at once. All layers are there at its end, none before.
@@ -169,8 +182,11 @@ class HostPath:
                         wait_for(job.after)
                     finally:
                         self.waiting_since = None
-                job.transfer._finish(_run(job.transfer.plan, crew))
+                result = _run(job.transfer.plan, crew)
+                self.tally.add(result)
+                job.transfer._finish(result)
             except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
+                self.tally.fail()
                 job.transfer._finish(None, error)
             del job  # else the last transfer's memory would live until the next one comes
         crew.dismiss()

@@ -25,12 +25,15 @@ from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
+from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import wait_for
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
 from kvplan.program import RunGroup
 from kvplan.staging import Staging, stage
+from kvplan.tune.cost import Candidate
+from kvplan.tune.profile import DeviceProfile
 
 Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
@@ -43,7 +46,7 @@ class Runtime:
     Its keeper thread keeps it alive until it is stopped and all that was submitted has ended.
     """
 
-    def __init__(self, device: Device, policy: Policy) -> None:
+    def __init__(self, device: Device, policy: Policy, profile: DeviceProfile | None = None) -> None:
         self.generation = generation()
         self.device = device
         self.policy = policy
@@ -62,7 +65,8 @@ class Runtime:
             CopyEnginePath(self, policy), CopyEngine2DPath(self, policy), self.kernel, self.staged,
         )  # fmt: skip
         self.paths = {path.name: path for path in paths}
-        self.candidates = Candidates(self)
+        self.candidates = Candidates(self, profile)
+        self.tally = Tally()
         self.graphs = Graphs(self)
         self.keeper = ending.Keeper(self)
 
@@ -79,12 +83,17 @@ class Runtime:
         if self.closed:
             raise TransferError("the executor is closed; submit before close()")
 
+    def candidates_of(self, plan: Plan) -> list[Candidate]:
+        """See :meth:`kvplan.Executor.candidates`."""
+        with self.device.current():
+            return self.candidates.all(plan)
+
     def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
         with self.device.current():
             capturing = self.graphs.capturing(after)
-            path, pageable = self.candidates.choose(plan, capturing=capturing is not None)
-            transfer = DeviceTransfer(plan, self, path.name)
+            path, predicted, pageable = self.candidates.choose(plan, capturing=capturing is not None)
+            transfer = DeviceTransfer(plan, self, path.name, predicted)
             lane = self.lanes["store" if plan.direction == "store" else "load"]
             with lane.lock:
                 self.check_open()

@@ -23,6 +23,8 @@ class TransferResult(NamedTuple):
         path: the path that moved them.
         descriptors: contiguous copies issued.
         launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
+        predicted: what the cost model expected of ``seconds``, from the device's profile; None where it has no model:
+            on the CPU, and within a GPU.
     """
 
     nbytes: int
@@ -30,6 +32,7 @@ class TransferResult(NamedTuple):
     path: str
     descriptors: int
     launches: int
+    predicted: float | None = None
 
 
 class Transfer(ABC):

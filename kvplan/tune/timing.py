@@ -40,7 +40,12 @@ class Begin(Protocol):
 
 
 def timed(
-    cases: Mapping[str, Begin], *, seconds: float, most: int = MOST, clock: Callable[[], float] = time.perf_counter
+    cases: Mapping[str, Begin],
+    *,
+    seconds: float,
+    most: int = MOST,
+    warm_ups: int = WARM_UPS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time cases in turns, sample by sample, since a shared machine drifts; each alone.
 
@@ -48,12 +53,13 @@ def timed(
         cases: by name.
         seconds: a case is given no more turns once its own have taken so long; it has 3 at least.
         most: samples of a case at most.
+        warm_ups: transfers of each case before the first that counts.
         clock: for tests.
     """
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
     with _no_collection():
         for begin in cases.values():
-            for _ in range(WARM_UPS):
+            for _ in range(warm_ups):
                 begin().synchronize()
         left = dict(cases)
         while left:

@@ -51,7 +51,7 @@ class Geometry(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks moved, which is all there are."""
+        """Blocks moved."""
         return self.runs // self.block_runs
 
     def check(self) -> None:
@@ -74,16 +74,18 @@ class Buffers:
     """Flat random bytes on both sides, which every work is laid over.
 
     Args:
-        nbytes: of each side; the host's is pinned where the device is a GPU.
+        nbytes: of the device's side, and of the largest transfer.
         device: ``"cuda:0"``, or ``"cpu"``: then both are the CPU's.
+        host_nbytes: of the host's side, by default as many; pinned where the device is a GPU. A pool is large, and its
+            blocks lie far apart: what is measured over a small one is faster than that.
     """
 
-    def __init__(self, nbytes: int, device: str) -> None:
+    def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None) -> None:
         import torch
 
         self.nbytes = nbytes
         self.device = device
-        self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+        self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
         self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
         for words in (_words(self.other), _words(self.host)):
             for first in range(0, words.numel(), PIECE // WORD):
@@ -104,14 +106,14 @@ class Side(NamedTuple):
     flat: Tensor
     paged: bool
 
-    def planes(self, geometry: Geometry, device: str) -> Tensor:
+    def planes(self, block_runs: int, device: str) -> Tensor:
         """Its words (run of a block, block, word) on a device, where they are compared."""
-        words, blocks, runs = self.flat.to(device), geometry.blocks, geometry.block_runs
-        return words.view(blocks, runs, -1).transpose(0, 1) if self.paged else words.view(runs, blocks, -1)
+        words, blocks = self.flat.to(device), self.layout.num_blocks
+        return words.view(blocks, block_runs, -1).transpose(0, 1) if self.paged else words.view(block_runs, blocks, -1)
 
 
 class Work(NamedTuple):
-    """One transfer of all blocks in random order.
+    """One transfer of random blocks in random order, none twice.
 
     Attributes:
         geometry: its numbers.
@@ -143,18 +145,19 @@ class Work(NamedTuple):
         import torch
 
         src, dst = (torch.from_numpy(ids).to(self.device) for ids in (self.src_ids, self.dst_ids))
-        expected = self.src.planes(self.geometry, self.device).index_select(1, src)
+        block_runs = self.geometry.block_runs
+        expected = self.src.planes(block_runs, self.device).index_select(1, src)
         self.dst.flat.zero_()
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
         move()
-        moved = self.dst.planes(self.geometry, self.device).index_select(1, dst)
+        moved = self.dst.planes(block_runs, self.device).index_select(1, dst)
         if not torch.equal(moved, expected):
             raise TransferError(f"{name}: not every byte of {self.plan!r} arrived")
 
 
 def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
-    """Lay caches over the front of the buffers, and plan all their blocks in random order.
+    """Lay caches over the buffers, and plan random blocks of them: all of the device's, some of the host's.
 
     Raises:
         KVPlanError: it does not fit, or is none.
@@ -162,22 +165,24 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
     geometry.check()
     if geometry.nbytes > buffers.nbytes:
         raise KVPlanError(f"{geometry.nbytes} bytes do not fit into buffers of {buffers.nbytes}")
-    host = _side(buffers.host, geometry, paged=geometry.host == "contiguous")
-    device = _side(buffers.other, geometry, paged=False)
+    pooled = buffers.host.numel() // (geometry.run_nbytes * geometry.block_runs)
+    host = _side(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
+    device = _side(buffers.other, geometry, geometry.blocks, paged=False)
     src, dst = (host, device) if geometry.direction == "load" else (device, host)
     program = compile(src.layout, dst.layout)
     random = np.random.default_rng((seed, geometry.runs, geometry.run_nbytes))
-    src_ids, dst_ids = (random.permutation(geometry.blocks).astype(np.int64) for _ in range(2))
+    src_ids, dst_ids = (
+        random.permutation(side.layout.num_blocks)[: geometry.blocks].astype(np.int64) for side in (src, dst)
+    )
     plan = program.plan(src_ids, dst_ids)
     return Work(geometry, program, plan, src, dst, src_ids, dst_ids, buffers.device)
 
 
-def _side(flat: Tensor, geometry: Geometry, *, paged: bool) -> Side:
+def _side(flat: Tensor, geometry: Geometry, blocks: int, *, paged: bool) -> Side:
     import torch
 
-    part = flat[: geometry.nbytes]
-    elements = part.view(torch.int64)
-    layers, blocks = geometry.block_runs // 2, geometry.blocks
+    part = flat[: geometry.run_nbytes * geometry.block_runs * blocks]
+    elements, layers = part.view(torch.int64), geometry.block_runs // 2
     if paged:
         shaped: Any = elements.view(blocks, layers, 2, 1, -1)
         return Side(KVLayout.from_tensors("block layer kv token dim", shaped), elements, paged)

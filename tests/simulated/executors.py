@@ -16,6 +16,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.execute.choose import Candidates
+from kvplan.tune.profile import default
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
@@ -51,7 +52,7 @@ def executor_on(device: Device, path: str = "auto", **policy: Any) -> Iterator[k
 def open_executor(device: Device, path: str = "auto", **policy: Any) -> kvplan.Executor:
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
     with mock.patch("kvplan.execute.cuda.Device", return_value=device):
-        executor = kvplan.Executor(device=f"cuda:{device.ordinal}", policy=kvplan.Policy(path=path, **policy))
+        executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), default())
     tables = executor._backend.tables
     whole = tables.function
     compiler = ModuleType("kvplan.execute.kernel")
@@ -85,7 +86,7 @@ def limits(**values: int) -> Iterator[None]:
 def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
-    with mock.patch.object(Candidates, "_auto", side_effect=lambda plan, verdict: next(todo)):
+    with mock.patch.object(Candidates, "_auto", side_effect=lambda plan, verdict: (next(todo), None)):
         yield
 
 

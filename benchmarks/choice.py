@@ -1,0 +1,255 @@
+"""``python -m benchmarks.choice``: does ``auto`` take the best path, also where nothing was calibrated, always the same?
+
+Calibrates several times in a row, then measures every path and ``auto`` over a grid of its own, and saves all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvplan.execute.policy import Policy
+from kvplan.tune.calibrate import BLOCK_RUNS, GRID
+from kvplan.tune.cost import candidates
+from kvplan.tune.profile import TERMS, DeviceProfile, from_json
+from kvplan.tune.statistics import Pieces, Statistics
+from kvplan.tune.workload import DIRECTIONS, HOSTS, Geometry
+
+SCHEMA = "kvplan.choice"
+KIB = 1 << 10
+SIZES = tuple(int(size * KIB) for size in (0.5, 1, 2, 4, 8, 16, 28, 32, 48, 64, 128, 512, 1024))
+COUNTS = (16, 128, 1024, 8192, 65536)
+MOST_NBYTES = 1 << 30
+CALIBRATIONS = 7
+NEAR, WORST = 1.05, 1.3  # times the best single path: what most points keep to, and what all do
+SHARE = 0.95
+SAMPLES, CASE_SECONDS = 15, 0.02
+
+
+class Point(NamedTuple):
+    """One transfer of the grid, measured.
+
+    Attributes:
+        geometry: what was moved.
+        plan: its statistics.
+        walls: seconds from submit to the known end, by path; ``"auto"`` among them.
+        taken: the path that ``auto`` took.
+    """
+
+    geometry: Geometry
+    plan: Statistics
+    walls: Mapping[str, float]
+    taken: str
+
+    @property
+    def best(self) -> float:
+        """Seconds of the best single path."""
+        return min(wall for path, wall in self.walls.items() if path in TERMS)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a calibration measures the same run size, count and block."""
+        one = self.geometry
+        return one.block_runs == BLOCK_RUNS and (one.run_nbytes, one.runs) in GRID
+
+
+def geometries() -> Iterator[Geometry]:
+    """The grid: every size and count that fits."""
+    for runs in COUNTS:
+        for run_nbytes in SIZES:
+            if runs * run_nbytes <= MOST_NBYTES:
+                for direction in DIRECTIONS:
+                    for host in HOSTS:
+                        yield Geometry(direction, host, run_nbytes, runs, min(runs, 64))
+
+
+class Finding(NamedTuple):
+    """How good choices are.
+
+    Attributes:
+        points: of the grid; ``foreign`` of them calibrated nowhere.
+        near: share of points where the choice is within 5 % of the best single path.
+        worst: the most times that it is slower.
+        at: where.
+    """
+
+    points: int
+    foreign: int
+    near: float
+    worst: float
+    at: str
+
+
+def regret(points: Sequence[Point], chosen: Mapping[Geometry, float]) -> Finding:
+    """What choices cost against the best single path.
+
+    Args:
+        points: measured.
+        chosen: seconds of what was chosen.
+    """
+    ratios = {point.geometry: chosen[point.geometry] / point.best for point in points}
+    at = max(ratios, key=lambda geometry: ratios[geometry])
+    near = sum(ratio <= NEAR for ratio in ratios.values()) / len(ratios)
+    return Finding(len(points), sum(not point.calibrated for point in points), near, ratios[at], " ".join(map(str, at)))
+
+
+def by_profile(points: Sequence[Point], profile: DeviceProfile) -> dict[Geometry, str]:
+    """What the model takes for each point."""
+    return {point.geometry: candidates(point.plan, profile, Policy())[0].path for point in points}
+
+
+def agreement(choices: Sequence[Mapping[Geometry, str]]) -> float:
+    """Share of points for which all choices are the same."""
+    same = [len({choice[geometry] for choice in choices}) == 1 for geometry in choices[0]]
+    return sum(same) / len(same)
+
+
+def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict[str, Any]:
+    """All that is to be shown. Pure."""
+    choices = [by_profile(points, profile) for profile in profiles]
+    walls = {point.geometry: point.walls for point in points}
+    modelled = [regret(points, {geometry: walls[geometry][path] for geometry, path in choice.items()})
+                for choice in choices]  # fmt: skip
+    rule = {name: regret(points, {point.geometry: point.walls[name] for point in points}) for name in TERMS}
+    off = [abs(math.log(one.wall / walls[point.geometry][one.path])) for point in points for one in
+           candidates(point.plan, profiles[0], Policy()) if not one.refused]  # fmt: skip
+    return {
+        "auto": regret(points, {point.geometry: point.walls["auto"] for point in points})._asdict(),
+        "model": [one._asdict() for one in modelled],
+        "always": {name: one._asdict() for name, one in rule.items()},
+        "agreement": agreement(choices),
+        "prediction_error": math.expm1(sorted(off)[len(off) // 2]),
+    }
+
+
+def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
+    """Every path and ``auto`` over the grid; every byte is seen to arrive first.
+
+    Args:
+        until: by ``time.perf_counter()``: no point begins after it.
+    """
+    from kvplan.execute import Executor
+    from kvplan.tune.calibrate import measure as measured
+    from kvplan.tune.workload import Buffers, work
+
+    buffers, points = Buffers(MOST_NBYTES, device), []
+    with ExitStack() as stack:
+        executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
+        executors["auto"] = auto = stack.enter_context(Executor(device, Policy(), profile))
+        for geometry in geometries():
+            if time.perf_counter() > until:
+                print(f"the budget is spent: {geometry} and what follows were not measured", file=sys.stderr)
+                break
+            moved = work(buffers, geometry)
+            samples = measured(moved, executors, verify=True, seconds=CASE_SECONDS, most=SAMPLES)
+            walls = {one.path: one.timing.wall for one in samples}
+            points.append(Point(geometry, samples[0].plan, walls, auto.candidates(moved.plan)[0].path))
+    return points
+
+
+def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, float]]) -> str:
+    """The result's file."""
+    from benchmarks.gpu.environment import gpu, versions
+
+    rows = [{"geometry": one.geometry._asdict(), "plan": asdict(one.plan), "walls": dict(one.walls), "taken": one.taken}
+            for one in points]  # fmt: skip
+    made = [json.loads(profile.to_json()) for profile in profiles]
+    about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return json.dumps({"schema": SCHEMA, "version": 1, **about, "findings": findings(points, profiles),
+                       "calibrations": list(runs), "profiles": made, "points": rows})  # fmt: skip
+
+
+def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
+    """What was measured, to be looked at again."""
+    document = json.loads(path.read_text())
+    points = []
+    for row in document["points"]:
+        plan = {
+            name: Pieces(*value) if isinstance(value, list | tuple) else value for name, value in row["plan"].items()
+        }
+        points.append(Point(Geometry(**row["geometry"]), Statistics(**plan), row["walls"], row["taken"]))
+    return points, [from_json(json.dumps(profile)) for profile in document["profiles"]]
+
+
+def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, float]]) -> None:
+    """Print the findings."""
+    rows = [("auto, measured", found["auto"]), *((f"model {k + 1}", one) for k, one in enumerate(found["model"])),
+            *((f"always {name}", one) for name, one in found["always"].items())]  # fmt: skip
+    print(f"{'':24}{'points':>7}{'within 5 %':>12}{'worst':>8}  where")
+    for name, one in rows:
+        print(f"{name:24}{one['points']:7}{one['near']:12.1%}{one['worst']:7.2f}x  {one['at']}")
+    print(f"{len(found['model'])} calibrations take the same path on {found['agreement']:.1%} of the grid")
+    print(f"median error of a prediction: {found['prediction_error']:.1%}")
+    for run in runs:
+        print(
+            f"calibrated in {run['seconds']:.1f} s, with {run['gpu_mb']:.0f} MB of the GPU and {run['host_mb']:.0f} MB of"
+            " the host"
+        )
+
+
+def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, float]]]:
+    """Calibrate so many times, and what each took."""
+    import resource
+
+    import torch
+
+    from kvplan.tune.calibrate import calibrate
+    from kvplan.tune.machine import machine
+
+    profiles, runs = [], []
+    torch.cuda.init()
+    torch.empty(1, device=device)
+    for _ in range(count):
+        torch.cuda.empty_cache()
+        free = least = torch.cuda.mem_get_info(device)[0]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        def look(share: float, what: str) -> None:
+            nonlocal least
+            del share, what
+            least = min(least, torch.cuda.mem_get_info(device)[0])
+
+        start = time.perf_counter()
+        profiles.append(calibrate(machine(), device, look))
+        taken = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        runs.append({"seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3})
+    return profiles, runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or look again at what was measured; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.choice", description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--calibrations", type=int, default=CALIBRATIONS)
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no point after so long"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="measure nothing; judge this file anew")
+    chosen = parser.parse_args(arguments)
+    if chosen.again:
+        points, profiles = from_file(chosen.again)
+        runs: Sequence[Mapping[str, float]] = json.loads(chosen.again.read_text())["calibrations"]
+    else:
+        until = time.perf_counter() + chosen.budget
+        profiles, runs = calibrations(chosen.device, chosen.calibrations)
+        points = measure(chosen.device, profiles[0], until)
+    if chosen.output:
+        chosen.output.write_text(to_json(points, profiles, runs))
+    found = findings(points, profiles)
+    show(found, runs)
+    auto = found["auto"]
+    return int(auto["near"] < SHARE or auto["worst"] > WORST or found["agreement"] < SHARE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

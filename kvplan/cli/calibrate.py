@@ -1,0 +1,107 @@
+"""``kvplan calibrate``: measure this GPU, so that ``auto`` chooses by it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
+from kvplan.errors import KVPlanError
+from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
+
+EXAMPLES = """examples:
+  kvplan calibrate
+  kvplan calibrate --device cuda:1 --output my-gpu.json
+  KVPLAN_PROFILE=my-gpu.json python serve.py"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("--device", default="cuda:0", metavar="cuda:N", help="which GPU (default cuda:0)")
+    parser.add_argument("--output", type=Path, metavar="FILE",
+                        help="where to keep the profile; by default the user's cache folder")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.calibrate)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, save, and say what was found."""
+    from kvplan.tune.machine import machine
+    from kvplan.tune.store import path_of, save
+
+    match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
+    if match is None:
+        raise KVPlanError(f"device {args.device!r} is no GPU; give cuda:0 or another")
+    here = machine(int(match[1] or 0))
+    start = time.perf_counter()
+    profile = _measured(here, f"cuda:{match[1] or 0}")
+    taken = time.perf_counter() - start
+    path = args.output or path_of(here)
+    save(profile, path)
+    if args.json:
+        print_json("calibrate", {"path": str(path), "seconds": round(taken, 2), "profile": asdict(profile)})
+        return 0
+    show(*screen(profile))
+    print(f"\nsaved {path} ({exact(path.stat().st_size)}) after {taken:.1f} seconds", file=sys.stderr)
+    return 0
+
+
+def _measured(here: Any, device: str) -> DeviceProfile:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    try:
+        import torch  # noqa: F401  # the buffers, and the compute beside them
+    except ModuleNotFoundError:
+        raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
+    from kvplan.tune.calibrate import calibrate
+
+    columns = (
+        BarColumn(30),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        return calibrate(here, device, lambda share, what: bar.update(task, completed=share, description=what))
+
+
+def screen(profile: DeviceProfile) -> list[Any]:
+    """A profile as tables: what it is of, ceilings, and what each path costs.
+
+    >>> from kvplan.tune.profile import default
+    >>> len(screen(default()))
+    3
+    """
+    ceilings = profile.ceilings
+    facts = [
+        ("GPU", f"{profile.gpu or 'not known'}, {profile.multiprocessors} SMs"),
+        ("driver", f"{profile.driver or 'not known'}, {profile.link}"),
+        ("made", f"{profile.how}: {profile.made}"),
+        ("load", f"{ceilings['load']:.1f} GB/s by the copy engine, {ceilings['sm_load']:.1f} by SMs"),
+        ("store", f"{ceilings['store']:.1f} GB/s by the copy engine, {ceilings['sm_store']:.1f} by SMs"),
+    ]
+    if profile.note:
+        facts.append(("note", profile.note))
+    costs, beside = [], []
+    for direction in DIRECTIONS:
+        for path, terms in TERMS.items():
+            found = profile.costs[direction][path]
+            byte = found.seconds[terms[-1]]
+            piece = found.seconds[terms[-2]]
+            costs.append((f"{direction}, {path}", f"{found.wall['fixed'] / 1e3:.0f} us", f"{piece:,.0f} ns",
+                          f"{1 / byte:.1f}" if byte else "-"))  # fmt: skip
+            pair = [profile.beside[kind][direction][path] for kind in ("decode", "prefill")]
+            beside.append((f"{direction}, {path}", *(text for one in pair
+                           for text in (f"{one.rate:.2f}", f"x{one.slower:.2f}"))))  # fmt: skip
+    return [
+        fact_table(facts),
+        number_table(("", "fixed", "a piece", "GB/s"), costs, right=(1, 2, 3)),
+        number_table(("rate; compute", "decode", "", "prefill", ""), beside, right=(1, 2, 3, 4)),
+    ]

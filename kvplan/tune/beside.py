@@ -1,0 +1,66 @@
+"""What each path keeps of its speed beside compute, and what it costs that."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from kvplan.execute import Executor
+from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
+from kvplan.tune.profile import DIRECTIONS, Beside, default
+from kvplan.tune.workload import Buffers, Geometry, work
+
+FEATURES, WEIGHTS, ROUNDS, PREFILL_ROWS = 4096, 4, 8, 4096
+WARM, ALONE, TRANSFERS, SECONDS = 20, 30, 3, 0.06
+BLOCK_RUNS = 32
+# What a path is there for: runs of these bytes, contiguous on the host where that is what it lives on.
+RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
+
+
+def compute_of(device: str, kind: str) -> Products:
+    """Decode: a batch of 64 over weights that no cache holds. Prefill: one large product."""
+    import torch
+
+    open_stream: Any = torch.cuda.Stream
+    at = (torch.device(device), open_stream(device))
+    if kind == "decode":
+        return Products(*at, rows=DECODE_BATCH, features=FEATURES, weights=WEIGHTS, rounds=ROUNDS)
+    return Products(*at, rows=PREFILL_ROWS, features=FEATURES, weights=1, rounds=2)
+
+
+def measure_beside(
+    buffers: Buffers, executors: dict[str, Executor], kind: str, until: float
+) -> dict[str, dict[str, Beside]]:
+    """Direction to path to what it is beside one kind of compute.
+
+    Args:
+        buffers: what is moved.
+        executors: by path.
+        kind: ``"decode"`` or ``"prefill"``.
+        until: by ``time.perf_counter()``: what has not begun by then keeps the default's figures.
+    """
+    compute = compute_of(buffers.device, kind)
+    guess = default().beside[kind]
+    made: dict[str, dict[str, Beside]] = {}
+    for direction in DIRECTIONS:
+        made[direction] = dict(guess[direction])
+        for path, run_nbytes in RUN_NBYTES.items():
+            if time.perf_counter() > until:
+                break
+            geometry = Geometry(direction, "contiguous", run_nbytes, buffers.nbytes // run_nbytes, BLOCK_RUNS)
+            made[direction][path] = _one(compute, executors[path], work(buffers, geometry).plan)
+    return made
+
+
+def _one(compute: Products, executor: Executor, plan: Any) -> Beside:
+    alone = []
+    for _ in range(TRANSFERS):
+        start = time.perf_counter()
+        executor.submit(plan).synchronize()
+        alone.append(time.perf_counter() - start)
+    taken: Window = window(
+        compute, lambda: executor.submit(plan), warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS
+    )
+    rate = statistics.median(alone) / statistics.median(taken.transfers)
+    return Beside(min(rate, 1.0), max(taken.slowdown, 1.0))

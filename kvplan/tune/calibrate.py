@@ -1,0 +1,212 @@
+"""Make a device's profile: a few hundred short transfers, and what they say of each path.
+
+At most 20 seconds and 1 GiB of memory, host and GPU together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from kvplan.errors import KVPlanError, PathError
+from kvplan.execute import Executor
+from kvplan.execute.policy import Policy
+from kvplan.execute.transfer import Transfer
+from kvplan.tune import ceilings
+from kvplan.tune.beside import measure_beside
+from kvplan.tune.cost import features
+from kvplan.tune.fit import fit
+from kvplan.tune.machine import Machine
+from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
+from kvplan.tune.statistics import Statistics, statistics_of
+from kvplan.tune.timing import Timing, timed
+from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
+from kvplan.version import __version__
+
+SECONDS = 17.0  # no transfer is begun after so many: the rest of 20 is for what is under way, and the fit
+HOST_NBYTES, DEVICE_NBYTES = 288 << 20, 128 << 20
+BLOCK_RUNS = 32
+ONE_PROGRAM = "kernel, 1 program"
+# (bytes of a run, runs): from where only the fixed costs count to where only the bytes do.
+GRID = tuple(
+    (run_nbytes, runs)
+    for runs in (32, 256, 2048, 16384)
+    for run_nbytes in (512, 2 << 10, 8 << 10, 24 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20)
+    if run_nbytes * runs <= DEVICE_NBYTES
+)
+SAMPLES, CASE_SECONDS = 7, 0.012
+LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
+
+Progress = Callable[[float, str], None]
+
+
+class Sample(NamedTuple):
+    """One path's time for one plan.
+
+    Attributes:
+        path: its name, or :data:`ONE_PROGRAM`.
+        plan: what was moved.
+        timing: how long it took.
+    """
+
+    path: str
+    plan: Statistics
+    timing: Timing
+
+
+def calibrate(machine: Machine, device: str = "cuda:0", progress: Progress | None = None) -> DeviceProfile:
+    """Measure a GPU, alone and beside compute.
+
+    Args:
+        machine: what the profile is of.
+        device: its name for executors; torch is needed.
+        progress: is told the share that is done, and what is being done.
+
+    Raises:
+        KVPlanError: too little could be measured within the time; or a byte did not arrive.
+    """
+    tell = progress or _silent
+    until = time.perf_counter() + SECONDS
+    tell(0.0, "memory")
+    buffers = Buffers(DEVICE_NBYTES, device, HOST_NBYTES)
+    tell(0.05, "ceilings")
+    found = ceilings.measure(buffers)
+    samples = []
+    works = list(geometries())
+    with ExitStack() as stack:
+        executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
+        executors[ONE_PROGRAM] = stack.enter_context(Executor(device, Policy(path="kernel", max_programs=1)))
+        for k, geometry in enumerate(works):
+            tell(
+                0.1 + 0.6 * k / len(works),
+                f"{geometry.direction} of {geometry.runs} runs of {geometry.run_nbytes} bytes",
+            )
+            if time.perf_counter() > until - SECONDS / 4:
+                break
+            samples += measure(work(buffers, geometry), executors, verify=k < 2 * len(HOSTS))
+        beside = {}
+        for kind, share in (("decode", 0.7), ("prefill", 0.85)):
+            tell(share, f"beside {kind}")
+            beside[kind] = measure_beside(buffers, executors, kind, until)
+    found |= sm_ceilings(samples)
+    tell(1.0, "done")
+    return profile_of(machine, samples, found, beside, multiprocessors=ceilings.multiprocessors(device))
+
+
+def geometries() -> Iterator[Geometry]:
+    """What is moved, so ordered that a cut leaves some of every kind."""
+    for step in (0, 1):
+        for run_nbytes, runs in GRID[step::2]:
+            for direction in DIRECTIONS:
+                for host in HOSTS:
+                    yield Geometry(direction, host, run_nbytes, runs, BLOCK_RUNS)
+
+
+def measure(
+    moved: Work, executors: dict[str, Executor], *, verify: bool, seconds: float = CASE_SECONDS, most: int = SAMPLES
+) -> list[Sample]:
+    """Every path's time for one work; those that cannot serve it have none.
+
+    Args:
+        moved: what is to be moved.
+        executors: by the name of the sample.
+        verify: whether every byte is seen to arrive first.
+        seconds, most: see :func:`kvplan.tune.timing.timed`.
+
+    Raises:
+        TransferError: a byte did not arrive.
+    """
+    cases = {}
+    for name, executor in executors.items():
+        begin = _Begin(executor, moved)
+        try:
+            begin().synchronize()
+        except PathError:
+            continue
+        if verify:
+            moved.verify(name, begin.whole)
+        cases[name] = begin
+    plan = statistics_of(moved.plan)
+    return [Sample(name, plan, timing) for name, timing in timed(cases, seconds=seconds, most=most, warm_ups=1).items()]
+
+
+def _silent(share: float, what: str) -> None:
+    """Tell nobody."""
+
+
+class _Begin:
+    """Submits a work to an executor."""
+
+    def __init__(self, executor: Executor, moved: Work) -> None:
+        self._executor = executor
+        self._plan = moved.plan
+
+    def __call__(self) -> Transfer:
+        return self._executor.submit(self._plan)
+
+    def whole(self) -> None:
+        """Submit it, and wait for its end."""
+        self().synchronize()
+
+
+def sm_ceilings(samples: Sequence[Sample]) -> dict[str, float]:
+    """GB/s that SMs reached over the link."""
+    made = {}
+    for direction in DIRECTIONS:
+        rates = [one.plan.nbytes / one.timing.seconds / 1e9 for one in samples
+                 if one.path == "kernel" and one.plan.direction == direction and one.timing.seconds > 0]  # fmt: skip
+        made[f"sm_{direction}"] = max(rates, default=0.0)
+    return made
+
+
+def profile_of(
+    machine: Machine,
+    samples: Sequence[Sample],
+    ceilings_found: dict[str, float],
+    beside: dict[str, dict[str, dict[str, Beside]]],
+    *,
+    multiprocessors: int,
+) -> DeviceProfile:
+    """What the samples say, as a profile. Pure.
+
+    Raises:
+        KVPlanError: too few samples of the kernel and the copy engine: nothing could be chosen by them.
+    """
+    guess = default()
+    costs: dict[str, dict[str, PathCosts]] = {}
+    unknown = []
+    for direction in DIRECTIONS:
+        costs[direction] = {}
+        for path in TERMS:
+            some = [one for one in samples if one.path == path and one.plan.direction == direction]
+            if len(some) < LEAST_SAMPLES:
+                unknown.append(f"{path}, {direction}")
+                costs[direction][path] = guess.costs[direction][path]
+                continue
+            alone = [one for one in samples if one.path == ONE_PROGRAM and one.plan.direction == direction]
+            program = (
+                {} if path != "kernel" else _costs(alone, path, 0) if alone else guess.costs[direction][path].program
+            )
+            seconds, wall, cpu = (_costs(some, path, target) for target in range(3))
+            costs[direction][path] = PathCosts(seconds, wall, cpu, program)
+    if len(unknown) == len(TERMS) * len(DIRECTIONS):
+        raise KVPlanError(
+            f"nothing could be measured within {SECONDS:.0f} seconds; is the GPU busy with something else?"
+        )
+    generation, width = machine.link.key
+    made = f"kvplan {__version__}, {datetime.now(UTC).date().isoformat()}, {len(samples)} samples"
+    note = f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else ""
+    return DeviceProfile(
+        machine.gpu, machine.driver, generation, width, "calibrated", made, multiprocessors, ceilings_found, costs,
+        beside, note,
+    )  # fmt: skip
+
+
+def _costs(samples: Sequence[Sample], path: str, target: int) -> Costs:
+    """Costs of a path's terms, in nanoseconds; the errors count relative to the whole time."""
+    counts = [features(path, one.plan) for one in samples]
+    found = fit(counts, [one.timing[target] * 1e9 for one in samples], [1e-9 / one.timing.wall for one in samples])
+    return dict(zip(TERMS[path], found, strict=True))

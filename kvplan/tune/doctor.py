@@ -1,0 +1,350 @@
+"""What of a machine is in the way of fast transfers, and what to do about it: judged from facts, and from nothing else.
+
+A *problem* costs a path, or much of the link. A *warning* costs less. What is *unknown* could not be found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.execute.driver import BATCH_VERSION
+from kvplan.tune.facts import Facts, gather
+from kvplan.tune.host import UNLIMITED, numbers
+
+__all__ = ["Facts", "Finding", "State", "examine", "gather"]
+
+State = Literal["ok", "warning", "problem", "unknown"]
+
+FIRST_DRIVER = 12000
+FIRST_TRITON = (3, 3)
+LITTLE_MEMORY = 1 << 30  # a host pool of less holds a few requests of one model
+QUEUES = 8  # hardware queues of a GPU unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, which may say up to 32
+ASTRAY = 0.05  # the share of a pool's pages that may lie on another node
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: of the check.
+        state: ``"ok"``, ``"warning"``, ``"problem"`` or ``"unknown"``.
+        what: was found, in one line.
+        advice: what to do, in one line; ``""`` where all is well or nothing is known to help.
+    """
+
+    name: str
+    state: State
+    what: str
+    advice: str = ""
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Judge the facts, the driver first. A check that has nothing to look at, such as that of a pool, is left out.
+
+    >>> driver, *others = examine(Facts(cuda=13000, batch=True))
+    >>> driver.state, driver.what
+    ('ok', 'CUDA 13.0')
+    >>> examine(Facts(locked=8 << 20))[0].what
+    'no CUDA driver: only the host path works'
+    """
+    return [finding for check in CHECKS if (finding := check(facts)) is not None]
+
+
+def cuda_driver(facts: Facts) -> Finding:
+    """Is there a driver, of 12.0 or newer?"""
+    if facts.cuda is None:
+        reason = facts.missing.get("cuda", "there is no CUDA driver")
+        if reason.startswith("there is no CUDA driver"):
+            advice = "install the NVIDIA driver (525 or newer); of a container: docker run --gpus all"
+            return Finding("driver", "problem", "no CUDA driver: only the host path works", advice)
+        advice = "update the NVIDIA driver to 525 or newer, or see what nvidia-smi and dmesg say of it"
+        return Finding("driver", "problem", f"{reason}: only the host path works", advice)
+    version = f"CUDA {_version(facts.cuda)}"
+    if facts.machine is not None and facts.machine.driver:
+        version += f", driver {facts.machine.driver}"
+    if facts.cuda < FIRST_DRIVER:
+        return Finding("driver", "problem", f"{version}: 12.0 is needed", "update the NVIDIA driver to 525 or newer")
+    return Finding("driver", "ok", version)
+
+
+def gpu(facts: Facts) -> Finding | None:
+    """Is the GPU there that was asked about?"""
+    if facts.cuda is None:
+        return None
+    if facts.machine is None:
+        advice = "see nvidia-smi -L, and what CUDA_VISIBLE_DEVICES leaves visible"
+        return Finding("GPU", "problem", facts.missing.get("machine", f"{facts.device} is not there"), advice)
+    place = f" at {facts.machine.pci}" if facts.machine.pci else ""
+    return Finding("GPU", "ok", f"{facts.device}: {facts.machine.gpu or 'a GPU without a name'}{place}")
+
+
+def batch(facts: Facts) -> Finding | None:
+    """Is cuMemcpyBatchAsync there? The driver may say success and give NULL."""
+    if facts.cuda is None or facts.batch is None:
+        return None
+    if facts.batch:
+        return Finding("batch copies", "ok", "cuMemcpyBatchAsync is there")
+    singly = "the path copy_engine copies one by one"
+    if facts.cuda < BATCH_VERSION:
+        what = f"no cuMemcpyBatchAsync before CUDA 12.8: {singly}"
+        return Finding("batch copies", "warning", what, "update the NVIDIA driver to 570 or newer")
+    what = f"the driver has no entry point of cuMemcpyBatchAsync, though 12.8 came with it: {singly}"
+    return Finding("batch copies", "warning", what, "update the NVIDIA driver; Policy(path='staged') needs no batches")
+
+
+def link(facts: Facts) -> Finding | None:
+    """Has the link all the generation and lanes that it could have?"""
+    if facts.machine is None:
+        return None
+    now = facts.machine.link
+    what = f"PCIe {_link(now.generation, now.width)} now, at most {_link(now.most_generation, now.most_width)}"
+    if None in {now.generation, now.width, now.most_generation, now.most_width}:
+        advice = "as root: lspci -vv, LnkCap beside LnkSta"
+        return Finding("link", "unknown", f"{what}: NVML and sysfs do not tell all", advice)
+    lanes, most_lanes = now.width or 0, now.most_width or 0
+    if lanes < most_lanes:
+        ceiling = "halves the ceiling" if 2 * lanes == most_lanes else f"leaves {lanes}/{most_lanes} of the ceiling"
+        advice = f"reseat the card or check the BIOS slot setting: x{lanes} of x{most_lanes} {ceiling}"
+        return Finding("link", "problem" if facts.busy else "warning", what, advice)
+    if (now.generation or 0) < (now.most_generation or 0):
+        if not facts.busy:
+            why = f" ({facts.missing['busy']})" if "busy" in facts.missing else ""
+            return Finding("link", "ok", f"{what}; an idle GPU lowers it, and nothing was copied{why}")
+        advice = "check the BIOS slot setting, risers and retimers; a PCIe error in dmesg lowers the generation too"
+        return Finding("link", "problem", f"{what}, under load", advice)
+    return Finding("link", "ok", f"PCIe {_link(now.generation, now.width)}, all that GPU and slot can")
+
+
+def torch(facts: Facts) -> Finding:
+    """Is torch there, and built for a CUDA that the driver serves?"""
+    if "torch" not in facts.packages:
+        what = f"{facts.missing.get('torch', 'not installed')}; needed for streams, events and tensors of a GPU"
+        return Finding("torch", "warning", what, 'pip install "kvplan[cuda]"')
+    version = facts.packages["torch"] or "of unknown version"
+    if facts.torch_cuda is None:
+        why = facts.missing.get("torch_cuda", "its version.py does not tell")
+        return Finding("torch", "unknown", f"{version}; for which CUDA? {why}")
+    if not facts.torch_cuda:
+        if facts.cuda is None:
+            return Finding("torch", "ok", f"{version}, built without CUDA")
+        advice = "install a build for CUDA: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+        return Finding("torch", "problem", f"{version}, built without CUDA: it makes no tensors on the GPU", advice)
+    built = f"{version}, built for CUDA {facts.torch_cuda}"
+    if facts.cuda is None:
+        return Finding("torch", "ok", f"{built}; there is no driver for it")
+    if int(facts.torch_cuda.partition(".")[0] or 0) > facts.cuda // 1000:
+        advice = f"update the NVIDIA driver, or install a torch for CUDA {facts.cuda // 1000}"
+        return Finding("torch", "problem", f"{built}; the driver serves {_version(facts.cuda)}", advice)
+    return Finding("torch", "ok", built)
+
+
+def triton(facts: Facts) -> Finding:
+    """Is Triton there, 3.3 or newer?"""
+    advice = 'pip install "triton>=3.3"'
+    need: State = "warning" if facts.cuda is None else "problem"
+    if "triton" not in facts.packages:
+        what = f"{facts.missing.get('triton', 'not installed')}: no paths kernel and staged"
+        return Finding("Triton", need, what, advice)
+    version = facts.packages["triton"]
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    if not (major.isdecimal() and minor.isdecimal()):
+        return Finding("Triton", "unknown", f"{version or 'of unknown version'}; 3.3 is needed", advice)
+    if (int(major), int(minor)) < FIRST_TRITON:
+        return Finding("Triton", need, f"{version}; 3.3 is needed by the paths kernel and staged", advice)
+    return Finding("Triton", "ok", version)
+
+
+def numba(facts: Facts) -> Finding:
+    """Is numba there, and a folder that it may write?"""
+    if "numba" not in facts.packages:
+        what = f"{facts.missing.get('numba', 'not installed')}; plans are made by loops that it compiles"
+        return Finding("numba", "problem", what, 'pip install "numba>=0.60"')
+    version = facts.packages["numba"] or "of unknown version"
+    if facts.numba_cache is None:
+        return Finding("numba", "unknown", f"{version}; where it keeps loops: {facts.missing.get('numba_cache', '?')}")
+    if not facts.numba_cache:
+        what = f"{version}; no folder to keep loops in: each process compiles them anew, for seconds"
+        return Finding("numba", "warning", what, "export NUMBA_CACHE_DIR=/a/folder/that/may/be/written")
+    return Finding("numba", "ok", f"{version}, keeps loops in {facts.numba_cache}")
+
+
+def cuda_bindings(facts: Facts) -> Finding:
+    """Are cuda-bindings there? Nothing of kvplan needs them."""
+    version = facts.packages.get("cuda-bindings")
+    there = "not installed" if version is None else version or "of unknown version"
+    return Finding("cuda-bindings", "ok", f"{there}; optional, kvplan calls the driver itself")
+
+
+def locked(facts: Facts) -> Finding:
+    """How much may this process lock? CUDA does not count its pinning, RDMA does."""
+    if facts.locked is None:
+        return _unknown(facts, "locked memory", "locked")
+    if facts.locked == UNLIMITED:
+        return Finding("locked memory", "ok", "no limit")
+    what = f"at most {_size(facts.locked)}: CUDA pins more all the same, RDMA (UCX, NIXL) does not"
+    return Finding("locked memory", "warning", what, "ulimit -l unlimited, or docker run --ulimit memlock=-1")
+
+
+def memory(facts: Facts) -> Finding:
+    """How large may a pinned pool be?"""
+    if facts.ram is None:
+        return _unknown(facts, "host memory", "ram")
+    every, room = facts.ram
+    what = f"{_size(room)} of {_size(every)} available"
+    advice = "stop what else holds memory, or make the pool smaller: pinned memory is never swapped"
+    if facts.cgroup is not None and facts.cgroup[0] != UNLIMITED:
+        most, used = facts.cgroup
+        what += f"; the cgroup may have {_size(most)} and uses {_size(used)}"
+        if most - used < room:
+            room, advice = max(most - used, 0), "docker run --memory, or resources.limits.memory of the pod"
+    if room < LITTLE_MEMORY:
+        return Finding("host memory", "warning", f"{what}: a pool has room for {_size(room)}", advice)
+    return Finding("host memory", "ok", what)
+
+
+def shared(facts: Facts) -> Finding:
+    """Is there room in /dev/shm? Pools of kvplan are not kept there, those shared by name between processes are."""
+    if facts.shared is None:
+        return _unknown(facts, "shared memory", "shared")
+    every, free = facts.shared
+    what = f"{_size(free)} of {_size(every)} free in /dev/shm"
+    if free >= LITTLE_MEMORY:
+        return Finding("shared memory", "ok", what)
+    what += ": too little for a pool that processes share by name; pools of kvplan do not use it"
+    advice = "docker run --shm-size=64g or --ipc=host; of a pod: an emptyDir of medium Memory at /dev/shm"
+    return Finding("shared memory", "warning", what, advice)
+
+
+def numa(facts: Facts) -> Finding | None:
+    """Do threads run, and pages lie, on the GPU's node?"""
+    if facts.machine is None:
+        return None
+    if facts.nodes is not None and len(facts.nodes) == 1:
+        return Finding("NUMA", "ok", "the host is one node")
+    near = facts.machine.numa_node
+    if near is None:
+        return Finding("NUMA", "unknown", "nobody tells the GPU's node", "see NUMA Affinity of nvidia-smi topo -m")
+    if facts.cpu_nodes is None or facts.memory_nodes is None:
+        why = facts.missing.get("nodes") or facts.missing.get("allowed") or "the kernel does not tell"
+        return Finding("NUMA", "unknown", f"the GPU is on node {near}; this process: {why}")
+    bind = f"numactl --cpunodebind={near} --membind={near}"
+    runs = f"the GPU is on node {near}, this process may run on {_nodes(facts.cpu_nodes)}"
+    if near not in facts.memory_nodes:
+        what = f"the GPU is on node {near}, this process may have memory of {_nodes(facts.memory_nodes)} only"
+        cpuset = f"let the cpuset have the node: docker run --cpuset-mems={near}"
+        return Finding("NUMA", "warning", what, cpuset)
+    if set(facts.cpu_nodes) != {near}:
+        return Finding("NUMA", "warning", runs, bind)
+    if (elsewhere := _policy_nodes(facts.policy)) - {near}:
+        what = f"the GPU is on node {near}, new pages go to {_nodes(sorted(elsewhere))} ({facts.policy})"
+        return Finding("NUMA", "warning", what, bind)
+    return Finding("NUMA", "ok", f"{runs} alone")
+
+
+def pool(facts: Facts) -> Finding | None:
+    """On which nodes do the pages of a pool lie?"""
+    if facts.pool is None:
+        return _unknown(facts, "pool", "pool") if "pool" in facts.missing else None
+    there = {node: count for node, count in facts.pool.items() if node >= 0}
+    if not there:
+        return Finding("pool", "unknown", "none of its pages is there yet", "write to it, or pin it, and ask again")
+    what = ", ".join(f"{count} pages on node {node}" for node, count in there.items())
+    near = None if facts.machine is None else facts.machine.numa_node
+    if near is None:
+        return Finding("pool", "ok" if len(there) == 1 else "unknown", what)
+    astray = sum(count for node, count in there.items() if node != near)
+    if astray > ASTRAY * sum(there.values()):
+        advice = f"allocate it under numactl --membind={near}: pinned pages do not move"
+        return Finding("pool", "warning", f"{what}; the GPU is on node {near}", advice)
+    return Finding("pool", "ok", f"{what}, where the GPU is")
+
+
+def connections(facts: Facts) -> Finding | None:
+    """Are there hardware queues enough? Streams that share one wait for each other."""
+    if facts.cuda is None:
+        return None
+    given = facts.connections
+    if not given:
+        return Finding("connections", "ok", f"CUDA_DEVICE_MAX_CONNECTIONS is not set: {QUEUES} hardware queues")
+    what, advice = f"CUDA_DEVICE_MAX_CONNECTIONS={given}", "export CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts"
+    if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= 32):
+        return Finding("connections", "warning", f"{what} is no number from 1 to 32", advice)
+    if int(given) < QUEUES:
+        return Finding("connections", "warning", f"{what}: loads, stores and compute wait for each other", advice)
+    return Finding("connections", "ok", what)
+
+
+def iommu(facts: Facts) -> Finding | None:
+    """Does an IOMMU translate what the GPU reads and writes?"""
+    if facts.iommu is None:
+        return None
+    if not facts.iommu:
+        return Finding("IOMMU", "ok", "none between GPU and memory")
+    if facts.iommu.startswith("DMA"):
+        what = f"it translates ({facts.iommu}) what the GPU reads and writes"
+        return Finding("IOMMU", "warning", what, "put iommu=pt on the kernel's command line")
+    return Finding("IOMMU", "ok", f"{facts.iommu}: nothing is translated")
+
+
+def hypervisor(facts: Facts) -> Finding | None:
+    """Is this a virtual machine, whose link and nodes may be made up?"""
+    if not facts.hypervisor or facts.machine is None:
+        return None
+    what = f"a virtual machine ({facts.hypervisor}): its link and nodes may be made up"
+    return Finding("virtualised", "unknown", what, "hold one large pinned copy against the link's ceiling")
+
+
+def profile(facts: Facts) -> Finding | None:
+    """Which device profile is in use?"""
+    if facts.profile is None:
+        return _unknown(facts, "profile", "profile") if "profile" in facts.missing else None
+    if (how := facts.profile.how) == "default" or facts.profile.note:
+        return Finding("profile", "warning", f"{how}: {facts.profile.note or 'measured nowhere'}", "kvplan calibrate")
+    return Finding("profile", "ok", f"{how}: {facts.profile.of}")
+
+
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    cuda_driver, gpu, batch, link, numa, pool, connections, iommu, hypervisor,
+    profile, torch, triton, numba, cuda_bindings, locked, memory, shared,
+)  # fmt: skip
+
+
+def _unknown(facts: Facts, name: str, fact: str) -> Finding:
+    return Finding(name, "unknown", facts.missing.get(fact, "nobody tells"))
+
+
+def _version(cuda: int) -> str:
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _link(generation: int | None, width: int | None) -> str:
+    return f"generation {generation or '?'} x{width or '?'}"
+
+
+def _nodes(which: Iterable[int]) -> str:
+    listed = [str(node) for node in which]
+    return f"node{'s' * (len(listed) != 1)} {', '.join(listed) or 'unknown'}"
+
+
+def _policy_nodes(policy: str | None) -> set[int]:
+    """Nodes that a policy names, as in ``bind:1``; none of ``default`` and of one that is not understood."""
+    try:
+        return set(numbers((policy or "").partition(":")[2]))
+    except ValueError:
+        return set()
+
+
+def _size(nbytes: int) -> str:
+    """Bytes for people.
+
+    >>> _size(8 << 20), _size(123 << 30), _size(1 << 16)
+    ('8 MiB', '123 GiB', '64 KiB')
+    """
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if nbytes >= 1 << shift:
+            return f"{nbytes / (1 << shift):.3g} {unit}"
+    return f"{nbytes / 1024:.3g} KiB"

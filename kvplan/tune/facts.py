@@ -1,0 +1,248 @@
+"""All that the doctor looks at: gathered once, and never an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvplan.execute.driver import driver
+from kvplan.tune import host
+from kvplan.tune.machine import ROOT, Machine, machine
+
+AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
+AWAKE_SECONDS = 0.2
+_BESIDE = 8  # copies under way while the link is read
+
+# Packages by the module that one imports, and by the name that one installs.
+PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "cuda.bindings": "cuda-bindings"}
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class ProfileInUse:
+    """The device profile that ``auto`` goes by.
+
+    Attributes:
+        how: ``"calibrated"`` here, ``"shipped"``, or ``"default"``: measured nowhere.
+        of: what it was measured on, by what and when.
+        note: what is to be known of it, such as why another could not be read; or ``""``.
+    """
+
+    how: str
+    of: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found; None is what could not be found out, and ``missing`` says why. Sizes are bytes, -1 is no limit.
+
+    Attributes:
+        device: that was asked about, as ``"cuda:0"``.
+        cuda: what the driver serves, as CUDA writes it: 13000 is 13.0.
+        batch: whether the driver gives the entry point of cuMemcpyBatchAsync.
+        machine: the GPU and its link.
+        busy: whether the link was read while copies were under way.
+        packages: versions by the name that one installs; ``""`` is a version that nobody tells.
+        torch_cuda: the CUDA that torch is built for, as ``"13.0"``; ``""`` is a torch without.
+        numba_cache: the folder that compiled loops are kept in; ``""`` is none that may be written.
+        locked: limit of what this process may lock.
+        ram: all, and available.
+        cgroup: the limit, and what is used of it.
+        shared: /dev/shm: all, and free.
+        nodes: NUMA nodes of the host.
+        cpu_nodes: those whose CPUs this process may run on.
+        memory_nodes: those whose memory it may have.
+        policy: where its new pages go, as ``default`` or ``bind:1``.
+        pool: pages of the pool that were looked at, by node; node -1 has those that nobody has touched yet.
+        connections: CUDA_DEVICE_MAX_CONNECTIONS; ``""`` is not set.
+        iommu: how the GPU's addresses are translated; ``""`` is not at all.
+        hypervisor: the virtual machine that this is; ``""`` is none.
+        profile: the device profile that is in use.
+        missing: by the name of a fact, or of a package, why it is not there.
+    """
+
+    device: str = "cuda:0"
+    cuda: int | None = None
+    batch: bool | None = None
+    machine: Machine | None = None
+    busy: bool = False
+    packages: Mapping[str, str] = field(default_factory=dict)
+    torch_cuda: str | None = None
+    numba_cache: str | None = None
+    locked: int | None = None
+    ram: tuple[int, int] | None = None
+    cgroup: tuple[int, int] | None = None
+    shared: tuple[int, int] | None = None
+    nodes: tuple[int, ...] | None = None
+    cpu_nodes: tuple[int, ...] | None = None
+    memory_nodes: tuple[int, ...] | None = None
+    policy: str | None = None
+    pool: Mapping[int, int] | None = None
+    connections: str = ""
+    iommu: str | None = None
+    hypervisor: str | None = None
+    profile: ProfileInUse | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather(
+    device: str = "cuda:0", *, busy: bool = False, pool: tuple[int, int] | None = None, root: Path = ROOT
+) -> Facts:
+    """Look at everything, in milliseconds; what cannot be found out is None. Nothing is raised, torch is not imported.
+
+    Args:
+        device: a GPU, as ``"cuda:0"``.
+        busy: an idle GPU lowers its link; copy up to 64 MiB at a time for 0.2 seconds before the link is read, if it is
+            lowered. This makes the GPU's context, and takes 64 MiB of its memory and of pinned memory meanwhile.
+        pool: address and bytes of host memory, whose pages' nodes are asked for.
+        root: of the file system that is asked.
+
+    >>> facts = gather()
+    >>> facts.cuda is None or facts.cuda >= 12000
+    True
+    """
+    missing: dict[str, str] = {}
+
+    def ask(name: str, question: Callable[..., Answer], *of: Any) -> Answer | None:
+        try:
+            return question(*of)
+        except Exception as error:  # noqa: BLE001  # a doctor that stops at the first thing that is wrong is none
+            missing[name] = " ".join(str(error).split()) or type(error).__name__
+            return None
+
+    entries = ask("cuda", driver)
+    ordinal = ask("machine", _ordinal, device)
+    gpu = None if entries is None or ordinal is None else ask("machine", lambda: machine(ordinal, root=root))
+    if entries is None and "machine" not in missing:
+        missing["machine"] = missing["cuda"]
+    woken = ask("busy", _woken, ordinal or 0, root) if busy and gpu and _lowered(gpu) else None
+    versions = {name: ask(name, _version, module, name) for module, name in PACKAGES.items()}
+    torch_is_there = versions["torch"] is not None
+    cpus_by_node, may = ask("nodes", host.nodes, root), ask("allowed", host.allowed, root)
+    return Facts(
+        device=device,
+        cuda=None if entries is None else entries.version,
+        batch=None if entries is None else entries.cuMemcpyBatchAsync is not None,
+        machine=woken or gpu,
+        busy=woken is not None,
+        packages={name: version for name, version in versions.items() if version is not None},
+        torch_cuda=ask("torch_cuda", _cuda_of_torch) if torch_is_there else None,
+        numba_cache=ask("numba_cache", _numba_cache),
+        locked=ask("locked", host.locked_limit, root),
+        ram=ask("ram", host.ram, root),
+        cgroup=ask("cgroup", host.cgroup, root),
+        shared=ask("shared", host.shared_memory, root),
+        nodes=None if cpus_by_node is None else tuple(cpus_by_node),
+        cpu_nodes=_nodes_of(cpus_by_node, may[0]) if cpus_by_node and may else None,
+        memory_nodes=may and may[1],
+        policy=ask("policy", host.memory_policy, root),
+        pool=ask("pool", host.pool_nodes, root, *pool) if pool else None,
+        connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", ""),
+        iommu=ask("iommu", host.iommu, root, gpu.pci) if gpu else None,
+        hypervisor=ask("hypervisor", host.hypervisor, root),
+        profile=ask("profile", _profile, gpu) if gpu else None,
+        missing=missing,
+    )
+
+
+def _ordinal(device: str) -> int:
+    if not re.fullmatch(r"cuda:\d{1,5}", device, re.ASCII):
+        raise ValueError(f"{device!r} is no GPU, as in 'cuda:0'")
+    return int(device.removeprefix("cuda:"))
+
+
+def _nodes_of(cpus_by_node: Mapping[int, tuple[int, ...]], cpus: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(node for node, of_node in cpus_by_node.items() if not set(of_node).isdisjoint(cpus))
+
+
+def _lowered(gpu: Machine) -> bool:
+    link = gpu.link
+    lower = link.generation and link.most_generation and link.generation < link.most_generation
+    return bool(lower or (link.width and link.most_width and link.width < link.most_width))
+
+
+def _woken(ordinal: int, root: Path) -> Machine:
+    """The machine again, read while copies are under way."""
+    from kvplan.execute.cuda import Device
+
+    device = Device(ordinal)
+    cu = device.driver
+    with device.current():
+        stream = memory = pinned = event = 0
+        try:
+            stream, event = device.stream(), device.event()
+            memory, pinned = device.allocate(AWAKE_NBYTES), device.allocate_host(AWAKE_NBYTES)
+            end = time.perf_counter() + AWAKE_SECONDS
+            while time.perf_counter() < end:
+                device.copy(memory, pinned, AWAKE_NBYTES, stream)
+                device.record(event, stream)
+                cu.check("cuEventSynchronize", cu.cuEventSynchronize(event))
+            for _ in range(_BESIDE):
+                device.copy(memory, pinned, AWAKE_NBYTES, stream)
+            device.record(event, stream)
+            return machine(ordinal, root=root)
+        finally:
+            if event:
+                cu.cuEventSynchronize(event)
+                cu.cuEventDestroy_v2(event)
+            for given, give_back in (
+                (memory, device.free),
+                (pinned, device.free_host),
+                (stream, cu.cuStreamDestroy_v2),
+            ):
+                if given:
+                    give_back(given)
+
+
+def _version(module: str, name: str) -> str:
+    """A package's version, without importing it."""
+    try:
+        there = find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        there = False
+    if not there:
+        raise ValueError("not installed")
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # a tree of sources on the path
+        return ""
+
+
+def _cuda_of_torch() -> str:
+    """From the file that torch's build writes: importing torch takes a second."""
+    spec = find_spec("torch")
+    written = Path(spec.origin or "").with_name("version.py") if spec else Path()
+    found = re.search(r"^cuda\b[^=\n]*= *(?:['\"]([\d.]+)['\"]|None)", host.text(written), re.MULTILINE)
+    if not found:
+        raise ValueError(f"{written} does not tell")
+    return found[1] or ""
+
+
+def _numba_cache() -> str:
+    """The first folder, of those that numba tries, that may be written, or made."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    for folder in (*([Path(named)] if named else []), Path(__file__).parents[1] / "__pycache__", home / "numba"):
+        nearest = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+        if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+            return str(folder)
+    return ""
+
+
+def _profile(gpu: Machine) -> ProfileInUse | None:
+    try:
+        from kvplan.tune import store
+    except ImportError:
+        return None
+    found = store.find(gpu)
+    of = ", ".join(filter(None, [found.gpu, found.driver and f"driver {found.driver}", found.link]))
+    return ProfileInUse(found.how, f"{of} ({found.made})", found.note)

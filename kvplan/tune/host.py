@@ -1,0 +1,217 @@
+"""What the file system and the kernel tell of a host: limits of its memory, its NUMA nodes, where pages lie.
+
+Each function takes the root of the file system that it asks, and raises OSError or ValueError where it finds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from collections import Counter
+from pathlib import Path
+
+UNLIMITED = -1  # bytes
+MOST_PAGES = 64  # of a pool that are looked at
+_NOT_LIMITED = 1 << 60  # cgroups of version 1 write "no limit" as the largest multiple of a page
+_LONGEST_LIST = 1 << 16  # numbers of a list of CPUs or nodes
+_MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # the system call's number
+
+
+def text(path: Path) -> str:
+    """A small file's text, without what is around it."""
+    return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+def numbers(listed: str) -> tuple[int, ...]:
+    """The numbers of a list as the kernel writes it.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> numbers("0-2,8"), numbers("")
+    ((0, 1, 2, 8), ())
+    """
+    found: list[int] = []
+    for part in filter(None, listed.strip().split(",")):
+        first, _, last = part.partition("-")
+        if int(last or first) - int(first) >= _LONGEST_LIST:
+            raise ValueError(f"{part!r} is no range of CPUs or nodes")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def locked_limit(root: Path) -> int:
+    """Bytes that this process may lock (RLIMIT_MEMLOCK, the soft limit), or UNLIMITED."""
+    found = re.search(r"^Max locked memory +(\d+|unlimited) ", text(root / "proc/self/limits"), re.MULTILINE)
+    if not found:
+        raise ValueError("/proc/self/limits does not tell the limit of locked memory")
+    return UNLIMITED if found[1] == "unlimited" else int(found[1])
+
+
+def ram(root: Path) -> tuple[int, int]:
+    """Bytes of memory: all, and available."""
+    told = dict(re.findall(r"^(\w+): +(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE))
+    if not {"MemTotal", "MemAvailable"} <= told.keys():
+        raise ValueError("/proc/meminfo does not tell MemTotal and MemAvailable")
+    return int(told["MemTotal"]) << 10, int(told["MemAvailable"]) << 10
+
+
+def shared_memory(root: Path) -> tuple[int, int]:
+    """Bytes of /dev/shm: all, and free."""
+    told = os.statvfs(root / "dev/shm")
+    return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+
+
+def cgroup(root: Path) -> tuple[int, int]:
+    """Bytes of this process's cgroup: the limit, or UNLIMITED, and what is used of it.
+
+    A limit of a group above counts too: of all, that with the least room left.
+    """
+    found = [limited for folder, limit, used in _groups(root) if (limited := _limited(folder, limit, used))]
+    if not found:
+        raise ValueError("no cgroup tells a limit of memory")
+    bound = [one for one in found if one[0] != UNLIMITED]
+    return min(bound, key=lambda one: one[0] - one[1]) if bound else found[0]
+
+
+def _groups(root: Path) -> list[tuple[Path, str, str]]:
+    """Folders that may limit the memory of this process, from its own upwards, and the names of their files."""
+    folders: list[tuple[Path, str, str]] = []
+    for line in text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            mount, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        below = Path(path.strip().lstrip("/"))  # in a container it may be the host's, and be found nowhere
+        folders += [(mount / one, *names) for one in (below, *below.parents)]
+    return folders
+
+
+def _limited(folder: Path, limit: str, used: str) -> tuple[int, int] | None:
+    try:
+        most = text(folder / limit)
+        nbytes = UNLIMITED if most == "max" or int(most) >= _NOT_LIMITED else int(most)
+        return nbytes, int(text(folder / used))
+    except (OSError, ValueError):  # the root of all groups has no such files
+        return None
+
+
+def nodes(root: Path) -> dict[int, tuple[int, ...]]:
+    """CPUs by NUMA node."""
+    folder = root / "sys/devices/system/node"
+    found = [path for path in folder.iterdir() if re.fullmatch(r"node\d{1,5}", path.name, re.ASCII)]
+    if not found:
+        raise ValueError("/sys/devices/system/node names no node")
+    return {int(path.name[4:]): numbers(text(path / "cpulist")) for path in sorted(found, key=lambda path: path.name)}
+
+
+def allowed(root: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """CPUs that this process may run on, and nodes whose memory it may have."""
+    told = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*(\S*)$", text(root / "proc/self/status"), re.MULTILINE))
+    if not told.get("Cpus") or not told.get("Mems"):
+        raise ValueError("/proc/self/status does not tell the CPUs and nodes that are allowed")
+    return numbers(told["Cpus"]), numbers(told["Mems"])
+
+
+def memory_policy(root: Path) -> str:
+    """Where new pages of this process go, as ``default``, ``bind:1`` or ``interleave:0-1``."""
+    with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:  # no further than needed: the kernel counts the pages of each mapping that is read
+            words = line.split()
+            if "heap" in words[2:] or "stack" in words[2:]:
+                return words[1].replace("=static", "").replace("=relative", "")
+    raise ValueError("/proc/self/numa_maps has no heap")
+
+
+def pool_nodes(root: Path, address: int, nbytes: int) -> dict[int, int]:
+    """How many pages of a range lie on each node; node -1 has those that nobody has touched yet.
+
+    Args:
+        root: of the file system.
+        address: where the range begins.
+        nbytes: of it. At most 64 pages, spread evenly, are looked at.
+    """
+    if nbytes < 1 or address < 1:
+        raise ValueError(f"a pool of {nbytes} bytes at {address:#x} is none")
+    try:
+        return _sampled(address, nbytes)
+    except OSError:  # a container may forbid the system call; its own map it always may read
+        return _mapped(root, address, nbytes)
+
+
+def sampled_pages(address: int, nbytes: int, page: int) -> list[int]:
+    """Addresses of at most 64 pages of a range, spread evenly.
+
+    >>> sampled_pages(4096 + 10, 8192, 4096)
+    [4096, 8192, 12288]
+    >>> len(sampled_pages(0x7F00_0000_0000, 1 << 40, 4096))
+    64
+    """
+    first, last = address // page, (address + nbytes - 1) // page
+    count = min(last - first + 1, MOST_PAGES)
+    return [(first + k * (last - first) // max(count - 1, 1)) * page for k in range(count)]
+
+
+def _sampled(address: int, nbytes: int) -> dict[int, int]:
+    """By move_pages without a destination, which moves nothing and tells where pages are."""
+    number = _MOVE_PAGES.get(platform.machine())
+    if number is None:
+        raise OSError(f"the number of move_pages is not known on {platform.machine()}")
+    pages = sampled_pages(address, nbytes, os.sysconf("SC_PAGE_SIZE"))
+    addresses = (ctypes.c_void_p * len(pages))(*pages)
+    status = (ctypes.c_int * len(pages))()
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    null = ctypes.c_void_p(None)
+    code = library.syscall(
+        ctypes.c_long(number), ctypes.c_long(0), ctypes.c_ulong(len(pages)), addresses, null, status, ctypes.c_long(0)
+    )
+    if code < 0:
+        raise OSError(ctypes.get_errno(), "move_pages")
+    return dict(sorted(Counter(max(node, -1) for node in status).items()))
+
+
+def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
+    """By the map of this process: all pages of the mappings that the range is in."""
+    told = re.findall(r"^([0-9a-f]{1,16}) (.*)$", text(root / "proc/self/numa_maps"), re.MULTILINE)
+    maps = sorted((int(start, 16), line) for start, line in told)
+    before = [start for start, _ in maps if start <= address]
+    first, found = max(before, default=address), Counter[int]()
+    for start, line in maps:
+        if first <= start < address + nbytes:
+            found.update({int(node): int(count) for node, count in re.findall(r"\bN(\d{1,5})=(\d{1,15})\b", line)})
+    if not found:
+        raise ValueError(f"/proc/self/numa_maps tells of no page at {address:#x}")
+    return dict(sorted(found.items()))
+
+
+def iommu(root: Path, pci: str) -> str:
+    """How addresses of a device are translated: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` where nothing does."""
+    device = root / "sys/bus/pci/devices" / pci
+    if not pci or not device.exists():
+        raise ValueError("the GPU is not in /sys/bus/pci/devices")
+    group = device / "iommu_group"
+    if not group.exists():
+        return ""
+    if not (kind := text(group / "type")):
+        raise ValueError("the IOMMU group of the GPU has no type")
+    return kind
+
+
+def hypervisor(root: Path) -> str:
+    """The virtual machine that this is, or ``""`` where it is none."""
+    flags = re.search(r"^flags\s*:(.*)$", text(root / "proc/cpuinfo"), re.MULTILINE)
+    if not flags:
+        raise ValueError("/proc/cpuinfo has no flags")
+    if "hypervisor" not in flags[1].split():
+        return ""
+    try:
+        return text(root / "sys/class/dmi/id/sys_vendor") or "of no name"
+    except OSError:
+        return "of no name"

@@ -1,0 +1,217 @@
+"""What a GPU and its link are: the key of a device profile, and the first thing that a doctor asks."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p, create_string_buffer
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplan.errors import TransferError
+from kvplan.execute.driver import SUCCESS, Driver, driver
+
+ROOT = Path("/")
+
+# GT/s of a lane, as sysfs writes them, by generation from 1.
+_SPEEDS = ("2.5", "5", "8", "16", "32", "64", "128")
+_WIDTHS = frozenset(
+    {1, 2, 4, 8, 12, 16, 32}
+)  # lanes that PCI Express knows; sysfs says 0 or 255 where it does not know
+
+_NVML: dict[str, tuple[Any, ...]] = {
+    "nvmlInit_v2": (),
+    "nvmlShutdown": (),
+    "nvmlSystemGetDriverVersion": (c_void_p, c_uint),
+    "nvmlDeviceGetHandleByPciBusId_v2": (c_char_p, POINTER(c_void_p)),
+    "nvmlDeviceGetCurrPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
+    "nvmlDeviceGetCurrPcieLinkWidth": (c_void_p, POINTER(c_uint)),
+    "nvmlDeviceGetMaxPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
+    "nvmlDeviceGetMaxPcieLinkWidth": (c_void_p, POINTER(c_uint)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The PCI Express link of a GPU; None is what nobody tells.
+
+    Attributes:
+        generation: now; an idle GPU lowers it.
+        width: lanes now.
+        most_generation: of GPU and slot, where NVML tells; else of the GPU.
+        most_width: lanes, likewise.
+    """
+
+    generation: int | None = None
+    width: int | None = None
+    most_generation: int | None = None
+    most_width: int | None = None
+
+    @property
+    def key(self) -> tuple[int | None, int | None]:
+        """Generation and lanes, the same whether the GPU idles or not: the generation is the highest, if it is told.
+
+        >>> Link(generation=1, width=16, most_generation=5, most_width=16).key
+        (5, 16)
+        >>> Link(generation=4, width=8).key
+        (4, 8)
+        """
+        return self.most_generation or self.generation, self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU, its driver and its place.
+
+    Attributes:
+        gpu: its name, such as ``"NVIDIA H100 80GB HBM3"``.
+        driver: version of the kernel driver, such as ``"580.159.04"``; ``""`` where nobody tells.
+        link: to the host.
+        cuda: what the driver serves, as CUDA writes it: 13000 is 13.0.
+        pci: bus id in lower case, such as ``"0000:0f:00.0"``; ``""`` where the driver does not tell.
+        numa_node: the node whose memory is next to the GPU, or None.
+    """
+
+    gpu: str
+    driver: str
+    link: Link
+    cuda: int
+    pci: str
+    numa_node: int | None
+
+
+def machine(ordinal: int = 0, *, root: Path = ROOT) -> Machine:
+    """What a GPU and its link are, in milliseconds; nothing is allocated or set on the GPU.
+
+    Name and bus id come from the CUDA driver; version and link from NVML, else from ``/proc`` and ``/sys``.
+
+    Args:
+        ordinal: its number among those visible.
+        root: of the file system that is asked.
+
+    Raises:
+        TransferError: no driver, or no such device.
+
+    >>> try:
+    ...     generation, lanes = machine().link.key
+    ... except TransferError:  # no GPU here
+    ...     generation = lanes = None
+    """
+    cu = driver()
+    count, number = c_int(), c_int()
+    cu.check("cuDeviceGetCount", cu.cuDeviceGetCount(byref(count)))
+    if not 0 <= ordinal < count.value:
+        raise TransferError(f"there is no CUDA device {ordinal}; {count.value} are visible")
+    cu.check("cuDeviceGet", cu.cuDeviceGet(byref(number), ordinal))
+    code, gpu = _told(cu.cuDeviceGetName, 256, number.value)
+    cu.check("cuDeviceGetName", code)
+    code, pci = _told(cu.cuDeviceGetPCIBusId, 32, number.value)
+    return _placed(cu, gpu, pci.lower() if code == SUCCESS else "", root)
+
+
+def _placed(cu: Driver, gpu: str, pci: str, root: Path) -> Machine:
+    version, told = _from_nvml(pci)
+    found = _from_sysfs(root, pci)
+    link = Link(
+        told.generation or found.generation,
+        told.width or found.width,
+        told.most_generation or found.most_generation,
+        told.most_width or found.most_width,
+    )
+    return Machine(gpu, version or _from_proc(root), link, cu.version, pci, _numa_node(root, pci))
+
+
+def _told(entry: Any, room: int, number: int) -> tuple[int, str]:
+    """What an entry point of the driver writes of a device, and what it returned."""
+    written = create_string_buffer(room)
+    code = int(entry(byref(written), room, number))
+    return code, written.value.decode(errors="replace")
+
+
+def _from_nvml(pci: str) -> tuple[str, Link]:
+    """Version of the driver, and the link. An NVML that is not there, or old, or refuses tells nothing."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        for name, types in _NVML.items():
+            entry = getattr(library, name)
+            entry.argtypes, entry.restype = types, c_int
+    except (OSError, AttributeError):
+        return "", Link()
+    if library.nvmlInit_v2() != SUCCESS:
+        return "", Link()
+    try:
+        written = create_string_buffer(80)
+        code = library.nvmlSystemGetDriverVersion(byref(written), len(written))
+        version = written.value.decode(errors="replace") if code == SUCCESS else ""
+        handle = c_void_p()
+        if not pci or library.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), byref(handle)) != SUCCESS:
+            return version, Link()
+        return version, Link(
+            _generation(_number(library.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
+            _width(_number(library.nvmlDeviceGetCurrPcieLinkWidth, handle)),
+            _generation(_number(library.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
+            _width(_number(library.nvmlDeviceGetMaxPcieLinkWidth, handle)),
+        )
+    finally:
+        library.nvmlShutdown()  # it counts: an NVML that others have open stays open
+
+
+def _number(entry: Any, handle: c_void_p) -> int | None:
+    value = c_uint()
+    return value.value if entry(handle, byref(value)) == SUCCESS else None
+
+
+def _generation(told: int | None) -> int | None:
+    return told if told is not None and 1 <= told <= len(_SPEEDS) else None
+
+
+def _width(told: int | None) -> int | None:
+    return told if told in _WIDTHS else None
+
+
+def _from_sysfs(root: Path, pci: str) -> Link:
+    return Link(
+        _speed(_attribute(root, pci, "current_link_speed")),
+        _lanes(_attribute(root, pci, "current_link_width")),
+        _speed(_attribute(root, pci, "max_link_speed")),
+        _lanes(_attribute(root, pci, "max_link_width")),
+    )
+
+
+def _attribute(root: Path, pci: str, name: str) -> str:
+    """A file of a PCI device, or ``""``."""
+    return _text(root / "sys/bus/pci/devices" / pci / name) if pci else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _speed(text: str) -> int | None:
+    """The generation of a lane's speed.
+
+    >>> _speed("32.0 GT/s PCIe"), _speed("2.5 GT/s"), _speed("Unknown")
+    (5, 1, None)
+    """
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
+    speed = found[1].removesuffix(".0") if found else ""
+    return _SPEEDS.index(speed) + 1 if speed in _SPEEDS else None
+
+
+def _lanes(text: str) -> int | None:
+    return _width(int(text)) if re.fullmatch(r"\d{1,3}", text, re.ASCII) else None
+
+
+def _numa_node(root: Path, pci: str) -> int | None:
+    text = _attribute(root, pci, "numa_node")  # -1 where the firmware does not say
+    return int(text) if re.fullmatch(r"\d{1,5}", text, re.ASCII) else None
+
+
+def _from_proc(root: Path) -> str:
+    text = _text(root / "proc/driver/nvidia/version")
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)", text, re.MULTILINE)
+    return found[1] if found else ""

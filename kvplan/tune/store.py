@@ -1,0 +1,160 @@
+"""Where device profiles are kept: the user's cache folder, and those that kvplan ships."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from kvplan.errors import KVPlanError
+from kvplan.tune.machine import Machine, machine
+from kvplan.tune.profile import DeviceProfile, default, from_json
+
+CHOSEN = "KVPLAN_PROFILE"  # environment variable: a profile's file, instead of all others
+SHIPPED = Path(__file__).parent / "profiles"
+MOST_NBYTES = 1 << 20  # of a file that is read: a profile has some kilobytes
+_log = logging.getLogger("kvplan")
+
+
+def folder() -> Path:
+    """The user's profiles, by the XDG base directory specification."""
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(told) if told and Path(told).is_absolute() else Path.home() / ".cache"
+    return base / "kvplan" / "profiles"
+
+
+def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str:
+    """A profile's name: what it was measured on.
+
+    >>> key("NVIDIA H100 80GB HBM3", "580.159.04", 5, 16), key("NVIDIA GB10", "", None, None)
+    ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
+    link = "link" if generation is None or width is None else f"pcie{generation}x{width}"
+    return f"{slug}_{re.sub(r'[^0-9.]', '', driver) or 'any'}_{link}"
+
+
+def path_of(here: Machine) -> Path:
+    """The file of a machine's own profile."""
+    return folder() / f"{key(here.gpu, here.driver, *here.link.key)}.json"
+
+
+def save(profile: DeviceProfile, path: Path) -> None:
+    """Write a profile; a reader sees the old one or the new one, never half.
+
+    Raises:
+        KVPlanError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as made:
+            made.write(profile.to_json())
+        Path(made.name).replace(path)
+    except OSError as error:
+        raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
+
+
+def read(path: Path) -> DeviceProfile:
+    """Read one file.
+
+    Raises:
+        KVPlanError: it cannot be read, or is no profile; which file, and why.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_NBYTES + 1)
+        text = raw.decode()
+    except OSError as error:
+        raise KVPlanError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise KVPlanError(f"{path}: no text") from None
+    if len(raw) > MOST_NBYTES:
+        raise KVPlanError(f"{path}: more than {MOST_NBYTES} bytes; a profile has some kilobytes")
+    try:
+        return from_json(text)
+    except KVPlanError as error:
+        raise KVPlanError(f"{path}: {error}") from None
+
+
+def find_for(ordinal: int) -> DeviceProfile:
+    """The profile of a GPU by its number among those visible; never an error."""
+    try:
+        return find(machine(ordinal))
+    except KVPlanError as error:  # the driver does not say what it is
+        return replace(default(), note=f"{default().note}; {error}")
+
+
+def find(here: Machine) -> DeviceProfile:
+    """The profile of a machine: the one that was chosen, its own, a shipped one, or the default; never an error.
+
+    What could not be read is said once in the log of ``kvplan``, and in the profile's ``note``.
+    """
+    told = os.environ.get(CHOSEN, "")
+    notes = []
+    for path in [Path(told)] if told else [path_of(here)]:
+        try:
+            if told or path.exists():
+                return _checked(read(path), here, path)
+        except (KVPlanError, OSError) as error:
+            notes.append(f"{error}; run `kvplan calibrate`")
+    for note in notes:
+        _log.warning("device profile not used: %s", note)
+    found = shipped(here)
+    if found is None:
+        found = default()
+        notes.append(found.note)
+    return replace(found, note="; ".join([*notes, *([found.note] if not notes and found.note else [])]))
+
+
+def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile:
+    """A profile that is of this machine.
+
+    Raises:
+        KVPlanError: it is of another GPU.
+    """
+    if profile.gpu and here.gpu and profile.gpu != here.gpu:
+        raise KVPlanError(f"{path}: is of {profile.gpu}, and this is {here.gpu}")
+    return profile
+
+
+def shipped(here: Machine) -> DeviceProfile | None:
+    """The shipped profile of a machine's GPU and link, of another driver if need be; None where there is none."""
+    generation, width = here.link.key
+    for profile in all_shipped():
+        if profile.gpu != here.gpu or (profile.generation, profile.width) != (generation, width):
+            continue
+        if profile.driver == here.driver:
+            return profile
+        note = f"measured with driver {profile.driver}, and this is {here.driver or 'not known'}"
+        return replace(profile, note=f"{note}: `kvplan calibrate` measures here")
+    return None
+
+
+def all_shipped() -> list[DeviceProfile]:
+    """Those that come with kvplan, by name of the GPU."""
+    return [read(path) for path in sorted(SHIPPED.glob("*.json"))]
+
+
+def by_name(name: str) -> DeviceProfile:
+    """A shipped profile by a part of its GPU's name, or a file.
+
+    Raises:
+        KVPlanError: none, or several, of that name; which there are.
+
+    >>> by_name("default").how
+    'default'
+    """
+    if name == "default":
+        return default()
+    if Path(name).suffix == ".json":
+        return read(Path(name))
+    found = [profile for profile in all_shipped() if name.lower() in profile.gpu.lower()]
+    if len(found) != 1:
+        names = ", ".join(profile.gpu for profile in (found or all_shipped()))
+        raise KVPlanError(
+            f"{'several profiles' if found else 'no profile'} of {name!r}; there are {names}, default, or a file"
+        )
+    return found[0]

@@ -1,0 +1,45 @@
+"""What a real GPU and its link are, and that the doctor looks at them and stays on its feet."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvplan.tune.doctor import examine, gather
+from kvplan.tune.facts import _woken
+from kvplan.tune.machine import machine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def test_a_real_gpu_and_its_doctor():
+    found = machine(0)
+    assert found.gpu == torch.cuda.get_device_name(0)
+    assert found.cuda >= 12000
+    assert found.driver
+    assert found.link.generation in range(1, 8)  # lowered where the GPU idles
+    assert found.link.key[0] in range(3, 8)
+    assert found.link.width in {1, 2, 4, 8, 16}
+
+    pool = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
+    pool[:] = 1
+    free = torch.cuda.mem_get_info(0)[0]
+    facts = gather("cuda:0", busy=True, pool=(pool.ctypes.data, pool.nbytes))
+    assert "busy" not in facts.missing
+    assert facts.machine is not None
+    assert facts.machine.link.generation in range(3, 8)  # awake, or woken
+    assert facts.machine.link.key == found.link.key
+    for _ in range(2):  # also where the link never sleeps
+        assert _woken(0, Path("/")).link.key == found.link.key
+    assert torch.cuda.mem_get_info(0)[0] > free - (32 << 20)  # what woke the link is given back
+    states = {finding.name: finding.state for finding in examine(facts)}
+    assert (states["driver"], states["GPU"], states["torch"], states["Triton"]) == ("ok",) * 4
+    assert states["batch copies"] == ("ok" if facts.batch else "warning")
+    assert examine(gather("cuda:99"))[1].state == "problem"
