@@ -1,4 +1,4 @@
-"""``python -m benchmarks.choice``: does ``auto`` take the best path, also where nothing was calibrated, always the same?
+"""``python -m benchmarks.choice``: does ``auto`` take the best path, and always the same one?
 
 Calibrates several times in a row, then measures every path and ``auto`` over a grid of its own, and saves all of it.
 """
@@ -155,7 +155,7 @@ def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
     return points
 
 
-def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, float]]) -> str:
+def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, Any]]) -> str:
     """The result's file."""
     from benchmarks.gpu.environment import gpu, versions
 
@@ -179,7 +179,7 @@ def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
     return points, [from_json(json.dumps(profile)) for profile in document["profiles"]]
 
 
-def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, float]]) -> None:
+def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
     """Print the findings."""
     rows = [("auto, measured", found["auto"]), *((f"model {k + 1}", one) for k, one in enumerate(found["model"])),
             *((f"always {name}", one) for name, one in found["always"].items())]  # fmt: skip
@@ -190,12 +190,12 @@ def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, float]]) -> None:
     print(f"median error of a prediction: {found['prediction_error']:.1%}")
     for run in runs:
         print(
-            f"calibrated in {run['seconds']:.1f} s, with {run['gpu_mb']:.0f} MB of the GPU and {run['host_mb']:.0f} MB of"
-            " the host"
+            f"calibrated in {run['seconds']:.1f} s, with {run['gpu_mb']:.0f} MB of the GPU,"
+            f" {run['host_mb']:.0f} MB of the host"
         )
 
 
-def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, float]]]:
+def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, Any]]]:
     """Calibrate so many times, and what each took."""
     import resource
 
@@ -218,10 +218,14 @@ def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dic
             least = min(least, torch.cuda.mem_get_info(device)[0])
 
         start = time.perf_counter()
-        profiles.append(calibrate(machine(), device, look))
+        samples: list[Any] = []
+        profiles.append(calibrate(machine(), device, look, samples))
         taken = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        runs.append({"seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3})
+        kept = [(one.path, asdict(one.plan), tuple(one.timing)) for one in samples]
+        runs.append(
+            {"samples": kept, "seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3}
+        )
     return profiles, runs
 
 
@@ -238,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.again:
         points, profiles = from_file(chosen.again)
-        runs: Sequence[Mapping[str, float]] = json.loads(chosen.again.read_text())["calibrations"]
+        runs: Sequence[Mapping[str, Any]] = json.loads(chosen.again.read_text())["calibrations"]
     else:
         until = time.perf_counter() + chosen.budget
         profiles, runs = calibrations(chosen.device, chosen.calibrations)

@@ -56,6 +56,16 @@ def _twice_blocks(ids, seen):
 
 
 @_compiled
+def touching(units, nbytes):
+    """Units (2, n) whose next lies ``nbytes`` further on both sides."""
+    found = np.int64(0)
+    for at in range(1, units.shape[1]):
+        if units[0, at] - units[0, at - 1] == nbytes and units[1, at] - units[1, at - 1] == nbytes:
+            found += 1
+    return found
+
+
+@_compiled
 def _twice(ids, skip, units, count, seen):
     """First unit (block * units + unit) that is named twice, or -1. ``seen`` comes and goes all clear."""
     rising = True

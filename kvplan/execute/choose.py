@@ -16,7 +16,7 @@ from kvplan.plan import Plan
 from kvplan.program import RunGroup
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, DeviceProfile
-from kvplan.tune.statistics import statistics_of
+from kvplan.tune.statistics import statistics_of, touching
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Path, Runtime
@@ -65,8 +65,8 @@ class Candidates:
     def __init__(self, runtime: Runtime, profile: DeviceProfile | None) -> None:
         self._runtime = runtime
         self._profile = profile
-        # By identity of the only run group, which is held weakly, and the count of its units.
-        self._decided: dict[tuple[int, int], tuple[ref[RunGroup], str, float | None]] = {}
+        # By identity of the only run group, which is held weakly, the count of its units, and how many touch the next.
+        self._decided: dict[tuple[int, int, int], tuple[ref[RunGroup], str, float | None]] = {}
         # By identity of the only pair, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Verdict]] = {}
 
@@ -194,20 +194,20 @@ class Candidates:
     def _auto(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:
         """The path to take, and the seconds that it is expected to take.
 
-        A submit of one run group, whose runs cannot merge across units, is decided once for each count of units.
+        A submit of one run group is decided once for each count of units, and of those that touch the next.
         """
         if len(plan.parts) != 1 or verdict.refused:
             return self._weigh(plan, verdict)
         group, units = plan.parts[0]
-        key = (id(group), units.shape[1])
+        merged = sum(touching(units, nbytes) for nbytes in group.sizes) if group.chainable else 0
+        key = (id(group), units.shape[1], merged)
         known = self._decided.get(key)
         if known is not None and known[0]() is group:
             return known[1], known[2]
         decided = self._weigh(plan, verdict)
-        if not group.chainable:
-            if len(self._decided) >= MOST_DECISIONS:
-                self._decided.clear()
-            self._decided[key] = (ref(group), *decided)
+        if len(self._decided) >= MOST_DECISIONS:
+            self._decided.clear()
+        self._decided[key] = (ref(group), *decided)
         return decided
 
     def _weigh(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:

@@ -11,8 +11,8 @@ from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
 from kvplan.tune.profile import DIRECTIONS, Beside, default
 from kvplan.tune.workload import Buffers, Geometry, work
 
-FEATURES, WEIGHTS, ROUNDS, PREFILL_ROWS = 4096, 4, 8, 4096
-WARM, ALONE, TRANSFERS, SECONDS = 20, 30, 3, 0.06
+FEATURES, WEIGHTS, ROUNDS, PREFILL_ROWS = 4096, 4, 4, 2048
+WARM, ALONE, TRANSFERS, SECONDS = 120, 100, 3, 0.08
 BLOCK_RUNS = 32
 # What a path is there for: runs of these bytes, contiguous on the host where that is what it lives on.
 RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
@@ -26,7 +26,7 @@ def compute_of(device: str, kind: str) -> Products:
     at = (torch.device(device), open_stream(device))
     if kind == "decode":
         return Products(*at, rows=DECODE_BATCH, features=FEATURES, weights=WEIGHTS, rounds=ROUNDS)
-    return Products(*at, rows=PREFILL_ROWS, features=FEATURES, weights=1, rounds=2)
+    return Products(*at, rows=PREFILL_ROWS, features=FEATURES, weights=1, rounds=3)
 
 
 def measure_beside(

@@ -27,7 +27,8 @@ from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__
 
 SECONDS = 17.0  # no transfer is begun after so many: the rest of 20 is for what is under way, and the fit
-HOST_NBYTES, DEVICE_NBYTES = 288 << 20, 128 << 20
+HOST_NBYTES, DEVICE_NBYTES = 512 << 20, 64 << 20
+RING_NBYTES = 84 << 20  # two chunks: half of what a ring takes by default
 BLOCK_RUNS = 32
 ONE_PROGRAM = "kernel, 1 program"
 # (bytes of a run, runs): from where only the fixed costs count to where only the bytes do.
@@ -37,7 +38,7 @@ GRID = tuple(
     for run_nbytes in (512, 2 << 10, 8 << 10, 24 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20)
     if run_nbytes * runs <= DEVICE_NBYTES
 )
-SAMPLES, CASE_SECONDS = 7, 0.012
+SAMPLES, CASE_SECONDS = 11, 0.02
 LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
 
 Progress = Callable[[float, str], None]
@@ -57,13 +58,16 @@ class Sample(NamedTuple):
     timing: Timing
 
 
-def calibrate(machine: Machine, device: str = "cuda:0", progress: Progress | None = None) -> DeviceProfile:
+def calibrate(
+    machine: Machine, device: str = "cuda:0", progress: Progress | None = None, keep: list[Sample] | None = None
+) -> DeviceProfile:
     """Measure a GPU, alone and beside compute.
 
     Args:
         machine: what the profile is of.
         device: its name for executors; torch is needed.
         progress: is told the share that is done, and what is being done.
+        keep: is given the samples, for whoever wants to look at them.
 
     Raises:
         KVPlanError: too little could be measured within the time; or a byte did not arrive.
@@ -77,7 +81,9 @@ def calibrate(machine: Machine, device: str = "cuda:0", progress: Progress | Non
     samples = []
     works = list(geometries())
     with ExitStack() as stack:
-        executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
+        executors = {
+            path: stack.enter_context(Executor(device, Policy(path=path, staging_bytes=RING_NBYTES))) for path in TERMS
+        }
         executors[ONE_PROGRAM] = stack.enter_context(Executor(device, Policy(path="kernel", max_programs=1)))
         for k, geometry in enumerate(works):
             tell(
@@ -93,6 +99,8 @@ def calibrate(machine: Machine, device: str = "cuda:0", progress: Progress | Non
             beside[kind] = measure_beside(buffers, executors, kind, until)
     found |= sm_ceilings(samples)
     tell(1.0, "done")
+    if keep is not None:
+        keep += samples
     return profile_of(machine, samples, found, beside, multiprocessors=ceilings.multiprocessors(device))
 
 
@@ -205,8 +213,17 @@ def profile_of(
     )  # fmt: skip
 
 
-def _costs(samples: Sequence[Sample], path: str, target: int) -> Costs:
-    """Costs of a path's terms, in nanoseconds; the errors count relative to the whole time."""
+def _costs(samples: Sequence[Sample], path: str, target: int, byte: float | None = None) -> Costs:
+    """Costs of a path's terms, in nanoseconds; the errors count relative to the whole time.
+
+    Args:
+        samples: of one path and direction.
+        path: its name.
+        target: which number of a timing.
+        byte: what a byte of large pieces costs by the ceiling, which is measured better by itself; None is fitted.
+    """
     counts = [features(path, one.plan) for one in samples]
-    found = fit(counts, [one.timing[target] * 1e9 for one in samples], [1e-9 / one.timing.wall for one in samples])
+    known = {} if byte is None else {len(TERMS[path]) - 1: byte}
+    weights = [1e-9 / one.timing.wall for one in samples]
+    found = fit(counts, [one.timing[target] * 1e9 for one in samples], weights, known)
     return dict(zip(TERMS[path], found, strict=True))

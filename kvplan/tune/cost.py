@@ -20,8 +20,9 @@ NS = 1e-9
 # Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
 # what the caller is there for.
 COMPUTE_WEIGHT = 4.0
-# Candidates so much slower than the best are as good, and the one that takes the fewest SMs is taken.
-TIE = 0.02
+# Candidates so much slower than the best are as good, and the first of these is taken: fewer SMs come first, and always
+# the same one, whatever the noise of a calibration.
+TIE, PREFERRED = 0.02, ("copy_engine", "copy_engine_2d", "staged", "kernel")
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
 
 
@@ -63,7 +64,7 @@ def features(path: str, plan: Statistics, policy: Policy | None = None) -> tuple
         single = plan.rowless.total
         return 1.0, plan.calls + single, plan.rows + single, plan.nbytes
     if path == "staged":
-        return 1.0, chunks_of(plan.nbytes, policy), *_pieces(plan.extents)
+        return 1.0, chunks_of(plan.nbytes, policy), plan.runs, *_pieces(plan.extents)
     raise PathError(f"path {path!r} has no cost model; those with one are {', '.join(TERMS)}")
 
 
@@ -162,7 +163,7 @@ def candidates(
     able.sort(key=lambda candidate: candidate.score)
     if able:
         near = [one for one in able if one.score <= able[0].score * (1 + TIE)]
-        first = min(near, key=lambda one: (one.sm_share, one.score))
+        first = min(near, key=lambda one: PREFERRED.index(one.path))
         able.remove(first)
         able.insert(0, first)
     return able + [Candidate(path, refused=refused[path]) for path in TERMS if path in refused]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -17,13 +17,19 @@ ROUNDS = 20
 NEAR = 0.3
 
 
-def fit(features: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float]) -> list[float]:
+def fit(
+    features: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    weights: Sequence[float],
+    known: Mapping[int, float] | None = None,
+) -> list[float]:
     """Costs, none negative, for which ``features @ costs`` is nearest to ``seconds``, each error times its weight.
 
     Args:
         features: (n, terms): how often each term counts in a sample.
         seconds: (n,): what was measured.
         weights: (n,): with 1 / seconds, relative errors count alike.
+        known: costs of some terms, by their position: those are taken as they are.
 
     Raises:
         KVPlanError: no samples, or more terms than are tried.
@@ -34,7 +40,13 @@ def fit(features: Sequence[Sequence[float]], seconds: Sequence[float], weights: 
     matrix, target, scale = (np.asarray(given, dtype=np.float64) for given in (features, seconds, weights))
     if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] > MOST_TERMS:
         raise KVPlanError(f"features are of shape {matrix.shape}; give some samples of at most {MOST_TERMS} terms")
-    return [float(cost) for cost in _non_negative(matrix * scale[:, None], target * scale)]
+    known = known or {}
+    free = [k for k in range(matrix.shape[1]) if k not in known]
+    costs = np.zeros(matrix.shape[1])
+    costs[list(known)] = list(known.values())
+    left = target - matrix @ costs
+    costs[free] = _non_negative(matrix[:, free] * scale[:, None], left * scale)
+    return [float(cost) for cost in costs]
 
 
 def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:

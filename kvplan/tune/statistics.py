@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.compiled import loops
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
@@ -186,22 +187,24 @@ def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
 
 
 def _merged(part: Part, facts: GroupFacts) -> Pieces:
-    """Flat copies of a part: those that touch their like in the neighbouring unit are one.
+    """Flat copies of a part: those that touch their like in the next unit are one.
 
-    What meets a copy of another run (the end of the K plane and the start of V) is few, and counted as apart.
+    What meets a copy of another run (the end of the K plane and the start of V), or its like in a unit that is not the
+    next of the plan, is merged by the flat lowering, and counted as apart here: it is few.
     """
     count = int(part.units.shape[1])
     if count < 2 or not part.group.chainable:
         return facts.copies.times(count)
-    src, dst = _in_order(part.units)
     made = Pieces()
     for nbytes, each in facts.by_size:
-        chains = count - int(np.count_nonzero((dst == nbytes) & (src == nbytes)))
-        made = made.plus(Pieces.of(chains * each, count * nbytes * each))
+        made = made.plus(Pieces.of((count - touching(part.units, nbytes)) * each, count * nbytes * each))
     return made
 
 
-def _in_order(units: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Bytes from each unit to the next, on both sides, in order of destination."""
-    order = np.argsort(units[1])
-    return np.diff(units[0][order]), np.diff(units[1][order])
+def touching(units: Int64Array, nbytes: int) -> int:
+    """Units (2, n) whose next lies so many bytes further on both sides.
+
+    >>> touching(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
+    1
+    """
+    return int(loops().touching(units, nbytes))

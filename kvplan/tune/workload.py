@@ -19,7 +19,7 @@ DIRECTIONS = ("load", "store")
 # How the host holds a block: its runs one after another, or each with the same run of the other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
-PIECE = 64 << 20  # bytes of random numbers made at a time
+PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
 class Geometry(NamedTuple):
