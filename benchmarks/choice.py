@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvplan.execute.policy import Policy
-from kvplan.tune.calibrate import BLOCK_RUNS, GRID
+from kvplan.tune.calibrate import GRID, ROUNDS
 from kvplan.tune.cost import candidates
 from kvplan.tune.profile import TERMS, DeviceProfile, from_json
 from kvplan.tune.statistics import Pieces, Statistics
@@ -58,7 +58,7 @@ class Point(NamedTuple):
     def calibrated(self) -> bool:
         """Whether a calibration measures the same run size, count and block."""
         one = self.geometry
-        return one.block_runs == BLOCK_RUNS and (one.run_nbytes, one.runs) in GRID
+        return one.block_runs in ROUNDS and (one.run_nbytes, one.runs) in GRID
 
 
 def geometries() -> Iterator[Geometry]:

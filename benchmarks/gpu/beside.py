@@ -12,7 +12,6 @@ import torch
 from benchmarks.gpu import baselines
 from benchmarks.gpu.alone import COPY, all_blocks, one_large_copy
 from benchmarks.gpu.bench import Bench
-from kvplan.tune.compute import DECODE_BATCH, InFlight, Products, Window, window
 from benchmarks.gpu.limits import (
     DIRECTIONS,
     KERNEL_STORE_SLOWDOWN,
@@ -22,6 +21,7 @@ from benchmarks.gpu.limits import (
 )
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
+from kvplan.tune.compute import DECODE_BATCH, InFlight, Products, Window, window
 
 KINDS = ("decode", "prefill")
 

@@ -65,8 +65,8 @@ class Candidates:
     def __init__(self, runtime: Runtime, profile: DeviceProfile | None) -> None:
         self._runtime = runtime
         self._profile = profile
-        # By identity of the only run group, which is held weakly, the count of its units, and how many touch the next.
-        self._decided: dict[tuple[int, int, int], tuple[ref[RunGroup], str, float | None]] = {}
+        # By identity of the only run group, count of its units, and how many touch the next. All is held weakly.
+        self._decided: dict[tuple[int, int, int], tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout], Choice]] = {}
         # By identity of the only pair, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Verdict]] = {}
 
@@ -88,17 +88,16 @@ class Candidates:
             PathError: the path, or every path, cannot serve the plan.
         """
         runtime = self._runtime
-        name, predicted = runtime.policy.path, None
-        verdict = self._verdict(plan)
+        name = runtime.policy.path
         if name == "auto" and not capturing:
-            name, predicted = self._auto(plan, verdict)
-            return Choice(runtime.paths[name], predicted, verdict.pageable)
+            return self._auto(plan)
+        verdict = self._verdict(plan)
         if name == "auto":
             name = "kernel"
         elif capturing and not runtime.paths[name].capturable:
             raise PathError(f"path {name!r} cannot be captured into a CUDA graph; path 'kernel' can")
         self._check(plan, name, verdict)
-        return Choice(runtime.paths[name], predicted, verdict.pageable)
+        return Choice(runtime.paths[name], None, verdict.pageable)
 
     def all(self, plan: Plan) -> list[cost.Candidate]:
         """Every path with what it is expected to take, the one that ``auto`` takes first; refused ones last.
@@ -191,33 +190,36 @@ class Candidates:
         reasons = "; ".join(f"{path}: {why}" for path in GPU_PATHS)
         return PathError, f"no path serves this {plan.direction!r} plan: {reasons}"
 
-    def _auto(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:
-        """The path to take, and the seconds that it is expected to take.
+    def _auto(self, plan: Plan) -> Choice:
+        """What the model makes the cheapest; within a GPU, and of pageable memory, what the rule says.
 
         A submit of one run group is decided once for each count of units, and of those that touch the next.
         """
-        if len(plan.parts) != 1 or verdict.refused:
-            return self._weigh(plan, verdict)
+        if len(plan.parts) != 1:
+            return self._weigh(plan)
         group, units = plan.parts[0]
         merged = sum(touching(units, nbytes) for nbytes in group.sizes) if group.chainable else 0
         key = (id(group), units.shape[1], merged)
+        src, dst = plan.layouts[0]
         known = self._decided.get(key)
-        if known is not None and known[0]() is group:
-            return known[1], known[2]
-        decided = self._weigh(plan, verdict)
-        if len(self._decided) >= MOST_DECISIONS:
-            self._decided.clear()
-        self._decided[key] = (ref(group), *decided)
-        return decided
+        if known is not None and known[0]() is group and known[1]() is src and known[2]() is dst:
+            return known[3]
+        choice = self._weigh(plan)
+        if not choice.pageable:  # it may be pinned by the next time
+            if len(self._decided) >= MOST_DECISIONS:
+                self._decided.clear()
+            self._decided[key] = (ref(group), ref(src), ref(dst), choice)
+        return choice
 
-    def _weigh(self, plan: Plan, verdict: Verdict) -> tuple[str, float | None]:
+    def _weigh(self, plan: Plan) -> Choice:
+        paths, verdict = self._runtime.paths, self._verdict(plan)
         if plan.direction not in DIRECTIONS or verdict.several or verdict.pageable or not plan.nbytes:
             large = verdict.several or verdict.pageable or plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1)
             name = "copy_engine" if large else "kernel"
             self._check(plan, name, verdict)
-            return name, None
-        first = self.all(plan)[0]
-        if first.refused:
-            reasons = "; ".join(f"{one.path}: {one.refused}" for one in self.all(plan))
+            return Choice(paths[name], None, verdict.pageable)
+        every = self.all(plan)
+        if every[0].refused:
+            reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
             raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
-        return first.path, first.seconds
+        return Choice(paths[every[0].path], every[0].seconds, verdict.pageable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,11 +48,15 @@ class ExecutorStats(PathStats):
     prediction_error: float | None = None
 
 
+PENDING = 256  # results that are not yet added up: an append is all that a transfer's end is to cost
+
+
 class Tally:
     """Adds up results; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pending: deque[TransferResult] = deque()
         self._sums: dict[str, list[float]] = {}
         self._failed = 0
         self._predicted = 0
@@ -59,18 +64,25 @@ class Tally:
 
     def add(self, result: TransferResult) -> None:
         """One more transfer that ended well."""
+        self._pending.append(result)
+        if len(self._pending) > PENDING:
+            self._add_up()
+
+    def _add_up(self) -> None:
         with self._lock:
-            sums = self._sums.get(result.path)
-            if sums is None:
-                sums = self._sums[result.path] = [0, 0, 0.0, 0, 0]
-            sums[0] += 1
-            sums[1] += result.nbytes
-            sums[2] += result.seconds
-            sums[3] += result.descriptors
-            sums[4] += result.launches
-            if result.predicted and result.seconds > 0:
-                self._predicted += 1
-                self._off += abs(math.log(result.predicted / result.seconds))
+            while self._pending:  # only here are they taken out
+                result = self._pending.popleft()
+                sums = self._sums.get(result.path)
+                if sums is None:
+                    sums = self._sums[result.path] = [0, 0, 0.0, 0, 0]
+                sums[0] += 1
+                sums[1] += result.nbytes
+                sums[2] += result.seconds
+                sums[3] += result.descriptors
+                sums[4] += result.launches
+                if result.predicted and result.seconds > 0:
+                    self._predicted += 1
+                    self._off += abs(math.log(result.predicted / result.seconds))
 
     def fail(self) -> None:
         """One more that did not."""
@@ -85,6 +97,7 @@ class Tally:
         >>> tally.stats().nbytes, tally.stats().paths["kernel"].descriptors, round(tally.stats().prediction_error, 3)
         (4096, 2, 0.1)
         """
+        self._add_up()
         with self._lock:
             paths = {
                 path: PathStats(int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]))

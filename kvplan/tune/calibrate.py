@@ -26,19 +26,22 @@ from kvplan.tune.timing import Timing, timed
 from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__
 
-SECONDS = 17.0  # no transfer is begun after so many: the rest of 20 is for what is under way, and the fit
-HOST_NBYTES, DEVICE_NBYTES = 512 << 20, 64 << 20
+# No transfer is begun after so many, and none alone after the first: the rest of 20 is for what is under way.
+ALONE_SECONDS, SECONDS = 14.0, 18.0
+HOST_NBYTES, DEVICE_NBYTES = 384 << 20, 64 << 20
 RING_NBYTES = 84 << 20  # two chunks: half of what a ring takes by default
-BLOCK_RUNS = 32
+ROUNDS = (16, 64)  # over the grid, with so many runs a block: what they cost apart cannot be told from one number
 ONE_PROGRAM = "kernel, 1 program"
 # (bytes of a run, runs): from where only the fixed costs count to where only the bytes do.
 GRID = tuple(
     (run_nbytes, runs)
-    for runs in (32, 256, 2048, 16384)
+    for runs in (16, 64, 512, 4096, 16384)
     for run_nbytes in (512, 2 << 10, 8 << 10, 24 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20)
     if run_nbytes * runs <= DEVICE_NBYTES
 )
-SAMPLES, CASE_SECONDS = 11, 0.02
+MANY = ((512, 65536), (1 << 10, 65536))  # for the paths whose runs cost next to nothing
+FAST = ("kernel", "staged")
+SAMPLES, CASE_SECONDS = 8, 0.015
 LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
 
 Progress = Callable[[float, str], None]
@@ -90,9 +93,10 @@ def calibrate(
                 0.1 + 0.6 * k / len(works),
                 f"{geometry.direction} of {geometry.runs} runs of {geometry.run_nbytes} bytes",
             )
-            if time.perf_counter() > until - SECONDS / 4:
+            if time.perf_counter() > until - SECONDS + ALONE_SECONDS:
                 break
-            samples += measure(work(buffers, geometry), executors, verify=k < 2 * len(HOSTS))
+            some = {name: one for name, one in executors.items() if geometry.runs < MANY[0][1] or name in FAST}
+            samples += measure(work(buffers, geometry, k), some, verify=k < 2 * len(HOSTS))
         beside = {}
         for kind, share in (("decode", 0.7), ("prefill", 0.85)):
             tell(share, f"beside {kind}")
@@ -106,11 +110,13 @@ def calibrate(
 
 def geometries() -> Iterator[Geometry]:
     """What is moved, so ordered that a cut leaves some of every kind."""
-    for step in (0, 1):
-        for run_nbytes, runs in GRID[step::2]:
+    for block_runs in ROUNDS:
+        for run_nbytes, runs in (*GRID[::2], *GRID[1::2], *MANY):
+            if runs < block_runs:
+                continue
             for direction in DIRECTIONS:
-                for host in HOSTS:
-                    yield Geometry(direction, host, run_nbytes, runs, BLOCK_RUNS)
+                for host in HOSTS[: 1 if runs == MANY[0][1] else None]:
+                    yield Geometry(direction, host, run_nbytes, runs, block_runs)
 
 
 def measure(
@@ -194,11 +200,14 @@ def profile_of(
                 unknown.append(f"{path}, {direction}")
                 costs[direction][path] = guess.costs[direction][path]
                 continue
-            alone = [one for one in samples if one.path == ONE_PROGRAM and one.plan.direction == direction]
-            program = (
-                {} if path != "kernel" else _costs(alone, path, 0) if alone else guess.costs[direction][path].program
-            )
-            seconds, wall, cpu = (_costs(some, path, target) for target in range(3))
+            byte = 1 / max(ceilings_found[f"sm_{direction}" if path == "kernel" else direction], 1e-9)
+            seconds, wall = (_costs(some, path, target, byte) for target in range(2))
+            program: Costs = {}
+            if path == "kernel":
+                alone = [one for one in samples if one.path == ONE_PROGRAM and one.plan.direction == direction]
+                known = len(alone) >= LEAST_SAMPLES
+                program = _costs(alone, path, 0) if known else guess.costs[direction][path].program
+            cpu = _costs(some, path, 2)
             costs[direction][path] = PathCosts(seconds, wall, cpu, program)
     if len(unknown) == len(TERMS) * len(DIRECTIONS):
         raise KVPlanError(

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from kvplan.errors import PathError
 from kvplan.execute.policy import (
-    CHUNK_NBYTES,
     DEFAULT_PROGRAMS,
-    SMALL_CHUNK_NBYTES,
-    SMALL_CHUNKS,
     Policy,
 )
 from kvplan.tune.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
@@ -20,9 +17,9 @@ NS = 1e-9
 # Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
 # what the caller is there for.
 COMPUTE_WEIGHT = 4.0
-# Candidates so much slower than the best are as good, and the first of these is taken: fewer SMs come first, and always
-# the same one, whatever the noise of a calibration.
-TIE, PREFERRED = 0.02, ("copy_engine", "copy_engine_2d", "staged", "kernel")
+# Candidates so much slower than the best are as good, and the first of these is taken, always the same one whatever the
+# noise of a calibration: those whose time varies least with the sizes come first.
+TIE, PREFERRED = 0.02, ("kernel", "staged", "copy_engine_2d", "copy_engine")
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
 
 
@@ -54,7 +51,7 @@ class Candidate:
         return self.wall + COMPUTE_WEIGHT * self.compute_seconds
 
 
-def features(path: str, plan: Statistics, policy: Policy | None = None) -> tuple[float, ...]:
+def features(path: str, plan: Statistics) -> tuple[float, ...]:
     """How often each term of a path counts in a plan; in the order of :data:`kvplan.tune.profile.TERMS`."""
     if path == "kernel":
         return 1.0, plan.runs, plan.nbytes
@@ -64,25 +61,12 @@ def features(path: str, plan: Statistics, policy: Policy | None = None) -> tuple
         single = plan.rowless.total
         return 1.0, plan.calls + single, plan.rows + single, plan.nbytes
     if path == "staged":
-        return 1.0, chunks_of(plan.nbytes, policy), plan.runs, *_pieces(plan.extents)
+        return 1.0, plan.runs, *_pieces(plan.extents)
     raise PathError(f"path {path!r} has no cost model; those with one are {', '.join(TERMS)}")
 
 
 def _pieces(pieces: Pieces) -> tuple[float, ...]:
     return pieces.small, pieces.small_nbytes, pieces.large, pieces.large_nbytes
-
-
-def chunks_of(nbytes: int, policy: Policy | None = None) -> int:
-    """Chunks in which the staged path moves so many bytes.
-
-    >>> chunks_of(1 << 20), chunks_of(21 << 20), chunks_of(1 << 30)
-    (1, 3, 25)
-    """
-    chunk = (policy and policy.chunk_bytes) or CHUNK_NBYTES
-    if policy is not None and policy.staging_bytes is not None:
-        chunk = min(chunk, max(policy.staging_bytes // 2, 1))
-    chunk = min(chunk, max(nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES))
-    return max(1, -(-nbytes // chunk))
 
 
 def total(counts: Iterable[float], costs: Costs, terms: Iterable[str]) -> float:
@@ -100,7 +84,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
         policy: what runs beside it, and the knobs of the path.
     """
     costs, terms = profile.costs[plan.direction][path], TERMS[path]
-    counts = features(path, plan, policy)
+    counts = features(path, plan)
     seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
     share = 0.0
     if path == "kernel":

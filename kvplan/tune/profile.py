@@ -20,7 +20,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "kernel": ("fixed", "run", "byte"),
     "copy_engine": ("fixed", "small_copy", "small_byte", "large_copy", "large_byte"),
     "copy_engine_2d": ("fixed", "call", "row", "byte"),
-    "staged": ("fixed", "chunk", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
+    "staged": ("fixed", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
 }
 Costs = Mapping[str, float]
 
@@ -215,7 +215,7 @@ def default() -> DeviceProfile:
         "copy_engine": {"fixed": 10e3, "small_copy": 1500.0, "small_byte": byte, "large_copy": 500.0,
                         "large_byte": byte},
         "copy_engine_2d": {"fixed": 25e3, "call": 3000.0, "row": 100.0, "byte": byte},
-        "staged": {"fixed": 25e3, "chunk": 15e3, "run": 0.5, "small_extent": 1500.0, "small_byte": byte,
+        "staged": {"fixed": 40e3, "run": 0.5, "small_extent": 1500.0, "small_byte": byte,
                    "large_extent": 500.0, "large_byte": byte},
     }  # fmt: skip
     before = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}

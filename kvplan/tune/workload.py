@@ -19,6 +19,7 @@ DIRECTIONS = ("load", "store")
 # How the host holds a block: its runs one after another, or each with the same run of the other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
+FEW = 4  # up to one block in so many is gathered on the host
 PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
@@ -106,10 +107,17 @@ class Side(NamedTuple):
     flat: Tensor
     paged: bool
 
-    def planes(self, block_runs: int, device: str) -> Tensor:
-        """Its words (run of a block, block, word) on a device, where they are compared."""
-        words, blocks = self.flat.to(device), self.layout.num_blocks
-        return words.view(blocks, block_runs, -1).transpose(0, 1) if self.paged else words.view(block_runs, blocks, -1)
+    def select(self, ids: Tensor, block_runs: int) -> Tensor:
+        """The words (run of a block, block, word) of some blocks, on the device of the ids, where they are compared.
+
+        Of few blocks of the host's, only those are sent there.
+        """
+        blocks = self.layout.num_blocks
+        few = not self.flat.is_cuda and ids.numel() * FEW <= blocks
+        at, words = (ids.cpu(), self.flat) if few else (ids, self.flat.to(ids.device))
+        if self.paged:
+            return words.view(blocks, block_runs, -1).index_select(0, at).transpose(0, 1).to(ids.device)
+        return words.view(block_runs, blocks, -1).index_select(1, at).to(ids.device)
 
 
 class Work(NamedTuple):
@@ -146,12 +154,12 @@ class Work(NamedTuple):
 
         src, dst = (torch.from_numpy(ids).to(self.device) for ids in (self.src_ids, self.dst_ids))
         block_runs = self.geometry.block_runs
-        expected = self.src.planes(block_runs, self.device).index_select(1, src)
+        expected = self.src.select(src, block_runs)
         self.dst.flat.zero_()
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
         move()
-        moved = self.dst.planes(block_runs, self.device).index_select(1, dst)
+        moved = self.dst.select(dst, block_runs)
         if not torch.equal(moved, expected):
             raise TransferError(f"{name}: not every byte of {self.plan!r} arrived")
 

@@ -15,7 +15,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.choose import Candidates
+from kvplan.execute.choose import Candidates, Choice
 from kvplan.tune.profile import default
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
@@ -86,7 +86,11 @@ def limits(**values: int) -> Iterator[None]:
 def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
-    with mock.patch.object(Candidates, "_auto", side_effect=lambda plan, verdict: (next(todo), None)):
+
+    def take(candidates: Candidates, plan: kvplan.Plan) -> Choice:
+        return Choice(candidates._runtime.paths[next(todo)], None, pageable=False)
+
+    with mock.patch.object(Candidates, "_auto", autospec=True, side_effect=take):
         yield
 
 
