@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,31 +128,6 @@ def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict
     }
 
 
-def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
-    """Every path and ``auto`` over the grid; every byte is seen to arrive first.
-
-    Args:
-        until: by ``time.perf_counter()``: no point begins after it.
-    """
-    from kvplan.execute import Executor
-    from kvplan.tune.calibrate import measure as measured
-    from kvplan.tune.workload import Buffers, work
-
-    buffers, points = Buffers(MOST_NBYTES, device), []
-    with ExitStack() as stack:
-        executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
-        executors["auto"] = auto = stack.enter_context(Executor(device, Policy(), profile))
-        for geometry in geometries():
-            if time.perf_counter() > until:
-                print(f"the budget is spent: {geometry} and what follows were not measured", file=sys.stderr)
-                break
-            moved = work(buffers, geometry)
-            samples = measured(moved, executors, verify=True, seconds=CASE_SECONDS, most=SAMPLES)
-            walls = {one.path: one.timing.wall for one in samples}
-            points.append(Point(geometry, samples[0].plan, walls, auto.candidates(moved.plan)[0].path))
-    return points
-
-
 def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, Any]]) -> str:
     """The result's file."""
     from benchmarks.gpu.environment import gpu, versions
@@ -165,6 +138,11 @@ def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Se
     about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return json.dumps({"schema": SCHEMA, "version": 1, **about, "findings": findings(points, profiles),
                        "calibrations": list(runs), "profiles": made, "points": rows})  # fmt: skip
+
+
+def plan_of(row: Mapping[str, Any]) -> Statistics:
+    """A plan's statistics as JSON has them."""
+    return Statistics(**{name: Pieces(*held) if isinstance(held, list | tuple) else held for name, held in row.items()})
 
 
 def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
@@ -195,40 +173,6 @@ def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, Any]]]:
-    """Calibrate so many times, and what each took."""
-    import resource
-
-    import torch
-
-    from kvplan.tune.calibrate import calibrate
-    from kvplan.tune.machine import machine
-
-    profiles, runs = [], []
-    torch.cuda.init()
-    torch.empty(1, device=device)
-    for _ in range(count):
-        torch.cuda.empty_cache()
-        free = least = torch.cuda.mem_get_info(device)[0]
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-        def look(share: float, what: str) -> None:
-            nonlocal least
-            del share, what
-            least = min(least, torch.cuda.mem_get_info(device)[0])
-
-        start = time.perf_counter()
-        samples: list[Any] = []
-        profiles.append(calibrate(machine(), device, look, samples))
-        taken = time.perf_counter() - start
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        kept = [(one.path, asdict(one.plan), tuple(one.timing)) for one in samples]
-        runs.append(
-            {"samples": kept, "seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3}
-        )
-    return profiles, runs
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or look again at what was measured; 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choice", description=__doc__)
@@ -239,12 +183,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--again", type=Path, metavar="FILE", help="measure nothing; judge this file anew")
+    parser.add_argument("--refit", action="store_true", help="with --again: fit the profiles anew from their samples")
     chosen = parser.parse_args(arguments)
     if chosen.again:
         points, profiles = from_file(chosen.again)
         runs: Sequence[Mapping[str, Any]] = json.loads(chosen.again.read_text())["calibrations"]
+        if chosen.refit:
+            from benchmarks.choice_runs import refitted
+
+            profiles = refitted(runs, profiles)
     else:
         until = time.perf_counter() + chosen.budget
+        from benchmarks.choice_runs import calibrations, measure
+
         profiles, runs = calibrations(chosen.device, chosen.calibrations)
         points = measure(chosen.device, profiles[0], until)
     if chosen.output:

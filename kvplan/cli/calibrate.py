@@ -26,13 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda:0", metavar="cuda:N", help="which GPU (default cuda:0)")
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="where to keep the profile; by default the user's cache folder")  # fmt: skip
+    parser.add_argument("--alone", action="store_true",
+                        help="do not weigh it with earlier calibrations of this kind of GPU")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.calibrate)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save, and say what was found."""
     from kvplan.tune.machine import machine
-    from kvplan.tune.store import path_of, save
+    from kvplan.tune.prior import weighed
+    from kvplan.tune.store import find, path_of, save
 
     match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
     if match is None:
@@ -40,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     here = machine(int(match[1] or 0))
     start = time.perf_counter()
     profile = _measured(here, f"cuda:{match[1] or 0}")
+    if not args.alone:
+        profile = weighed(profile, find(here))
     taken = time.perf_counter() - start
     path = args.output or path_of(here)
     save(profile, path)

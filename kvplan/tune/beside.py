@@ -11,8 +11,11 @@ from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
 from kvplan.tune.profile import DIRECTIONS, Beside, default
 from kvplan.tune.workload import Buffers, Geometry, work
 
-FEATURES, WEIGHTS, ROUNDS, PREFILL_ROWS = 4096, 4, 4, 2048
-WARM, ALONE, TRANSFERS, SECONDS = 120, 100, 3, 0.08
+# Products of hundreds of tiles: of few, one SM less may cost a whole wave. Weights of 128 MiB, which no cache holds.
+DECODE_FEATURES, ROUNDS = 8192, 4
+PREFILL_FEATURES, PREFILL_ROWS = 4096, 8192
+WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
+WARM_UPS = 2
 BLOCK_RUNS = 32
 # What a path is there for: runs of these bytes, contiguous on the host where that is what it lives on.
 RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
@@ -25,8 +28,8 @@ def compute_of(device: str, kind: str) -> Products:
     open_stream: Any = torch.cuda.Stream
     at = (torch.device(device), open_stream(device))
     if kind == "decode":
-        return Products(*at, rows=DECODE_BATCH, features=FEATURES, weights=WEIGHTS, rounds=ROUNDS)
-    return Products(*at, rows=PREFILL_ROWS, features=FEATURES, weights=1, rounds=3)
+        return Products(*at, rows=DECODE_BATCH, features=DECODE_FEATURES, weights=1, rounds=ROUNDS)
+    return Products(*at, rows=PREFILL_ROWS, features=PREFILL_FEATURES, weights=1, rounds=1)
 
 
 def measure_beside(
@@ -55,10 +58,11 @@ def measure_beside(
 
 def _one(compute: Products, executor: Executor, plan: Any) -> Beside:
     alone = []
-    for _ in range(TRANSFERS):
+    for turn in range(WARM_UPS + TRANSFERS):
         start = time.perf_counter()
         executor.submit(plan).synchronize()
-        alone.append(time.perf_counter() - start)
+        if turn >= WARM_UPS:
+            alone.append(time.perf_counter() - start)
     taken: Window = window(
         compute, lambda: executor.submit(plan), warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS
     )

@@ -6,7 +6,7 @@ At most 20 seconds and 1 GiB of memory, host and GPU together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -40,7 +40,7 @@ GRID = tuple(
     if run_nbytes * runs <= DEVICE_NBYTES
 )
 MANY = ((512, 65536), (1 << 10, 65536))  # for the paths whose runs cost next to nothing
-FAST = ("kernel", "staged")
+FAST, ENGINE_PATHS = ("kernel", "staged"), ("copy_engine", "copy_engine_2d", "staged")
 SAMPLES, CASE_SECONDS = 8, 0.015
 LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
 
@@ -101,7 +101,7 @@ def calibrate(
         for kind, share in (("decode", 0.7), ("prefill", 0.85)):
             tell(share, f"beside {kind}")
             beside[kind] = measure_beside(buffers, executors, kind, until)
-    found |= sm_ceilings(samples)
+    found = ceilings_of(samples, found)
     tell(1.0, "done")
     if keep is not None:
         keep += samples
@@ -166,20 +166,24 @@ class _Begin:
         self().synchronize()
 
 
-def sm_ceilings(samples: Sequence[Sample]) -> dict[str, float]:
-    """GB/s that SMs reached over the link."""
-    made = {}
+def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:
+    """GB/s that nothing exceeded: the ceilings as found, what transfers reached where that is more, and SMs alone.
+
+    Others may have used the link just while the large copies ran.
+    """
+    made = dict(found)
     for direction in DIRECTIONS:
-        rates = [one.plan.nbytes / one.timing.seconds / 1e9 for one in samples
-                 if one.path == "kernel" and one.plan.direction == direction and one.timing.seconds > 0]  # fmt: skip
-        made[f"sm_{direction}"] = max(rates, default=0.0)
+        for name, paths in ((direction, ENGINE_PATHS), (f"sm_{direction}", ("kernel",))):
+            rates = [one.plan.nbytes / one.timing.seconds / 1e9 for one in samples
+                     if one.path in paths and one.plan.direction == direction and one.timing.seconds > 0]  # fmt: skip
+            made[name] = max(made.get(name, 0.0), *rates, 0.0)
     return made
 
 
 def profile_of(
     machine: Machine,
     samples: Sequence[Sample],
-    ceilings_found: dict[str, float],
+    ceilings_found: Mapping[str, float],
     beside: dict[str, dict[str, dict[str, Beside]]],
     *,
     multiprocessors: int,
@@ -218,7 +222,7 @@ def profile_of(
     note = f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else ""
     return DeviceProfile(
         machine.gpu, machine.driver, generation, width, "calibrated", made, multiprocessors, ceilings_found, costs,
-        beside, note,
+        beside, note, calibrations=1,
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class DeviceProfile:
         costs: direction to path to costs.
         beside: ``"decode"`` or ``"prefill"`` to direction to path to what it is beside that.
         note: what a user should know of it, or "".
+        calibrations: how many it is the mean of.
 
     >>> default().how, sorted(default().costs["load"])
     ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
@@ -87,6 +88,7 @@ class DeviceProfile:
     costs: Mapping[str, Mapping[str, PathCosts]]
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
     note: str = ""
+    calibrations: int = 0
 
     def to_json(self) -> str:
         """The file's text."""
@@ -136,6 +138,7 @@ def from_json(text: str) -> DeviceProfile:
         costs={way: reader.costs(way) for way in DIRECTIONS},
         beside={kind: {way: reader.beside(kind, way) for way in DIRECTIONS} for kind in OVERLAPS[1:]},
         note=reader.text("note"),
+        calibrations=reader.whole("calibrations") or 0,
     )
 
 

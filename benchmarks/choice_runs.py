@@ -1,0 +1,92 @@
+"""What ``python -m benchmarks.choice`` measures, and profiles from samples that were kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.choice import CASE_SECONDS, MOST_NBYTES, SAMPLES, Point, geometries, plan_of
+from kvplan.execute import Executor
+from kvplan.execute.policy import Policy
+from kvplan.tune.calibrate import Sample, calibrate, ceilings_of, profile_of
+from kvplan.tune.calibrate import measure as measured
+from kvplan.tune.machine import Link, Machine, machine
+from kvplan.tune.prior import weighed
+from kvplan.tune.profile import TERMS, DeviceProfile
+from kvplan.tune.store import shipped
+from kvplan.tune.timing import Timing
+from kvplan.tune.workload import Buffers, work
+
+
+def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
+    """Every path and ``auto`` over the grid; every byte is seen to arrive first.
+
+    Args:
+        until: by ``time.perf_counter()``: no point begins after it.
+    """
+    buffers, points = Buffers(MOST_NBYTES, device), []
+    with ExitStack() as stack:
+        executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
+        executors["auto"] = auto = stack.enter_context(Executor(device, Policy(), profile))
+        for geometry in geometries():
+            if time.perf_counter() > until:
+                print(f"the budget is spent: {geometry} and what follows were not measured", file=sys.stderr)
+                break
+            moved = work(buffers, geometry)
+            samples = measured(moved, executors, verify=True, seconds=CASE_SECONDS, most=SAMPLES)
+            walls = {one.path: one.timing.wall for one in samples}
+            points.append(Point(geometry, samples[0].plan, walls, auto.candidates(moved.plan)[0].path))
+    return points
+
+
+def refitted(runs: Sequence[Mapping[str, Any]], found: Sequence[DeviceProfile]) -> list[DeviceProfile]:
+    """Profiles from the samples that were kept, by the model as it is now."""
+    made: list[DeviceProfile] = []
+    for run, old in zip(runs, found, strict=True):
+        samples = [Sample(path, plan_of(plan), Timing(*timing)) for path, plan, timing in run["samples"]]
+        link = Link(old.generation, old.width, old.generation, old.width)
+        here = Machine(old.gpu, old.driver, link, 0, "", None)
+        ceilings = ceilings_of(samples, old.ceilings)
+        one = profile_of(here, samples, ceilings, old.beside, multiprocessors=old.multiprocessors)
+        earlier = made[-1] if made else shipped(here)
+        made.append(weighed(one, earlier) if earlier is not None else one)
+    return made
+
+
+def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, Any]]]:
+    """Calibrate so many times in a row, as `kvplan calibrate` does, and what each took."""
+    import resource
+
+    import torch
+
+    here = machine()
+    profiles: list[DeviceProfile] = []
+    runs: list[dict[str, Any]] = []
+    torch.cuda.init()
+    torch.empty(1, device=device)
+    for _ in range(count):
+        torch.cuda.empty_cache()
+        free = least = torch.cuda.mem_get_info(device)[0]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        def look(share: float, what: str) -> None:
+            nonlocal least
+            del share, what
+            least = min(least, torch.cuda.mem_get_info(device)[0])
+
+        start = time.perf_counter()
+        samples: list[Sample] = []
+        one = calibrate(here, device, look, samples)
+        earlier = profiles[-1] if profiles else shipped(here)
+        profiles.append(weighed(one, earlier) if earlier is not None else one)
+        taken = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        kept = [(one.path, asdict(one.plan), tuple(one.timing)) for one in samples]
+        runs.append(
+            {"samples": kept, "seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3}
+        )
+    return profiles, runs

@@ -1,0 +1,64 @@
+"""A calibration, weighed with what is known: one is noisy, and choices should not change with its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from kvplan.tune.profile import Beside, DeviceProfile, PathCosts
+
+# An earlier profile counts as at most so many calibrations, so that what changed for good gets through.
+MOST_WEIGHT = 14
+# Ceilings that differ by more are another kind of machine, or a link that lost lanes: the new ones stand alone.
+ALIKE = 0.8
+
+
+def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
+    """The mean of a calibration and an earlier profile of the same GPU and link, which counts as many as it is made of.
+
+    Args:
+        new: one calibration.
+        earlier: calibrated here, or shipped; a default, or one of another GPU or other ceilings, is not weighed in.
+
+    >>> from kvplan.tune.profile import default
+    >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
+    >>> faster = replace(one, ceilings=dict(one.ceilings, load=26.0))
+    >>> weighed(faster, replace(one, calibrations=3)).ceilings["load"], weighed(faster, default()) == faster
+    (24.5, True)
+    """
+    known = (earlier.gpu, earlier.generation, earlier.width) == (new.gpu, new.generation, new.width)
+    if earlier.how == "default" or not earlier.calibrations or not known or not _alike(new.ceilings, earlier.ceilings):
+        return new
+    weight = min(earlier.calibrations, MOST_WEIGHT)
+    return replace(
+        new,
+        ceilings=_mean(new.ceilings, earlier.ceilings, weight),
+        costs={
+            direction: {path: PathCosts(**_mean(asdict(costs), asdict(earlier.costs[direction][path]), weight))
+                        for path, costs in paths.items()}
+            for direction, paths in new.costs.items()
+        },
+        beside={
+            kind: {direction: {path: Beside(**_mean(asdict(one), asdict(earlier.beside[kind][direction][path]), weight))
+                               for path, one in paths.items()}
+                   for direction, paths in directions.items()}
+            for kind, directions in new.beside.items()
+        },
+        calibrations=earlier.calibrations + new.calibrations,
+    )  # fmt: skip
+
+
+def _alike(new: Mapping[str, float], earlier: Mapping[str, float]) -> bool:
+    return all(min(new[name], value) >= ALIKE * max(new[name], value) for name, value in earlier.items()
+               if name != "memory")  # fmt: skip
+
+
+def _mean(new: Mapping[str, Any], earlier: Mapping[str, Any], weight: int) -> dict[str, Any]:
+    """Number by number, however deep; the earlier ones count ``weight`` times."""
+    return {
+        name: _mean(value, earlier[name], weight)
+        if isinstance(value, Mapping)
+        else (value + weight * earlier[name]) / (1 + weight)
+        for name, value in new.items()
+    }
