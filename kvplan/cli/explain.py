@@ -1,37 +1,123 @@
-"""``kvplan explain``: how two layouts compile into a copy program, pass by pass."""
+"""``kvplan explain``: how two layouts compile into a copy program, pass by pass; and which path would take a plan."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.facts import extent_facts
-from kvplan.cli.screen import print_json
+from kvplan.cli.plan import block_ids, count, expanded, run_lengths
+from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.program import BlockAxis, Run, RunGroup
+
+if TYPE_CHECKING:
+    from kvplan.execute import Policy
+    from kvplan.plan import Plan
+    from kvplan.tune.profile import DeviceProfile
 
 EXAMPLES = """examples:
   kvplan explain examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml
   kvplan explain "layer: kv block token head dim" "block layer kv token head dim" \\
-      --sizes layer=80,block=1024,token=16,head=2,dim=128 --dst-sizes block=256,token=64"""
+      --sizes layer=80,block=1024,token=16,head=2,dim=128 --dst-sizes block=256,token=64
+  kvplan explain examples/specs/host_block_first.toml examples/specs/gpu_split_kv.toml \
+      --blocks 0-15 --overlap decode --profile h100"""
+KNOBS = ("max_programs", "staging_bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser)
+    parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
+    for side in ("src", "dst"):
+        parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help=f"where {side.upper()} has others")
+    parser.add_argument("--profile", metavar="NAME", help="whose costs: part of a shipped GPU's name, 'default', or a "
+                        "file; by default this GPU's")  # fmt: skip
+    parser.add_argument("--overlap", default="idle", metavar="WHAT", help="what runs beside: idle, decode or prefill")
+    for name in KNOBS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count, metavar="N", help=f"the policy's {name}")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the program after each pass."""
+    """Print the program after each pass, and the candidates of a plan if blocks are given."""
     program = compile(*pair_of(args))
+    plan = _plan_of(args, program)
+    facts = program_facts(program)
+    if plan is None:
+        if args.json:
+            print_json("explain", facts)
+        else:
+            print(program.explain().rstrip("\n"))
+        return 0
+    from kvplan.execute import Policy
+
+    policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
+    profile, where = _profile_of(args.profile)
+    made, text = _candidates(plan, profile, policy)
     if args.json:
-        print_json("explain", program_facts(program))
-    else:
-        print(program.explain().rstrip("\n"))
+        print_json("explain", {**facts, "plan": made})
+        return 0
+    print(program.explain().rstrip("\n"))
+    print(f"\n{_plan_line(plan)}\n{where}{text}")
     return 0
+
+
+def _plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
+    src, dst = args.src or args.blocks, args.dst or args.blocks
+    if src is None and dst is None:
+        return None
+    if src is None or dst is None:
+        raise KVPlanError(f"blocks of {'SRC' if src is None else 'DST'} are missing; give --blocks, or --src and --dst")
+    return program.plan(expanded("--src", src, program.src), expanded("--dst", dst, program.dst))
+
+
+def _profile_of(name: str | None) -> tuple[DeviceProfile, str]:
+    """The profile, and a line that says whose it is where nobody asked for it."""
+    from kvplan.tune.store import all_shipped, by_name, find_for
+
+    if name is not None:
+        return by_name(name), ""
+    try:
+        from kvplan.execute.driver import driver
+
+        driver()
+        return find_for(0), ""
+    except TransferError:
+        profile = all_shipped()[0]
+        return profile, f"no GPU here: as on an {profile.gpu}\n"
+
+
+def _candidates(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dict[str, Any], str]:
+    """The plan's candidates as facts and as text; of plans that have none, why."""
+    from kvplan.tune import cost
+    from kvplan.tune.explain import explain, facts
+    from kvplan.tune.profile import DIRECTIONS
+    from kvplan.tune.statistics import statistics_of
+
+    size = plan.descriptors().size
+    sizes = sorted(size.tolist(), reverse=True)
+    alike = [(len(list(group)), nbytes) for nbytes, group in groupby(sizes)]
+    about = {"direction": plan.direction, "nbytes": plan.nbytes, "units": plan.units, "descriptors": len(sizes),
+             "sizes": [{"count": times, "nbytes": nbytes} for times, nbytes in alike]}  # fmt: skip
+    line = f"{count_of(len(sizes), 'descriptor')}: {run_lengths(alike)}"
+    if plan.direction not in DIRECTIONS:
+        why = f"a {plan.direction!r} plan: nothing is measured of those, loads and stores have a cost model"
+        return {**about, "candidates": [], "verdict": why}, f"{line}\n\n{why}"
+    statistics = statistics_of(plan)
+    refused, most = {}, policy.staging_bytes
+    if most is not None and statistics.granule_nbytes > most:
+        refused["staged"] = f"a block takes {statistics.granule_nbytes} bytes of the ring, which has {most}"
+    given = cost.candidates(statistics, profile, policy, refused), statistics, profile, policy
+    return {**about, **facts(*given)}, f"{line}\n\n{explain(*given)}"
+
+
+def _plan_line(plan: Plan) -> str:
+    return f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}"
 
 
 def program_facts(compiled: CopyProgram) -> dict[str, Any]:

@@ -63,7 +63,9 @@ def plan_facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[s
     from kvplan.facade import compile  # noqa: A004
 
     program = compile(src, dst)
-    plan = program.plan(_expand("--src", args.src, src), _expand("--dst", args.dst, dst), args.src_skip, args.dst_skip)
+    plan = program.plan(
+        expanded("--src", args.src, src), expanded("--dst", args.dst, dst), args.src_skip, args.dst_skip
+    )
     made = plan.descriptors(args.max_bytes)
     order = np.argsort(made.dst)
     sizes = sorted(made.size.tolist(), reverse=True)
@@ -142,7 +144,7 @@ def run_lengths(runs: Sequence[tuple[int, int]]) -> str:
     return " | ".join(pieces) or "none"
 
 
-def _expand(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
+def expanded(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
     """All ids. Ends are checked first, so that a mistyped range costs no memory."""
     for some in ids:
         if some.stop > layout.num_blocks:

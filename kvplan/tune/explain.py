@@ -1,0 +1,158 @@
+"""Why a path is taken, as a query planner tells it: every candidate, what it would take, and what of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvplan.execute.policy import Policy
+from kvplan.tune.cost import NS, Candidate, features
+from kvplan.tune.profile import TERMS, DeviceProfile
+from kvplan.tune.statistics import Statistics
+
+PARTS = 3  # of a candidate's time that are told, the largest first
+# One of each, in words.
+WORDS = {
+    "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "small_byte": "byte of small copies",
+    "large_copy": "large copy", "large_byte": "byte of large copies", "call": "2-D copy", "row": "row",
+    "small_extent": "small piece", "large_extent": "large piece",
+}  # fmt: skip
+
+
+class Share(NamedTuple):
+    """What one term adds to a path's time.
+
+    Attributes:
+        term: its name, of :data:`kvplan.tune.profile.TERMS`.
+        times: how often it counts.
+        seconds: what all of them take.
+    """
+
+    term: str
+    times: float
+    seconds: float
+
+
+def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
+    """What a path's time is made of, the largest first; from submit to the known end, nothing beside it.
+
+    >>> from kvplan.tune.profile import default
+    >>> from kvplan.tune.statistics import Pieces
+    >>> plan = Statistics("load", 1 << 20, 1, 16, 16, Pieces.of(16, 1 << 20), 1, 16, Pieces(), Pieces(), 0)
+    >>> [(share.term, share.times) for share in shares("kernel", plan, default())]
+    [('fixed', 1.0), ('byte', 1048576), ('run', 16)]
+    """
+    costs = profile.costs[plan.direction][path].wall
+    made = [Share(term, count, NS * count * costs[term])
+            for term, count in zip(TERMS[path], features(path, plan), strict=True)]  # fmt: skip
+    return sorted(made, key=lambda share: -share.seconds)
+
+
+def told(share: Share) -> str:
+    """One share in words.
+
+    >>> told(Share("fixed", 1.0, 9e-5)), told(Share("small_copy", 160, 176e-6)), told(Share("byte", 1e9, 0.02))
+    ('90 us to begin', '176 us: 160 small copies at 1.1 us', '20 ms: 1 GB at 50.0 GB/s')
+    """
+    if share.term == "fixed":
+        return f"{duration(share.seconds)} {WORDS['fixed']}"
+    if share.term.endswith("byte"):
+        rate = share.times / share.seconds / 1e9 if share.seconds else 0.0
+        return f"{duration(share.seconds)}: {_bytes(share.times)} at {rate:.1f} GB/s"
+    word = WORDS[share.term]
+    plural = word if share.times == 1 else f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    return f"{duration(share.seconds)}: {share.times:,.0f} {plural} at {duration(share.seconds / share.times)}"
+
+
+def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> str:
+    """Why a candidate takes what it takes, or cannot serve."""
+    if candidate.refused:
+        return f"cannot: {candidate.refused}"
+    found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0][:PARTS]
+    return ", ".join(told(share) for share in found)
+
+
+def verdict(found: Sequence[Candidate], policy: Policy) -> str:
+    """Why the first one is taken, in a sentence.
+
+    >>> a, b = Candidate("kernel", wall=1e-4), Candidate("staged", wall=1.5e-4)
+    >>> verdict([a, b], Policy())
+    'kernel is taken: staged, the next, takes 1.50 times as long'
+    >>> verdict([b, a], Policy())
+    'staged is taken: kernel is as fast, within the 3 % that choices are not made by'
+    """
+    able = [one for one in found if not one.refused]
+    if not able:
+        return "no path serves this plan"
+    first, others = able[0], sorted(able[1:], key=lambda one: one.score)
+    if not others:
+        return f"{first.path} is taken: no other path serves this plan"
+    ratio = others[0].score / max(first.score, 1e-12)
+    if ratio < 1.0:
+        return f"{first.path} is taken: {others[0].path} is as fast, within the 3 % that choices are not made by"
+    if policy.overlap == "idle":
+        return f"{first.path} is taken: {others[0].path}, the next, takes {ratio:.2f} times as long"
+    return (
+        f"{first.path} is taken: {others[0].path}, the next, costs {ratio:.2f} times as much, its time and what "
+        f"{policy.overlap} loses beside it"
+    )
+
+
+def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
+    """All of it as plain facts, for JSON; seconds."""
+    return {
+        "overlap": policy.overlap,
+        "verdict": verdict(found, policy),
+        "profile": {"gpu": profile.gpu, "driver": profile.driver, "link": profile.link, "how": profile.how,
+                    "made": profile.made, "note": profile.note},
+        "candidates": [
+            {"path": one.path, "refused": one.refused, "wall": one.wall, "seconds": one.seconds,
+             "cpu_seconds": one.cpu_seconds, "sm_share": one.sm_share, "compute_seconds": one.compute_seconds,
+             "score": one.score, "terms": [] if one.refused else [share._asdict() for share in
+                                                                 shares(one.path, plan, profile)]}
+            for one in found
+        ],
+    }  # fmt: skip
+
+
+def explain(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> str:
+    """Candidates as text, at most 80 columns wide; see :meth:`kvplan.Executor.candidates`."""
+    lines = [f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}"]
+    if profile.note:
+        lines.append(f"note: {profile.note}")
+    beside = "nothing" if policy.overlap == "idle" else policy.overlap
+    lines += [f"beside:  {beside}", "", f"{'path':16}{'in all':>9}{'GPU':>9}{'CPU':>9}{'SMs':>7}{'compute':>11}"]
+    for one in found:
+        if one.refused:
+            lines.append(f"{one.path:16}{'-':>9}{'-':>9}{'-':>9}{'-':>7}{'-':>11}")
+        else:
+            lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
+            times = "".join(f"{duration(value):>9}" for value in (one.wall, one.seconds, one.cpu_seconds))
+            lines.append(f"{one.path:16}{times}{one.sm_share:>7.1%}{lost:>11}")
+        lines += _wrapped(reason(one, plan, profile))
+    return "\n".join([*lines, "", *_wrapped(verdict(found, policy), "")])
+
+
+def _wrapped(text: str, indent: str = "    ") -> list[str]:
+    from textwrap import wrap
+
+    return wrap(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def duration(seconds: float) -> str:
+    """Seconds to three digits.
+
+    >>> duration(3.2e-9), duration(1.234e-5), duration(0.0456), duration(3)
+    ('3.2 ns', '12.3 us', '45.6 ms', '3 s')
+    """
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _bytes(count: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} B"
