@@ -94,6 +94,7 @@ def _profile_of(name: str | None) -> tuple[DeviceProfile, str]:
 
 def _candidates(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dict[str, Any], str]:
     """The plan's candidates as facts and as text; of plans that have none, why."""
+    from kvplan.execute.mixed import halves_of
     from kvplan.tune import cost
     from kvplan.tune.explain import explain, facts
     from kvplan.tune.profile import DIRECTIONS
@@ -112,7 +113,9 @@ def _candidates(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dic
     refused, most = {}, policy.staging_bytes
     if most is not None and statistics.granule_nbytes > most:
         refused["staged"] = f"a block takes {statistics.granule_nbytes} bytes of the ring, which has {most}"
-    given = cost.candidates(statistics, profile, policy, refused), statistics, profile, policy
+    large, small = halves_of(plan)
+    halves = (statistics_of(large), statistics_of(small)) if large and small else None
+    given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy
     return {**about, **facts(*given)}, f"{line}\n\n{explain(*given)}"
 
 

@@ -9,13 +9,14 @@ from weakref import ref
 
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.kernel_path import copies_of
+from kvplan.execute.mixed import halves_of
 from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
 from kvplan.program import RunGroup
 from kvplan.tune import cost
-from kvplan.tune.profile import DIRECTIONS, DeviceProfile
+from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.tune.statistics import statistics_of, touching
 
 if TYPE_CHECKING:
@@ -112,12 +113,15 @@ class Candidates:
                 self._runtime.staged.check(plan)
             except PathError as error:
                 refused["staged"] = str(error)
-        made = statistics_of(plan, self._runtime.staging)
-        return cost.candidates(made, self.profile, self._runtime.policy, refused)
+        staging = self._runtime.staging
+        made = statistics_of(plan, staging)
+        large, small = halves_of(plan)
+        halves = (statistics_of(large, staging), statistics_of(small, staging)) if large and small else None
+        return cost.candidates(made, self.profile, self._runtime.policy, refused, halves)
 
     def expected(self, plan: Plan, name: str) -> float | None:
         """Seconds on the GPU that a path is expected to take for a plan; None where nothing was measured."""
-        if plan.direction not in DIRECTIONS or not plan.nbytes:
+        if plan.direction not in DIRECTIONS or not plan.nbytes or name not in TERMS:
             return None
         made = statistics_of(plan, self._runtime.staging)
         return cost.predict(name, made, self.profile, self._runtime.policy).seconds

@@ -38,6 +38,7 @@ class CopyEnginePath:
 
     name = "copy_engine"
     capturable = False
+    in_order = True
 
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         self._runtime = runtime
@@ -89,6 +90,7 @@ class CopyEngine2DPath:
 
     name = "copy_engine_2d"
     capturable = False
+    in_order = True
 
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         del policy

@@ -62,6 +62,7 @@ class KernelPath:
 
     name = "kernel"
     capturable = True
+    in_order = True
 
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         self._runtime = runtime

@@ -21,6 +21,7 @@ from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
 from kvplan.execute.memory import Arena
+from kvplan.execute.mixed import MixedPath
 from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
@@ -35,7 +36,7 @@ from kvplan.staging import Staging, stage
 from kvplan.tune.cost import Candidate
 from kvplan.tune.profile import DeviceProfile
 
-Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath
+Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath | MixedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
 
@@ -63,6 +64,7 @@ class Runtime:
         self.kernel, self.staged = KernelPath(self, policy), StagedPath(self, policy)
         paths: tuple[Path, ...] = (
             CopyEnginePath(self, policy), CopyEngine2DPath(self, policy), self.kernel, self.staged,
+            MixedPath(self, policy),
         )  # fmt: skip
         self.paths = {path.name: path for path in paths}
         self.candidates = Candidates(self, profile)
@@ -157,7 +159,7 @@ class Runtime:
                 else:
                     device.wait(entry, wait)
             last = lane.last
-            if last is not None and (last.path != path.name or last._error is not None):
+            if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
                 with self.lock:
                     if not last._over:
                         device.wait(entry, last._end)

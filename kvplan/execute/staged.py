@@ -67,6 +67,7 @@ class StagedPath:
 
     name = "staged"
     capturable = False
+    in_order = True
 
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         self._runtime = runtime

@@ -17,9 +17,11 @@ NS = 1e-9
 # Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
 # what the caller is there for.
 COMPUTE_WEIGHT = 4.0
+MIXED = "copy_engine+kernel"  # large runs by the one, small ones by the other, at once
 # Candidates so much slower than the best are as good, and the first of these is taken, always the same one whatever the
 # noise of a calibration: those whose time varies least with the sizes come first.
-TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine")
+TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
+JOIN = 5e-6  # seconds that two streams take to meet
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
 
 
@@ -121,8 +123,34 @@ def _dose(path: str, direction: str, policy: Policy) -> float:
     return policy.max_programs / DEFAULT_PROGRAMS[direction]
 
 
+def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
+    """A plan in two halves at once, over one link.
+
+    Args:
+        large, small: what the copy engine moves, and what the kernel moves.
+        profile: of the device.
+        policy: what runs beside it.
+    """
+    engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
+    link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.direction], 1e-9)
+    seconds = JOIN + max(engine.seconds, kernel.seconds, link)
+    before = sum(max(one.wall - one.seconds, 0.0) for one in (engine, kernel))
+    return Candidate(
+        MIXED,
+        seconds,
+        before + seconds,
+        engine.cpu_seconds + kernel.cpu_seconds,
+        kernel.sm_share * kernel.seconds / seconds,
+        engine.compute_seconds + kernel.compute_seconds,
+    )
+
+
 def candidates(
-    plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Mapping[str, str] | None = None
+    plan: Statistics,
+    profile: DeviceProfile,
+    policy: Policy,
+    refused: Mapping[str, str] | None = None,
+    halves: tuple[Statistics, Statistics] | None = None,
 ) -> list[Candidate]:
     """All paths, the one to take first, those that cannot serve last.
 
@@ -131,6 +159,7 @@ def candidates(
         profile: of the device.
         policy: its ``path`` is not asked.
         refused: by path, why it cannot serve.
+        halves: of a plan with large and small runs, either kind; it may then be split.
 
     Raises:
         PathError: a plan of another direction than ``"load"`` and ``"store"``, of which nothing was measured.
@@ -144,6 +173,8 @@ def candidates(
         raise PathError(f"a {plan.direction!r} plan has no cost model; loads and stores have one")
     refused = refused or {}
     able = [predict(path, plan, profile, policy) for path in TERMS if path not in refused]
+    if halves is not None and not refused.keys() & {"copy_engine", "kernel"}:
+        able.append(mixed(*halves, profile, policy))
     able.sort(key=lambda candidate: candidate.score)
     if able:
         near = [one for one in able if one.score <= able[0].score * (1 + TIE)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.execute.policy import Policy
-from kvplan.tune.cost import NS, Candidate, features
+from kvplan.tune.cost import MIXED, NS, Candidate, features
 from kvplan.tune.profile import TERMS, DeviceProfile
 from kvplan.tune.statistics import Statistics
 
@@ -68,6 +68,10 @@ def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> st
     """Why a candidate takes what it takes, or cannot serve."""
     if candidate.refused:
         return f"cannot: {candidate.refused}"
+    if candidate.path == MIXED:
+        return "large runs by the copy engine, small ones by the kernel, both at once"
+    if candidate.path == MIXED:
+        return "large runs by the copy engine, small ones by the kernel, both at once"
     found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0][:PARTS]
     return ", ".join(told(share) for share in found)
 
@@ -108,8 +112,8 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
         "candidates": [
             {"path": one.path, "refused": one.refused, "wall": one.wall, "seconds": one.seconds,
              "cpu_seconds": one.cpu_seconds, "sm_share": one.sm_share, "compute_seconds": one.compute_seconds,
-             "score": one.score, "terms": [] if one.refused else [share._asdict() for share in
-                                                                 shares(one.path, plan, profile)]}
+             "score": one.score, "terms": [share._asdict() for share in shares(one.path, plan, profile)]
+             if one.path in TERMS and not one.refused else []}
             for one in found
         ],
     }  # fmt: skip
@@ -121,14 +125,14 @@ def explain(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile
     if profile.note:
         lines.append(f"note: {profile.note}")
     beside = "nothing" if policy.overlap == "idle" else policy.overlap
-    lines += [f"beside:  {beside}", "", f"{'path':16}{'in all':>9}{'GPU':>9}{'CPU':>9}{'SMs':>7}{'compute':>11}"]
+    lines += [f"beside:  {beside}", "", f"{'path':20}{'in all':>9}{'GPU':>9}{'CPU':>9}{'SMs':>7}{'compute':>11}"]
     for one in found:
         if one.refused:
-            lines.append(f"{one.path:16}{'-':>9}{'-':>9}{'-':>9}{'-':>7}{'-':>11}")
+            lines.append(f"{one.path:20}{'-':>9}{'-':>9}{'-':>9}{'-':>7}{'-':>11}")
         else:
             lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
             times = "".join(f"{duration(value):>9}" for value in (one.wall, one.seconds, one.cpu_seconds))
-            lines.append(f"{one.path:16}{times}{one.sm_share:>7.1%}{lost:>11}")
+            lines.append(f"{one.path:20}{times}{one.sm_share:>7.1%}{lost:>11}")
         lines += _wrapped(reason(one, plan, profile))
     return "\n".join([*lines, "", *_wrapped(verdict(found, policy), "")])
 

@@ -1,0 +1,145 @@
+"""Plans of large and small runs: the copy engine and the kernel, each with its own, at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.execute.mixed import LARGE_RUN, halves_of
+from kvplan.execute.policy import Policy
+from kvplan.tune import cost
+from kvplan.tune.profile import default
+from kvplan.tune.statistics import statistics_of
+from tests.simulated import Device, Tensor
+from tests.simulated.executors import both_ways, executor_on, paths_in_turn
+
+BLOCKS, LAYERS, PAGE, STATE = 6, 4, 256, LARGE_RUN + 64
+
+
+class Hybrid:
+    """Pages of several layers and a state, on the device and in a pinned pool; the pool's blocks have gaps."""
+
+    def __init__(self, device: Device, direction: str, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.here = [random.integers(0, 256, shape, np.uint8) for shape in ((LAYERS, BLOCKS, PAGE), (BLOCKS, STATE))]
+        self.there = [
+            random.integers(0, 256, shape, np.uint8) for shape in ((BLOCKS, LAYERS + 1, PAGE), (BLOCKS, STATE + 8))
+        ]
+        for pool in self.there:
+            device.pin(pool)
+        sides = [
+            (kvplan.KVLayout.from_tensors("layer block dim", Tensor(self.here[0])),
+             kvplan.KVLayout.from_tensors("block layer dim", self.there[0][:, :LAYERS])),
+            (kvplan.KVLayout.from_tensors("block dim", Tensor(self.here[1]), part="state"),
+             kvplan.KVLayout.from_tensors("block dim", self.there[1][:, :STATE], part="state")),
+        ]  # fmt: skip
+        self.load = direction == "load"
+        self.programs = [kvplan.compile(*(pair[::-1] if self.load else pair)) for pair in sides]
+
+    def plan(self, src: list[int], dst: list[int]) -> kvplan.Plan:
+        self.moves = list(zip(src, dst, strict=True))
+        return kvplan.join([program.plan(src, dst) for program in self.programs])
+
+    def expect(self) -> list[np.ndarray]:
+        """The written side as it must be, by indexing."""
+        pages, states = (array.copy() for array in (self.here if self.load else self.there))
+        for src, dst in self.moves:
+            if self.load:
+                pages[:, dst] = self.there[0][src, :LAYERS]
+                states[dst] = self.there[1][src, :STATE]
+            else:
+                pages[dst, :LAYERS] = self.here[0][:, src]
+                states[dst, :STATE] = self.here[1][src]
+        return [pages, states]
+
+    @property
+    def written(self) -> list[np.ndarray]:
+        return self.here if self.load else self.there
+
+
+@both_ways
+@pytest.mark.parametrize("seed", range(8))
+def test_both_halves_move_every_byte_and_no_other(direction, seed):
+    device = Device(seed)
+    hybrid = Hybrid(device, direction)
+    with executor_on(device) as executor, paths_in_turn(["copy_engine+kernel"]):
+        plan = hybrid.plan([0, 3, 5], [4, 1, 2])
+        expected = hybrid.expect()
+        result = executor.submit(plan).result()
+        assert (result.path, result.nbytes) == ("copy_engine+kernel", 3 * (LAYERS * PAGE + STATE))
+        assert result.descriptors == 3 * LAYERS + 3
+    for found, wanted in zip(hybrid.written, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@both_ways
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_submitted_last_is_what_stays(direction, seed):
+    device = Device(seed)
+    hybrid = Hybrid(device, direction)
+    paths = ["copy_engine+kernel", "copy_engine+kernel", "kernel", "copy_engine+kernel", "copy_engine"]
+    with executor_on(device) as executor, paths_in_turn(paths):
+        device.eager = False
+        for turn in range(len(paths)):
+            plan = hybrid.plan([turn % BLOCKS], [2])
+            transfer = executor.submit(plan)
+        expected = hybrid.expect()
+        transfer.synchronize()
+        for found, wanted in zip(hybrid.written, expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@both_ways
+def test_by_layer(direction):
+    device = Device(3)
+    hybrid = Hybrid(device, direction)
+    with executor_on(device) as executor, paths_in_turn(["copy_engine+kernel"]):
+        plan = hybrid.plan([1, 2], [0, 5])
+        expected = hybrid.expect()
+        executor.submit(plan, by_layer=True).synchronize()
+    for found, wanted in zip(hybrid.written, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_halves_are_the_same_descriptors():
+    hybrid = Hybrid(Device(), "store")
+    plan = hybrid.plan([0, 3, 5], [4, 1, 2])
+    large, small = halves_of(plan)
+    assert (large.nbytes, small.nbytes) == (3 * STATE, 3 * LAYERS * PAGE)
+    whole, *parts = (
+        set(zip(*(column.tolist() for column in one.descriptors()), strict=True)) for one in (plan, large, small)
+    )
+    assert parts[0] | parts[1] == whole
+    assert not parts[0] & parts[1]
+    assert halves_of(plan)[1].parts[0].group is small.parts[0].group, "its table would be uploaded again"
+
+
+def test_plans_of_one_kind_have_no_halves():
+    hybrid = Hybrid(Device(), "load")
+    hybrid.plan([0], [1])
+    pages, states = (program.plan([0], [1]) for program in hybrid.programs)
+    assert halves_of(pages)[0] is None
+    assert halves_of(states)[1] is None
+
+
+def test_the_model_splits_where_neither_path_is_good_at_all_of_it():
+    """The engine pays for 65,536 small copies, and SMs are half as fast as the link."""
+    hybrid = Hybrid(Device(), "load")
+    large, small = (statistics_of(half) for half in halves_of(hybrid.plan([0], [1])))
+    large = replace(large, nbytes=1 << 30, copies=large.copies.times(1 << 14), runs=1 << 14)
+    small = replace(small, nbytes=1 << 26, copies=small.copies.times(1 << 14), runs=1 << 16)
+    copies = small.copies.plus(large.copies)
+    plan = replace(small, nbytes=large.nbytes + small.nbytes, copies=copies, runs=large.runs + small.runs)
+    slow = replace(default(), ceilings=dict(default().ceilings, sm_load=12.0))
+    kernel = replace(slow.costs["load"]["kernel"], wall={"fixed": 65e3, "run": 1.0, "byte": 1 / 12},
+                     seconds={"fixed": 15e3, "run": 1.0, "byte": 1 / 12})  # fmt: skip
+    slow = replace(slow, costs={"load": dict(slow.costs["load"], kernel=kernel), "store": slow.costs["store"]})
+    refused = {"staged": "no", "copy_engine_2d": "no"}
+    found = cost.candidates(plan, slow, Policy(), refused, (large, small))
+    assert [one.path for one in found if not one.refused] == ["copy_engine+kernel", "kernel", "copy_engine"]
+    assert found[0].seconds >= plan.nbytes / 24e9
+    alone = cost.candidates(plan, slow, Policy(), {**refused, "kernel": "no"}, (large, small))
+    assert [one.path for one in alone if not one.refused] == ["copy_engine"]
