@@ -92,6 +92,31 @@ def test_what_was_submitted_last_is_what_stays(direction, seed):
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_half_waits_for_the_other_half_of_the_transfer_before(order, seed):
+    """The same bytes are written in small runs by the kernel, and in one large run by the engine."""
+    device = Device(seed)
+    tokens, dim = LARGE_RUN // 128, 128
+    target = np.zeros((2, tokens, dim), np.uint8)
+    pieces, whole = np.full((tokens, 2, dim), 1, np.uint8), np.full((2, tokens, dim), 2, np.uint8)
+    for pool in (pieces, whole):
+        device.pin(pool)
+    cache = kvplan.KVLayout.from_tensors("block token dim", Tensor(target))
+    sources = (
+        kvplan.KVLayout.from_tensors("token block dim", pieces),
+        kvplan.KVLayout.from_tensors("block token dim", whole),
+    )
+    plans = [kvplan.compile(source, cache).plan([0, 1], [0, 1]) for source in sources]
+    assert [bool(half) for plan in plans for half in halves_of(plan)] == [False, True, True, False]
+    with executor_on(device) as executor, paths_in_turn(["copy_engine+kernel"] * 2):
+        device.eager = False
+        for turn in order:
+            transfer = executor.submit(plans[turn])
+        transfer.synchronize()
+    assert (target == 1 + order[-1]).all()
+
+
 @both_ways
 def test_by_layer(direction):
     device = Device(3)
