@@ -132,7 +132,7 @@ def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Se
     """The result's file."""
     from benchmarks.gpu.environment import gpu, versions
 
-    rows = [{"geometry": one.geometry._asdict(), "plan": asdict(one.plan), "walls": dict(one.walls), "taken": one.taken}
+    rows = [{"geometry": one.geometry._asdict(), "plan": asdict(one.plan), "walls": {path: float(f"{wall:.4g}") for path, wall in one.walls.items()}, "taken": one.taken}
             for one in points]  # fmt: skip
     made = [json.loads(profile.to_json()) for profile in profiles]
     about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -148,12 +148,10 @@ def plan_of(row: Mapping[str, Any]) -> Statistics:
 def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
     """What was measured, to be looked at again."""
     document = json.loads(path.read_text())
-    points = []
-    for row in document["points"]:
-        plan = {
-            name: Pieces(*value) if isinstance(value, list | tuple) else value for name, value in row["plan"].items()
-        }
-        points.append(Point(Geometry(**row["geometry"]), Statistics(**plan), row["walls"], row["taken"]))
+    points = [
+        Point(Geometry(**row["geometry"]), plan_of(row["plan"]), row["walls"], row["taken"])
+        for row in document["points"]
+    ]
     return points, [from_json(json.dumps(profile)) for profile in document["profiles"]]
 
 

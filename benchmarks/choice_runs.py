@@ -43,11 +43,31 @@ def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
     return points
 
 
+def packed(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Samples for a file: the timings of a plan's paths together, to four digits."""
+    made: list[dict[str, Any]] = []
+    for one in samples:
+        plan = asdict(one.plan)
+        if not made or made[-1]["plan"] != plan or one.path in made[-1]["timings"]:
+            made.append({"plan": plan, "timings": {}})
+        made[-1]["timings"][one.path] = [float(f"{number:.4g}") for number in one.timing]
+    return made
+
+
+def unpacked(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """The same samples again."""
+    return [
+        Sample(path, plan_of(row["plan"]), Timing(*numbers[:3], int(numbers[3])))
+        for row in rows
+        for path, numbers in row["timings"].items()
+    ]
+
+
 def refitted(runs: Sequence[Mapping[str, Any]], found: Sequence[DeviceProfile]) -> list[DeviceProfile]:
     """Profiles from the samples that were kept, by the model as it is now."""
     made: list[DeviceProfile] = []
     for run, old in zip(runs, found, strict=True):
-        samples = [Sample(path, plan_of(plan), Timing(*timing)) for path, plan, timing in run["samples"]]
+        samples = unpacked(run["samples"])
         link = Link(old.generation, old.width, old.generation, old.width)
         here = Machine(old.gpu, old.driver, link, 0, "", None)
         ceilings = ceilings_of(samples, old.ceilings)
@@ -85,8 +105,12 @@ def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dic
         profiles.append(weighed(one, earlier) if earlier is not None else one)
         taken = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        kept = [(one.path, asdict(one.plan), tuple(one.timing)) for one in samples]
         runs.append(
-            {"samples": kept, "seconds": taken, "gpu_mb": (free - least) / 1e6, "host_mb": (after - before) / 1e3}
+            {
+                "samples": packed(samples),
+                "seconds": taken,
+                "gpu_mb": (free - least) / 1e6,
+                "host_mb": (after - before) / 1e3,
+            }
         )
     return profiles, runs

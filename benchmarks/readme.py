@@ -20,6 +20,9 @@ WORK = (
 MARKS = "<!-- numbers -->", "<!-- end of numbers -->"
 GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
+CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h100-80gb-hbm3.json"
+CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
+COST_MODEL = ROOT / "docs" / "cost-model.md"
 
 GPU_WORK = (
     "80 layers of K and V, runs of 8 KiB unless said otherwise, random blocks; one large copy is what the link gave in "
@@ -82,6 +85,32 @@ def table(result: Path = RESULT) -> str:
     return _table(result, _cpu, WORK, SHOWN, MARKS)
 
 
+def choice_table(result: Path = CHOICE_RESULT) -> str:
+    """Markdown of how good choices are, and what made them."""
+    record = json.loads(result.read_text())
+    found, gpu = record["findings"], record["gpu"]
+    about = f"{gpu['name']}, driver {gpu['driver']}, {', '.join(f'{name} {number}' for name, number in record['versions'].items())}"
+    runs = record["calibrations"]
+    rows = [("`auto`, measured beside the paths", found["auto"]),
+            *((f"the model, calibration {k + 1}", one) for k, one in enumerate(found["model"])),
+            *((f"always `{path}`", one) for path, one in found["always"].items())]  # fmt: skip
+    name = result.relative_to(ROOT)
+    return "\n".join([
+        CHOICE_MARKS[0],
+        f"From [{name}](../{name}): {about}; {found['auto']['points']} transfers, {found['auto']['foreign']} of them of "
+        "sizes that no calibration measures. Seconds from submit to the known end.",
+        "",
+        "| | within 5 % of the best single path | at worst |",
+        "| --- | --- | --- |",
+        *(f"| {what} | {one['near']:.1%} | x{one['worst']:.2f} |" for what, one in rows),
+        "",
+        f"{len(runs)} calibrations in a row take the same path on {found['agreement']:.1%} of the transfers; each took "
+        f"{min(run['seconds'] for run in runs):.0f} to {max(run['seconds'] for run in runs):.0f} s. The median error of a "
+        f"prediction of the whole time is {found['prediction_error']:.0%}.",
+        CHOICE_MARKS[1],
+    ])  # fmt: skip
+
+
 def _gpu(machine: dict[str, Any]) -> str:
     gpu = machine["gpu"]
     link = f"PCIe generation {gpu['pcie_generation']} x{gpu['pcie_width']}"
@@ -129,12 +158,14 @@ def _number(value: float) -> str:
 
 
 def main() -> None:
-    """Write the tables into README.md."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    for (first, last), made in ((MARKS, table()), (GPU_MARKS, gpu_table())):
-        text = re.sub(re.escape(first) + ".*?" + re.escape(last), lambda _, made=made: made, text, flags=re.DOTALL)
-    readme.write_text(text)
+    """Write the tables into README.md and docs/cost-model.md."""
+    for page, marks, made in (
+        (ROOT / "README.md", MARKS, table()),
+        (ROOT / "README.md", GPU_MARKS, gpu_table()),
+        (COST_MODEL, CHOICE_MARKS, choice_table()),
+    ):
+        between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
+        page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

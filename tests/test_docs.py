@@ -38,3 +38,4 @@ def test_the_readme_s_numbers_are_those_of_a_recorded_run():
     text = (ROOT / "README.md").read_text()
     assert readme.table() in text
     assert readme.gpu_table() in text
+    assert readme.choice_table() in (ROOT / "docs" / "cost-model.md").read_text()
