@@ -132,12 +132,17 @@ def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Se
     """The result's file."""
     from benchmarks.gpu.environment import gpu, versions
 
-    rows = [{"geometry": one.geometry._asdict(), "plan": asdict(one.plan), "walls": {path: float(f"{wall:.4g}") for path, wall in one.walls.items()}, "taken": one.taken}
-            for one in points]  # fmt: skip
+    rows = [_row(point) for point in points]
     made = [json.loads(profile.to_json()) for profile in profiles]
     about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return json.dumps({"schema": SCHEMA, "version": 1, **about, "findings": findings(points, profiles),
                        "calibrations": list(runs), "profiles": made, "points": rows})  # fmt: skip
+
+
+def _row(point: Point) -> dict[str, Any]:
+    walls = {path: float(f"{wall:.4g}") for path, wall in point.walls.items()}
+    plan = asdict(point.plan)
+    return {"geometry": point.geometry._asdict(), "plan": plan, "walls": walls, "taken": point.taken}
 
 
 def plan_of(row: Mapping[str, Any]) -> Statistics:

@@ -88,27 +88,25 @@ def table(result: Path = RESULT) -> str:
 def choice_table(result: Path = CHOICE_RESULT) -> str:
     """Markdown of how good choices are, and what made them."""
     record = json.loads(result.read_text())
-    found, gpu = record["findings"], record["gpu"]
-    about = f"{gpu['name']}, driver {gpu['driver']}, {', '.join(f'{name} {number}' for name, number in record['versions'].items())}"
-    runs = record["calibrations"]
+    found, gpu, runs = record["findings"], record["gpu"], record["calibrations"]
+    made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     rows = [("`auto`, measured beside the paths", found["auto"]),
             *((f"the model, calibration {k + 1}", one) for k, one in enumerate(found["model"])),
             *((f"always `{path}`", one) for path, one in found["always"].items())]  # fmt: skip
-    name = result.relative_to(ROOT)
-    return "\n".join([
-        CHOICE_MARKS[0],
-        f"From [{name}](../{name}): {about}; {found['auto']['points']} transfers, {found['auto']['foreign']} of them of "
-        "sizes that no calibration measures. Seconds from submit to the known end.",
-        "",
-        "| | within 5 % of the best single path | at worst |",
-        "| --- | --- | --- |",
-        *(f"| {what} | {one['near']:.1%} | x{one['worst']:.2f} |" for what, one in rows),
-        "",
+    name, auto = result.relative_to(ROOT), found["auto"]
+    taken = sorted(run["seconds"] for run in runs)
+    first = (
+        f"From [{name}](../{name}): {gpu['name']}, driver {gpu['driver']}, {made}; {auto['points']} transfers, "
+        f"{auto['foreign']} of them of sizes that no calibration measures. Seconds from submit to the known end."
+    )
+    last = (
         f"{len(runs)} calibrations in a row take the same path on {found['agreement']:.1%} of the transfers; each took "
-        f"{min(run['seconds'] for run in runs):.0f} to {max(run['seconds'] for run in runs):.0f} s. The median error of a "
-        f"prediction of the whole time is {found['prediction_error']:.0%}.",
-        CHOICE_MARKS[1],
-    ])  # fmt: skip
+        f"{taken[0]:.0f} to {taken[-1]:.0f} s. The median error of a prediction of the whole time is "
+        f"{found['prediction_error']:.0%}."
+    )
+    header = ["| | within 5 % of the best single path | at worst |", "| --- | --- | --- |"]
+    table = [f"| {what} | {one['near']:.1%} | x{one['worst']:.2f} |" for what, one in rows]
+    return "\n".join([CHOICE_MARKS[0], first, "", *header, *table, "", last, CHOICE_MARKS[1]])
 
 
 def _gpu(machine: dict[str, Any]) -> str:
