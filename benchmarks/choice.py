@@ -29,7 +29,7 @@ MOST_NBYTES = 1 << 30
 CALIBRATIONS = 7
 NEAR, WORST = 1.05, 1.3  # times the best single path: what most points keep to, and what all do
 SHARE = 0.95
-SAMPLES, CASE_SECONDS = 15, 0.02
+SAMPLES, CASE_SECONDS = 41, 0.02
 
 
 class Point(NamedTuple):
