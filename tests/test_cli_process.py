@@ -41,7 +41,7 @@ def test_a_command_is_the_module_of_its_name(monkeypatch):
     assert main(["demo", "--blocks", "1"]) == 1
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "explain", "backends"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "explain", "backends", "doctor", "calibrate", "bench"])
 def test_help_of_every_command_has_an_example(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")

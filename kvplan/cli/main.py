@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
@@ -25,8 +26,9 @@ COMMANDS = {
     "plan": "the copies that move some blocks from one layout to another",
     "explain": "how two layouts compile into a copy program, pass by pass",
     "pairs": "every device layout of the catalogue against every host layout",
-    "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",
     "backends": "the engines whose tensors kvplan can describe",
+    "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",
+    "bench": "time every path on this machine, and what else could move the same blocks",
     "doctor": "what of this machine is in the way of fast transfers, and what to do about it",
 }
 
@@ -97,7 +99,7 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
         prog="kvplan",
         description="Describe two KV-cache layouts, compile the pair, plan transfers.",
         epilog="example:\n  kvplan inspect examples/specs/gpu_split_kv.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kvplan {__version__}")

@@ -22,6 +22,7 @@ SCHEMAS = {
     "demo": 1,
     "doctor": 1,
     "calibrate": 1,
+    "bench": 1,
     "finding": 1,
 }
 

@@ -114,7 +114,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
 def _of_programs(plan: Statistics, profile: DeviceProfile, programs: int) -> float:
     """Seconds of the kernel path with so many programs: each does its share, until the link is full.
 
-    What a program has in flight is a number of words: of narrower ones, for want of alignment, it moves the fewer bytes.
+    What a program has in flight is a number of words: of narrower ones, for want of alignment, fewer bytes.
     """
     one = profile.costs[plan.direction]["kernel"].program
     words = WORD / max(plan.alignment, 1)

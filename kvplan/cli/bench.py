@@ -1,0 +1,328 @@
+"""``kvplan bench``: every path and what else could move the same blocks, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
+
+if TYPE_CHECKING:
+    from kvplan.tune.grid import Bench
+
+EXAMPLES = """examples:
+  kvplan bench
+  kvplan bench --quick --device cpu
+  kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K,64K --plot bench.svg
+  kvplan bench --beside decode --seconds 120 --output bench.json"""
+
+# Of a column: a name as the lines of its title, none longer than "broken": eight of them fit into 80 columns.
+TITLES = {
+    "copy_engine": "copy_\nengine",
+    "copy_engine_2d": "copy_\nengine\n_2d",
+    "cuMemcpyBatchAsync": "cuMem\ncpy\nBatch",
+    "cuMemcpyAsync a run": "cuMem\ncpy\na run",
+    "torch indexing": "torch\nindex-\ning",
+    "numpy memcpy": "numpy\nmemcpy",
+    "host on 1 thread": "host\non 1\nthread",
+}
+HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs scattered on the host"}
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+QUICK = {"sizes": (4 << 10, 64 << 10), "counts": (1024,), "beside": ("decode",), "seconds": 5.0,
+         "most_nbytes": 64 << 20}  # fmt: skip
+NAMED = 4  # of what was not measured for one reason, so many are named
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    from kvplan.tune.grid import paths_of
+
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("--device", type=_device, metavar="cuda:N|cpu", help="default: cuda:0; cpu where there is no GPU")
+    add("--sizes", type=_sizes, metavar="BYTES,...", help="of a run (default 512,2K,8K,32K,128K,1M)")
+    add("--counts", type=_counts, metavar="RUNS,...", help="of a transfer (default 16,1024,65536)")
+    add("--directions", type=_names, metavar="WAY,...", help="default: load,store")
+    add("--hosts", type=_names, metavar="LAYOUT,...", help="default: contiguous,scattered")
+    add("--paths", type=_names, metavar="PATH,...",
+        help=f"by default all: {', '.join(paths_of('cuda:0'))}; on the CPU {', '.join(paths_of('cpu'))}")  # fmt: skip
+    add(
+        "--beside",
+        type=_names,
+        metavar="KIND,...",
+        help="compute beside it (default: decode,prefill on a GPU), or none",
+    )
+    add("--seconds", type=float, metavar="S", help="begin nothing after so many (default 60)")
+    add("--memory", type=_size, metavar="BYTES", help="of the largest transfer (default 256M)")
+    add("--quick", action="store_true", help="two sizes, one count, decode: some seconds; other options go before")
+    add("--json", action="store_true", help="one JSON object (schema kvplan.bench)")
+    add("--output", type=Path, metavar="FILE", help="write the JSON object there, too")
+    add("--plot", type=_plot, metavar="FILE", help="draw FILE-bandwidth and FILE-frontier; .png or .svg")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, keep and draw; 1 where bytes did not arrive or a figure is broken."""
+    from kvplan.tune.bench import Run
+
+    for path in (args.output, args.plot):
+        if path is not None and not path.parent.is_dir():
+            raise KVPlanError(f"{path}: there is no folder {path.parent}")
+    if args.plot:
+        _plots()
+    device, name = _found(args.device)
+    bench = _asked(args, device)
+    _need_torch(device)
+    start = time.perf_counter()
+    rows, measured = _measured(Run(bench))
+    taken = time.perf_counter() - start
+    found = document(bench, name, measured.ceilings, rows, measured.missing, taken)
+    if args.json:
+        print_json("bench", found)
+    else:
+        show(*screen(f"{name} ({device})", measured.ceilings, rows, measured.missing))
+    if args.output:
+        _write(args.output, json.dumps({"schema": f"kvplan.bench/{SCHEMAS['bench']}", **found}, indent=2) + "\n")
+    if args.plot:
+        _draw(args.plot, rows, measured.ceilings)
+    return int(any(row.broken for row in rows))
+
+
+def document(
+    bench: Bench, name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing], seconds: float
+) -> dict[str, Any]:
+    """What was found, for JSON.
+
+    Args:
+        bench: what was asked.
+        name: of the GPU.
+        ceilings, rows, missing: what was found.
+        seconds: that it took.
+    """
+    return {
+        "device": bench.device,
+        "name": name,
+        "seconds": round(seconds, 2),
+        "asked": asdict(bench),
+        "ceilings": asdict(ceilings) if ceilings else None,
+        "broken": sum(bool(row.broken) for row in rows),
+        "rows": [row.document() for row in rows],
+        "missing": [asdict(one) for one in missing],
+    }
+
+
+def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing]) -> list[Any]:
+    """What was found, as tables and sentences of at most 80 columns."""
+    shown: list[Any] = []
+    if ceilings is not None:
+        apart = f"load {ceilings.load:.1f} GB/s, store {ceilings.store:.1f} GB/s"
+        shown.append(f"{name}; {ceilings.what}: {apart if ceilings.hard else f'{ceilings.load:.1f} GB/s'}")
+    panels = list(dict.fromkeys((row.direction, row.host) for row in rows if row.beside == IDLE))
+    for direction, host in sorted(panels):
+        some = [row for row in rows if (row.direction, row.host, row.beside) == (direction, host, IDLE)]
+        shown += [f"{direction}, {HOST_WORDS.get(host, host)}: GB/s", _alone(some)]
+    for kind in sorted({row.beside for row in rows} - {IDLE}):
+        some = [row for row in rows if row.beside == kind]
+        first = some[0]
+        moved = f"{first.runs:,} runs of {spelled(first.run_nbytes)}, {HOST_WORDS.get(first.host, first.host)}"
+        shown += [f"beside {kind}: GB/s, and how much slower compute gets;\n{moved}", _beside(some)]
+    broken = [f"broken: {row.label}, {row.direction}, {row.host}, {spelled(row.run_nbytes)} x {row.runs:,}"
+              f"{'' if row.beside == IDLE else f', beside {row.beside}'}: {row.broken}"
+              for row in rows if row.broken]  # fmt: skip
+    left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(missing).items()]
+    shown += ["\n".join(lines) for lines in (broken, left) if lines]
+    return shown or ["nothing was measured"]
+
+
+def _some(what: Sequence[str]) -> str:
+    more = f" and {len(what) - NAMED} more" if len(what) > NAMED else ""
+    return "; ".join(what[:NAMED]) + more
+
+
+def _ordered(rows: Iterable[Row]) -> list[str]:
+    """Paths: ours, then rivals."""
+    from kvplan.tune import rivals
+    from kvplan.tune.grid import paths_of
+
+    known = dict.fromkeys((*paths_of("cuda:0"), *paths_of("cpu")))
+    others = {*rivals.names("cuda:0"), *rivals.names("cpu")}
+    order = [path for path in known if path not in others] + [path for path in known if path in others]
+    there = {row.path for row in rows}
+    return [path for path in order if path in there] + sorted(there - set(order))
+
+
+def _alone(rows: Sequence[Row]) -> Any:
+    paths = _ordered(rows)
+    by_case = {(row.run_nbytes, row.runs, row.path): row for row in rows}
+    cases = sorted({(row.run_nbytes, row.runs) for row in rows})
+    lines = [(spelled(size), f"{runs:,}", *(_figure(by_case.get((size, runs, path))) for path in paths))
+             for size, runs in cases]  # fmt: skip
+    return number_table(("run", "runs", *(TITLES.get(path, path) for path in paths)), lines,
+                        right=range(len(paths) + 2))  # fmt: skip
+
+
+def _beside(rows: Sequence[Row]) -> Any:
+    ways = sorted({row.direction for row in rows})
+    by_case = {(row.label, row.direction): row for row in rows}
+    # Of one path, by programs: as measured.
+    labels = [label for path in _ordered(rows) for label in dict.fromkeys(
+        row.label for row in rows if row.path == path)]  # fmt: skip
+    lines = []
+    for label in labels:
+        found = [by_case.get((label, way)) for way in ways]
+        lines.append((label, *(cell for row in found for cell in (_figure(row), _slower(row)))))
+    header = ("path, programs", *(title for way in ways for title in (way, "compute")))
+    return number_table(header, lines, right=range(1, 2 * len(ways) + 1))
+
+
+def _figure(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    if row.broken or row.gbps is None:
+        return "broken"
+    return f"{row.gbps:.1f}" if row.gbps >= 9.995 else f"{row.gbps:.2f}"
+
+
+def _slower(row: Row | None) -> str:
+    return "-" if row is None or row.broken or row.slowdown is None else f"x{row.slowdown:.2f}"
+
+
+def _found(device: str | None) -> tuple[str, str]:
+    """The device, and its name; where none was asked for and there is no GPU, the CPU, which is said."""
+    from kvplan.tune.machine import machine
+
+    if device == "cpu":
+        return device, "CPU"
+    try:
+        return device or "cuda:0", machine(int((device or "cuda:0").removeprefix("cuda:"))).gpu
+    except TransferError as error:
+        if device:
+            raise
+        print(f"kvplan: {error}; measuring the CPU", file=sys.stderr)
+        return "cpu", "CPU"
+
+
+def _need_torch(device: str) -> None:
+    """Torch is there, and reaches the device.
+
+    Raises:
+        KVPlanError: it is not, or does not.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise KVPlanError('a bench needs torch; pip install "kvplan[cuda]"') from None
+    if device != "cpu" and not torch.cuda.is_available():
+        raise KVPlanError(f"torch {torch.__version__} reaches no GPU; install a build with CUDA, or give --device cpu")
+
+
+def _asked(args: argparse.Namespace, device: str) -> Bench:
+    from kvplan.tune.grid import KINDS, Bench
+
+    told: dict[str, Any] = {name: value for name, value in (
+        ("sizes", args.sizes), ("counts", args.counts), ("directions", args.directions), ("hosts", args.hosts),
+        ("paths", args.paths), ("beside", args.beside), ("seconds", args.seconds), ("most_nbytes", args.memory),
+    ) if value is not None}  # fmt: skip
+    usual: dict[str, Any] = {"beside": KINDS, **(QUICK if args.quick else {})}
+    if device == "cpu":
+        usual["beside"] = ()
+    if told.get("beside") == ("none",):
+        told["beside"] = ()
+    return Bench(device, **(usual | told))
+
+
+def _measured(measuring: Any) -> tuple[list[Row], Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
+               TextColumn("{task.description}", markup=False))  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("starting", total=1.0)
+        measuring.progress = lambda share, what: bar.update(task, completed=share, description=what)
+        return list(measuring.rows()), measuring
+
+
+def _plots() -> Any:
+    """The module that draws.
+
+    Raises:
+        KVPlanError: it cannot, for want of matplotlib.
+    """
+    try:
+        from kvplan.tune import plots
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise KVPlanError('plots need matplotlib; pip install "kvplan[plot]"') from None
+    return plots
+
+
+def _draw(path: Path, rows: Sequence[Row], ceilings: Ceilings | None) -> None:
+    plots = _plots()
+    for name in ("bandwidth", "frontier"):
+        to = path.with_name(f"{path.stem}-{name}{path.suffix}")
+        try:
+            figure = getattr(plots, name)(rows, ceilings)
+        except KVPlanError as error:
+            print(f"kvplan: {to} was not drawn: {error}", file=sys.stderr)
+            continue
+        plots.save(figure, to)
+        print(f"drawn {to}", file=sys.stderr)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise KVPlanError(f"the bench cannot be written to {path}: {error.strerror or error}") from None
+    print(f"saved {path}", file=sys.stderr)
+
+
+def _device(text: str) -> str:
+    if text == "cuda":
+        return "cuda:0"
+    if text != "cpu" and not re.fullmatch(r"cuda:\d{1,5}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device; give cpu, or a GPU as in cuda:0")
+    return text
+
+
+def _size(text: str) -> int:
+    """Bytes.
+
+    >>> _size("512"), _size("28K"), _size("1MiB")
+    (512, 28672, 1048576)
+    """
+    found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:iB)?", text.strip(), re.ASCII | re.IGNORECASE)
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give bytes, as in 512, 4K or 1M")
+    return int(found[1]) << UNITS[found[2].upper()]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(one) for one in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*\d{1,12}\s*(,\s*\d{1,12}\s*)*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of runs; give numbers, as in 16,1024")
+    return tuple(int(one) for one in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+
+
+def _plot(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no plot; give a file of suffix {' or '.join(SUFFIXES)}")
+    return path

@@ -1,0 +1,246 @@
+"""Every path and rival over sizes, counts, directions and host layouts, alone and beside compute; bytes first."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from kvplan.errors import HostMemoryError, PathError
+from kvplan.execute import Executor
+from kvplan.execute.policy import DEFAULT_PROGRAMS, Policy
+from kvplan.tune import ceilings, rivals
+from kvplan.tune.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
+from kvplan.tune.compute import Compute, Window, window
+from kvplan.tune.grid import HOST, ONE_THREAD, Bench, Task, tasks
+from kvplan.tune.rows import IDLE, Ceilings, Missing, Row, figures, spelled
+from kvplan.tune.timing import timed
+from kvplan.tune.workload import Buffers, Work, work
+
+PROGRAMS = (1, 2, 4, 8)  # of the kernel beside decode: the frontier
+MEMCPY_SAMPLES = 5
+SAMPLES, CASE_SECONDS, WARM_UPS = 15, 0.02, 1
+TRIES = 2  # of a window in which compute ran out of work
+DRY = "the queue of compute ran empty meanwhile"
+
+Progress = Callable[[float, str], None]
+
+
+class _Case(NamedTuple):
+    """One way to move one work, its bytes not yet seen to arrive.
+
+    Attributes:
+        begin: starts a transfer.
+        verify: see :class:`kvplan.tune.rivals.Rival`.
+        expect: what the cost model expects, asked of a kind of compute.
+    """
+
+    begin: Callable[[], Any]
+    verify: Callable[[], None]
+    expect: Callable[[], float | None]
+
+
+class Run:
+    """A bench under way. :meth:`rows` measures; the rest is known while and after it does.
+
+    Args:
+        bench: what to measure.
+        progress: is told the share that is done, and what is being done.
+        clock: for tests.
+
+    Attributes:
+        ceilings: from the first row on.
+        missing: what was not measured, and why.
+    """
+
+    def __init__(
+        self, bench: Bench, progress: Progress | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.bench = bench
+        self.progress = progress or _silent
+        self.clock = clock
+        self.ceilings: Ceilings | None = None
+        self.missing: list[Missing] = []
+
+    def rows(self) -> Iterator[Row]:
+        """Measure.
+
+        Raises:
+            KVPlanError: the device is not there, or its memory does not suffice.
+        """
+        bench, until = self.bench, self.clock() + self.bench.seconds
+        self.missing += [Missing(f"{spelled(size)} x {count:,}", f"more than {spelled(bench.most_nbytes)}")
+                         for size in sorted(set(bench.sizes)) for count in sorted(set(bench.counts))
+                         if size * count > bench.most_nbytes]  # fmt: skip
+        self.progress(0.0, "memory")
+        with ExitStack() as stack:
+            made = {path: stack.enter_context(_executor(bench.device, path))
+                    for path in bench.asked if path not in rivals.names(bench.device)}  # fmt: skip
+            others = rivals.rivals(bench.device) if set(bench.asked) - set(made) else {}
+            buffers = Buffers(bench.most_nbytes, bench.device)
+            self.progress(0.02, "ceilings")
+            self.ceilings = found = _ceilings(buffers)
+            computes: dict[str, Compute] = {}
+            todo = tasks(bench)
+            for k, task in enumerate(todo):
+                self.progress(0.05 + 0.95 * k / len(todo), task.name)
+                if self.clock() > until:
+                    self.missing.append(Missing(task.name, f"{bench.seconds:g} seconds were over"))
+                    continue
+                moved = work(buffers, task.geometry)
+                if task.beside == IDLE:
+                    cases = {path: _ours(made[path], path, moved) if path in made else _other(others[path], moved)
+                             for path in bench.asked}  # fmt: skip
+                    yield from self._alone(task, cases, found)
+                else:
+                    if task.beside not in computes:
+                        computes[task.beside] = compute_of(bench.device, task.beside)
+                    yield from self._beside(task, moved, others, computes[task.beside], found, until)
+        self.progress(1.0, "done")
+
+    def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
+        """Every path and rival on one work, in turns."""
+        begun: dict[str, Any] = {}
+        rows: dict[str, Row] = {}
+        expected: dict[str, float | None] = {}
+        for path, make in cases.items():
+            row = self._row(task, path)
+            if path == "kernel":
+                row = self._row(task, path, programs=DEFAULT_PROGRAMS[task.geometry.direction])
+            case = self._proven(task, row, make)
+            if isinstance(case, Row):
+                yield case
+            elif case is not None:
+                rows[path], begun[path], expected[path] = row, case.begin, case.expect()
+        try:
+            timings = timed(begun, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
+        except RuntimeError as error:  # one failed: then nothing is known of those that took turns with it
+            yield from (replace(row, broken=_one_line(error)) for row in rows.values())
+            return
+        for path, timing in timings.items():
+            facts = figures(rows[path].nbytes, timing.seconds, found, task.geometry.direction)
+            yield replace(rows[path], **timing._asdict(), **facts, predicted=expected[path])
+
+    def _beside(
+        self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
+    ) -> Iterator[Row]:
+        """Every path and rival beside one kind of compute, one after another; of the kernel, its frontier."""
+        bench, direction = self.bench, task.geometry.direction
+        cases: list[tuple[str, int | None]] = []
+        for path in bench.asked:
+            if path == "kernel":
+                few = PROGRAMS if task.beside == "decode" else (DEFAULT_PROGRAMS[direction],)
+                cases += [(path, programs) for programs in few]
+            elif path != "auto":  # it is one of the others
+                cases.append((path, None))
+        for path, programs in cases:
+            row = self._row(task, path, programs=programs)
+            if self.clock() > until:
+                self.missing.append(Missing(f"{row.label}, {task.name}", f"{bench.seconds:g} seconds were over"))
+                continue
+            with ExitStack() as stack:
+                if path in others:
+                    aside = stack.enter_context(rivals.Aside())
+                    make = _other(others[path], moved)
+                else:
+                    aside = None
+                    policy = Policy(path=path, max_programs=programs, overlap=task.beside)
+                    make = _ours(stack.enter_context(Executor(bench.device, policy)), path, moved)
+                case = self._proven(task, row, make)
+                if isinstance(case, Row):
+                    yield case
+                elif case is not None:
+                    begin = partial(aside.begin, case.begin) if aside else case.begin
+                    taken = _window(compute, begin)
+                    if isinstance(taken, Window) and taken.dry:
+                        self.missing.append(Missing(f"{row.label}: {task.name}", DRY))
+                        continue
+                    yield _seen(row, taken, found, case.expect())
+
+    def _proven(self, task: Task, row: Row, make: Callable[[], _Case]) -> _Case | Row | None:
+        """A case whose bytes were seen to arrive; a row that says that they did not; None for one that is refused."""
+        try:
+            case = make()
+            case.verify()
+        except (PathError, HostMemoryError) as error:
+            self.missing.append(Missing(f"{row.label}: {task.name}", _one_line(error)))
+            return None
+        except RuntimeError as error:  # TransferError, or torch's: no memory
+            return replace(row, verified=False, broken=_one_line(error))
+        return case
+
+    def _row(self, task: Task, path: str, programs: int | None = None) -> Row:
+        return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs)
+
+
+def _silent(share: float, what: str) -> None:
+    """Tell nobody."""
+
+
+def _executor(device: str, path: str) -> Executor:
+    if path in (HOST, ONE_THREAD):
+        return Executor(device, Policy(path=HOST, threads=1 if path == ONE_THREAD else None))
+    return Executor(device, Policy(path=path))
+
+
+def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], _Case]:
+    begin = partial(executor.submit, moved.plan)
+
+    def expect() -> float | None:
+        if executor.device == "cpu":
+            return None
+        found = [one for one in executor.candidates(moved.plan) if not one.refused and path in ("auto", one.path)]
+        if not found:
+            return None
+        return found[0].seconds if executor.policy.overlap == IDLE else found[0].wall
+
+    return lambda: _Case(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
+
+
+def _other(maker: rivals.Maker, moved: Work) -> Callable[[], _Case]:
+    return lambda: _Case(*maker(moved), expect=lambda: None)
+
+
+def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
+    """Transfers beside compute, tried again where compute was not kept going; or why there are none."""
+    try:
+        for _ in range(TRIES):
+            begin().synchronize()
+            taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
+            if not taken.dry:
+                break
+    except RuntimeError as error:  # it does not end, or failed
+        return _one_line(error)
+    return taken
+
+
+def _seen(row: Row, taken: Window | str, found: Ceilings, expected: float | None) -> Row:
+    """A row of what was seen beside compute."""
+    if isinstance(taken, str):
+        return replace(row, broken=taken)
+    wall = statistics.median(taken.transfers)
+    facts = figures(row.nbytes, wall, found, row.direction)
+    slowdown = None if facts["broken"] else taken.slowdown
+    return replace(row, seconds=wall, wall=wall, samples=len(taken.transfers), slowdown=slowdown,
+                   predicted=expected, **facts)  # fmt: skip
+
+
+def _ceilings(buffers: Buffers) -> Ceilings:
+    if buffers.device != "cpu":
+        found = ceilings.measure(buffers)
+        return Ceilings(found["load"], found["store"])
+    taken = []
+    for _ in range(MEMCPY_SAMPLES):  # torch's copy, by all threads
+        start = time.perf_counter()
+        buffers.other.copy_(buffers.host[: buffers.nbytes])
+        taken.append(time.perf_counter() - start)
+    rate = buffers.nbytes / min(taken) / 1e9
+    return Ceilings(rate, rate, "memcpy", hard=False)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,162 @@
+"""What a bench is asked to measure, and in which order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvplan.errors import KVPlanError
+from kvplan.execute.policy import GPU_PATHS
+from kvplan.tune import rivals
+from kvplan.tune.rows import IDLE, named, spelled
+from kvplan.tune.workload import DIRECTIONS, HOSTS, WORD, Geometry
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (512, 2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, MIB)
+COUNTS = (16, 1024, 65536)
+KINDS = ("decode", "prefill")
+MOST_BLOCK_RUNS = 64
+# Beside compute all move the same: what a model of 8 KiB a layer and block moves of some hundred blocks.
+BESIDE_RUN_NBYTES, BESIDE_NBYTES, BESIDE_BLOCK_RUNS = 8 * KIB, 64 * MIB, 32
+HOST, ONE_THREAD = "host", "host on 1 thread"
+
+
+def paths_of(device: str) -> tuple[str, ...]:
+    """Names of all that can be asked of a device: paths, then rivals.
+
+    >>> paths_of("cpu")
+    ('host', 'host on 1 thread', 'numpy memcpy', 'torch indexing')
+    """
+    ours = (HOST, ONE_THREAD) if device == "cpu" else ("auto", *GPU_PATHS)
+    return *ours, *rivals.names(device)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to measure.
+
+    Attributes:
+        device: ``"cuda:N"``, or ``"cpu"``: then both sides are the CPU's, and nothing is measured beside compute.
+        sizes: bytes of a run.
+        counts: runs of a transfer.
+        directions, hosts: see :class:`kvplan.tune.workload.Geometry`.
+        paths: ours and rivals, by name; empty for all that there are.
+        beside: kinds of compute.
+        seconds: nothing is begun after so many.
+        most_nbytes: of a transfer; up to four times as many are allocated, half of them pinned host memory.
+
+    Raises:
+        KVPlanError: one of them is none, which, and what would be right.
+
+    >>> Bench("cpu", sizes=(100,))
+    Traceback (most recent call last):
+    kvplan.errors.KVPlanError: runs of 100 bytes; give a multiple of 8
+    """
+
+    device: str = "cuda:0"
+    sizes: tuple[int, ...] = SIZES
+    counts: tuple[int, ...] = COUNTS
+    directions: tuple[str, ...] = DIRECTIONS
+    hosts: tuple[str, ...] = HOSTS
+    paths: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    seconds: float = 60.0
+    most_nbytes: int = 256 * MIB
+
+    def __post_init__(self) -> None:
+        for what in ("sizes", "counts", "directions", "hosts"):
+            if not getattr(self, what):
+                raise KVPlanError(f"no {what}: there is nothing to measure; give some, or leave them out")
+        for size in self.sizes:
+            if size < WORD or size % WORD:
+                raise KVPlanError(f"runs of {size} bytes; give a multiple of {WORD}")
+        for count in self.counts:
+            block_runs_of(count)
+        known = paths_of(self.device)
+        for what, given, right in (
+            ("direction", self.directions, DIRECTIONS),
+            ("host", self.hosts, HOSTS),
+            (f"path on {self.device}", self.paths, known),
+            ("compute", self.beside, KINDS),
+        ):
+            for one in given:
+                if one not in right:
+                    raise KVPlanError(f"{one!r} is no {what}; there are {', '.join(right)}")
+        if self.beside and self.device == "cpu":
+            raise KVPlanError("beside compute only GPUs are measured; give a device such as cuda:0, or nothing beside")
+        if not self.seconds > 0:
+            raise KVPlanError(f"{self.seconds} seconds is no time; give more than 0")
+        if not any(size * count <= self.most_nbytes for size in self.sizes for count in self.counts):
+            least = spelled(min(self.sizes, default=0) * min(self.counts, default=0))
+            raise KVPlanError(
+                f"nothing fits into {spelled(self.most_nbytes)}; the smallest transfer asked for has {least}"
+            )
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The paths and rivals, in the order of :func:`paths_of`."""
+        return tuple(name for name in paths_of(self.device) if name in self.paths) or paths_of(self.device)
+
+
+class Task(NamedTuple):
+    """One geometry, with nothing beside it or one kind of compute."""
+
+    geometry: Geometry
+    beside: str
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return named(self.geometry) + (f", beside {self.beside}" if self.beside != IDLE else "")
+
+
+def block_runs_of(runs: int) -> int:
+    """Runs of a block: as many as make whole blocks, 64 at most; a block has K and V of each layer.
+
+    Raises:
+        KVPlanError: an odd number.
+
+    >>> block_runs_of(16), block_runs_of(100), block_runs_of(65536)
+    (16, 50, 64)
+    """
+    if runs < 2 or runs % 2:
+        raise KVPlanError(f"{runs} runs; give an even number: a block has K and V of each layer")
+    return max(some for some in range(2, min(runs, MOST_BLOCK_RUNS) + 1, 2) if runs % some == 0)
+
+
+def spread(items: Sequence[int]) -> list[int]:
+    """The same in another order: the first, the last, then always what lies farthest from those before.
+
+    >>> spread([1, 2, 3, 4, 5])
+    [1, 5, 3, 2, 4]
+    """
+    left, taken = list(range(len(items))), list[int]()
+    while left:
+        k = max(left, key=lambda k: min((abs(k - other) for other in taken), default=0))
+        left.remove(k)
+        taken.append(k)
+    return [items[k] for k in taken]
+
+
+def tasks(bench: Bench) -> list[Task]:
+    """What is to be measured, so ordered that any beginning of it has something of everything.
+
+    By turns of each direction and host, and of each kind of compute; of each size the largest count first.
+    """
+    lines: list[list[Task]] = []
+    sizes = spread(sorted(set(bench.sizes)))
+    fitting = {size: sorted({count for count in bench.counts if size * count <= bench.most_nbytes}, reverse=True)
+               for size in sizes}  # fmt: skip
+    for direction in bench.directions:
+        for host in bench.hosts:
+            line = [Task(Geometry(direction, host, size, counts[rank], block_runs_of(counts[rank])), IDLE)
+                    for rank in range(len(bench.counts)) for size, counts in fitting.items()
+                    if rank < len(counts)]  # fmt: skip
+            lines.append(line)
+    runs = max(min(BESIDE_NBYTES, bench.most_nbytes) // BESIDE_RUN_NBYTES // BESIDE_BLOCK_RUNS, 1) * BESIDE_BLOCK_RUNS
+    if runs * BESIDE_RUN_NBYTES <= bench.most_nbytes:
+        some = [Task(Geometry(direction, bench.hosts[0], BESIDE_RUN_NBYTES, runs, BESIDE_BLOCK_RUNS), kind)
+                for kind in bench.beside for direction in bench.directions]  # fmt: skip
+        lines.append(some)
+    return [line[k] for k in range(max(map(len, lines))) for line in lines if k < len(line)]

@@ -1,0 +1,284 @@
+"""A bench as pictures, by matplotlib: bandwidth against run size, and against what compute beside it loses.
+
+The one module that imports matplotlib (``pip install "kvplan[plot]"``). Nothing here touches pyplot's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
+
+from kvplan.errors import KVPlanError
+from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, spelled
+
+INCHES, DPI = (10.0, 6.0), 150
+# Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell paths apart without colours.
+BLACK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = (
+    "#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00",
+)  # fmt: skip
+GREY, DARK = "#666666", "#222222"
+GAP, FAR = 7.0, 12.0  # pixels: of a label from its point; from where on a line joins them
+SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # points
+ROOM = 1.14  # of the ceiling: what an axis shows above it
+PAPER: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}  # behind a label
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "svg.fonttype": "none",  # text stays text: it is found, read out and copied
+    "svg.hashsalt": "kvplan",
+}
+
+
+class Look(NamedTuple):
+    """Of a path: colour, marker, dashes. Ours are solid, rivals are not."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+LOOKS = {
+    "auto": Look("#bbbbbb", "", "-"),  # wide, and under the path that it takes
+    "kernel": Look(VERMILION, "o", "-"),
+    "staged": Look(BLUE, "s", "-"),
+    "copy_engine": Look(GREEN, "^", "-"),
+    "copy_engine_2d": Look(ORANGE, "v", "-"),
+    "host": Look(BLUE, "s", "-"),
+    "host on 1 thread": Look(VERMILION, "o", "-"),
+    "cuMemcpyBatchAsync": Look(SKY, "P", "--"),
+    "cuMemcpyAsync a run": Look(PURPLE, "X", ":"),
+    "torch indexing": Look(GREY, "D", "-."),
+    "numpy memcpy": Look(SKY, "P", "--"),
+}
+OTHER = Look(GREY, "h", "-.")
+HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs scattered on the host"}
+
+
+def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
+    """GB/s against run size, a panel for each direction and host, a line for each path; the ceiling dashed.
+
+    Of each run size, the largest number of runs that was measured. Rows beside compute, and rows without a figure, are
+    passed over.
+
+    Raises:
+        KVPlanError: no row has a figure.
+    """
+    panels = at_largest_count(rows)
+    if not panels:
+        raise KVPlanError("no row has a figure: there is no bandwidth to draw")
+    directions = sorted({direction for direction, _ in panels})
+    hosts = sorted({host for _, host in panels})
+    figure, grid = _panels(
+        len(hosts), len(directions), "GB/s against bytes of a run; of each size, the most runs that were measured"
+    )
+    sizes = sorted({row.run_nbytes for paths in panels.values() for some in paths.values() for row in some})
+    for r, host in enumerate(hosts):
+        for c, direction in enumerate(directions):
+            axes = grid[r][c]
+            paths = panels.get((direction, host), {})
+            for path in _ordered(paths):
+                _line(axes, paths[path])
+            ceiling = ceilings.of(direction)
+            top = max([ceiling, *(row.gbps or 0.0 for some in paths.values() for row in some)])
+            _ceiling(axes, ceiling, ceilings.what, top * ROOM)
+            axes.set_title(f"{direction}, {HOST_WORDS.get(host, host)}", fontsize=SMALL + 1, loc="left")
+            axes.set_xscale("log", base=2)
+            axes.set_xlim(sizes[0] / 2**0.5, sizes[-1] * 2**0.5)
+            axes.set_xticks(sizes, [spelled(size) for size in sizes], fontsize=SMALL)
+            axes.set_xticks([], minor=True)
+            if c == 0:
+                axes.set_ylabel("GB/s", fontsize=SMALL)
+            if r == len(hosts) - 1:
+                axes.set_xlabel("bytes of a run", fontsize=SMALL)
+    _legend(figure, _ordered({path for paths in panels.values() for path in paths}), lines=True)
+    return figure
+
+
+def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
+    """GB/s beside compute against how much slower compute gets, a panel for each direction and kind of compute.
+
+    The stepped line joins what nothing beats: no other is as fast and slows compute less. A number at a kernel's point
+    is its programs.
+
+    Raises:
+        KVPlanError: no row beside compute has both figures.
+    """
+    able = [row for row in rows if row.beside != IDLE and row.gbps is not None and row.slowdown is not None]
+    if not able:
+        raise KVPlanError("no row beside compute has a figure: there is no frontier to draw")
+    directions = sorted({row.direction for row in able})
+    kinds = sorted({row.beside for row in able})
+    moved = f"{able[0].runs:,} runs of {spelled(able[0].run_nbytes)}"
+    figure, grid = _panels(len(kinds), len(directions), f"GB/s of {moved} against how much slower compute gets")
+    for r, kind in enumerate(kinds):
+        for c, direction in enumerate(directions):
+            axes = grid[r][c]
+            some = [row for row in able if (row.beside, row.direction) == (kind, direction)]
+            _points(axes, some)
+            _ceiling(axes, ceilings.of(direction), ceilings.what, max(
+                [ceilings.of(direction), *(row.gbps or 0.0 for row in some)]) * ROOM)  # fmt: skip
+            axes.set_title(f"{direction} beside {kind}", fontsize=SMALL + 1, loc="left")
+            slowest = max([1.05, *(row.slowdown or 1.0 for row in some)])
+            quickest = min([1.0, *(row.slowdown or 1.0 for row in some)])
+            margin = 0.06 * (slowest - quickest)
+            axes.set_xlim(quickest - 2 * margin, slowest + 4 * margin)  # labels stand at the right of points
+            axes.xaxis.set_major_formatter(lambda value, _: f"x{value:.2f}")
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axes.tick_params(labelsize=SMALL)
+            if c == 0:
+                axes.set_ylabel("GB/s", fontsize=SMALL)
+            if r == len(kinds) - 1:
+                axes.set_xlabel("an iteration of compute takes so many times as long", fontsize=SMALL)
+    _legend(figure, _ordered({row.path for row in able}), lines=False)
+    _label(figure, [(axes, [row for row in able if (row.beside, row.direction) == (kinds[r], directions[c])])
+                    for r, line in enumerate(grid) for c, axes in enumerate(line)])  # fmt: skip
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the same figure gives the same bytes.
+
+    Args:
+        path: of suffix ``.png`` or ``.svg``.
+
+    Raises:
+        KVPlanError: another suffix; or it cannot be written there.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise KVPlanError(f"{path}: a plot is {' or '.join(SUFFIXES)}, not {suffix or 'a file without a suffix'}")
+    nothing = {"Date": None} if suffix == ".svg" else {"Software": None}
+    try:
+        with mpl.rc_context(STYLE):
+            figure.savefig(path, format=suffix[1:], dpi=DPI, metadata=nothing)
+    except OSError as error:
+        raise KVPlanError(f"the plot cannot be written to {path}: {error.strerror or error}") from None
+
+
+def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Sequence[Sequence[Axes]]]:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=INCHES, layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        grid: Any = figure.subplots(rows, columns, squeeze=False, sharey="col")
+        figure.suptitle(title, fontsize=SMALL + 3, x=0.01, ha="left")
+    for axes in grid.flat:
+        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=SMALL)
+    return figure, grid
+
+
+def _ordered(paths: Iterable[str]) -> list[str]:
+    """Ours, then rivals."""
+    return sorted(paths, key=lambda path: (list(LOOKS).index(path) if path in LOOKS else len(LOOKS), path))
+
+
+def _line(axes: Axes, some: Sequence[Row]) -> None:
+    look = LOOKS.get(some[0].path, OTHER)
+    axes.plot([row.run_nbytes for row in some], [row.gbps or 0.0 for row in some], color=look.colour,
+              marker=look.marker, linestyle=look.dashes, markersize=5, linewidth=1.4 if look.marker else WIDE,
+              markeredgecolor="white", markeredgewidth=0.5, zorder=2.5 if look.marker else 2)  # fmt: skip
+
+
+def _ceiling(axes: Axes, gbps: float, what: str, top: float) -> None:
+    axes.axhline(gbps, color=BLACK, linestyle=(0, (6, 3)), linewidth=1.0, zorder=2.95)
+    axes.text(0.01, gbps, f"{what} {gbps:.1f} GB/s", transform=axes.get_yaxis_transform(), fontsize=TINY + 0.5,
+              va="bottom", ha="left", zorder=2.9, bbox=PAPER)  # fmt: skip
+    axes.set_ylim(0, top)
+
+
+def _legend(figure: Figure, paths: Sequence[str], *, lines: bool) -> None:
+    """Outside the panels, at the right."""
+    handles = []
+    for path in paths:
+        look = LOOKS.get(path, OTHER)
+        dashes: Any = look.dashes if lines else ""
+        width = 1.4 if look.marker else WIDE
+        handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=dashes, markersize=6,
+                              linewidth=width, markeredgecolor="white", markeredgewidth=0.5, label=path))  # fmt: skip
+    if not lines:
+        handles.append(Line2D([], [], color=BLACK, linewidth=1.0, label="nothing beats these"))
+    figure.legend(handles=handles, loc="outside right center", fontsize=SMALL, frameon=False)
+
+
+def _points(axes: Axes, some: Sequence[Row]) -> None:
+    front = pareto(some)
+    if front:
+        axes.step([row.slowdown or 1.0 for row in front], [row.gbps or 0.0 for row in front], where="post",
+                  color=BLACK, linewidth=1.0, zorder=1)  # fmt: skip
+    for row in some:
+        look = LOOKS.get(row.path, OTHER)
+        axes.plot([row.slowdown or 1.0], [row.gbps or 0.0], color=look.colour, marker=look.marker, linestyle="",
+                  markersize=7, markeredgecolor="white", markeredgewidth=0.5, zorder=3)  # fmt: skip
+
+
+def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None:
+    """Put each point's label where it covers no point, no other label, and is within its panel."""
+    figure.draw_without_rendering()  # now the layout is known, in pixels
+    figure.set_layout_engine("none")
+    points = 72 / figure.dpi  # a pixel's: offsets in points hold at any resolution
+    renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    for axes, some in panels:
+        within = axes.get_window_extent(renderer)
+        spots = [axes.transData.transform((row.slowdown or 1.0, row.gbps or 0.0)) for row in some]
+        taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in spots]
+        taken += [text.get_window_extent(renderer) for text in axes.texts]
+        taken += [box for line in axes.lines for box in _segments(line)]
+        for row, spot in sorted(zip(some, spots, strict=True), key=lambda one: -one[1][1]):
+            x, y = row.slowdown or 1.0, row.gbps or 0.0
+            text = axes.annotate(row.label, (x, y), (0, 0), fontsize=TINY, color=DARK, textcoords="offset points",
+                                 va="bottom", ha="left", zorder=2.8, bbox=PAPER)  # fmt: skip
+            _, _, width, height = text.get_window_extent(renderer).bounds
+            height += 3
+            boxes = [(_covered(Bbox.from_bounds(spot[0] + right, spot[1] + up, width, height), taken, within)
+                      + 0.02 * abs(up), right, up) for right, up in _places(width, height)]  # fmt: skip
+            _, right, up = min(boxes, key=lambda one: one[0])
+            text.set_position((right * points, up * points))
+            if abs(up + height / 2) > FAR:
+                joint = 0.0 if -width < right < 0 else right + width if right < 0 else right
+                axes.annotate("", (x, y), (joint * points, (up + height / 2) * points), textcoords="offset points",
+                              arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": GREY})  # fmt: skip
+            taken.append(Bbox.from_bounds(spot[0] + right, spot[1] + up, width, height))
+
+
+def _segments(line: Line2D) -> Iterator[Bbox]:
+    """Boxes of a line that is level or upright between its corners; of single points none."""
+    if line.get_linestyle() == "None":
+        return
+    corners = line.get_transform().transform_path(line.get_path()).vertices
+    for (x, y), (right, up) in pairwise(np.asarray(corners).tolist()):
+        yield Bbox.from_extents(min(x, right) - 1, min(y, up) - 1, max(x, right) + 1, max(y, up) + 1)
+
+
+def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
+    """Offsets of a label's lower left corner from its point, in pixels, the best first."""
+    for step in range(12):
+        for sign in (1, -1) if step else (1,):
+            rise = sign * step * height / 2 - height / 2
+            yield GAP, rise
+            yield -width - GAP, rise
+            if step >= 2:
+                yield -width / 2, rise
+
+
+def _covered(box: Bbox, taken: Sequence[Bbox], within: Bbox) -> float:
+    """Pixels of a label that lie on something else, or outside the panel."""
+    outside = box.width * box.height - _shared(box, within)
+    return sum(_shared(box, other) for other in taken) + outside
+
+
+def _shared(a: Bbox, b: Bbox) -> float:
+    both = Bbox.intersection(a, b)
+    return 0.0 if both is None else float(both.width * both.height)

@@ -1,0 +1,219 @@
+"""What a bench finds, as rows; what is wrong with a figure; and which figures no other beats. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from kvplan.errors import KVPlanError
+from kvplan.tune.workload import Geometry
+
+TOLERANCE = 0.03  # above the ceiling: two measurements of one link differ by so much
+IDLE = "idle"
+SUFFIXES = (".png", ".svg")  # of plots
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to move one geometry, measured; or why there is no figure.
+
+    Attributes:
+        direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.tune.workload.Geometry`.
+        path: of ours, or a rival's name.
+        beside: ``"idle"``: nothing ran beside it; or ``"decode"``, ``"prefill"``.
+        programs: of a kernel path: SMs that it may take; None of the others.
+        seconds: median, from the first to the last event on the GPU; on the CPU, of the copying; beside compute, the
+            same as ``wall``.
+        wall: median, from the call until the caller knows that all has arrived.
+        cpu: median, from the call until everything is issued; None beside compute.
+        samples: transfers that were timed.
+        gbps: bytes over ``seconds``, in 1e9 a second; None where there is no figure, or a broken one.
+        share: ``gbps`` over the ceiling's.
+        slowdown: time of an iteration of compute beside it over that alone; None where nothing ran, or it is broken.
+        predicted: what the cost model expected of ``seconds``; None where it has no model.
+        verified: whether every byte was seen to arrive.
+        broken: why the figure is not to be believed, or "".
+    """
+
+    direction: str
+    host: str
+    run_nbytes: int
+    runs: int
+    block_runs: int
+    path: str
+    beside: str = IDLE
+    programs: int | None = None
+    seconds: float | None = None
+    wall: float | None = None
+    cpu: float | None = None
+    samples: int = 0
+    gbps: float | None = None
+    share: float | None = None
+    slowdown: float | None = None
+    predicted: float | None = None
+    verified: bool = True
+    broken: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a transfer."""
+        return self.run_nbytes * self.runs
+
+    @property
+    def label(self) -> str:
+        """The path, and its programs where somebody chose them.
+
+        >>> Row("load", "contiguous", 8192, 64, 64, "kernel", "decode", programs=4).label
+        'kernel, 4'
+        """
+        return f"{self.path}, {self.programs}" if self.programs and self.beside != IDLE else self.path
+
+    def document(self) -> dict[str, Any]:
+        """For JSON; :func:`row_of` reads it."""
+        return {**asdict(self), "nbytes": self.nbytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """GB/s of one large copy.
+
+    Attributes:
+        load, store: by direction.
+        what: their name in the field: ``"link"``, ``"memcpy"``.
+        hard: whether nothing can be faster. A link is; a copy of a large array on the CPU is not, since smaller
+            transfers find their bytes in caches.
+    """
+
+    load: float
+    store: float
+    what: str = "link"
+    hard: bool = True
+
+    def of(self, direction: str) -> float:
+        """Of a direction."""
+        return self.load if direction == "load" else self.store
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that was not measured, and why."""
+
+    what: str
+    why: str
+
+
+def row_of(document: Mapping[str, Any]) -> Row:
+    """What :meth:`Row.document` wrote; keys of other versions are passed over.
+
+    Raises:
+        KVPlanError: one that a row needs is missing.
+
+    >>> row = Row("load", "contiguous", 8192, 64, 64, "kernel", gbps=50.1)
+    >>> row_of(row.document()) == row
+    True
+    """
+    known = {field.name: document[field.name] for field in fields(Row) if field.name in document}
+    try:
+        return Row(**known)
+    except TypeError as error:
+        raise KVPlanError(f"no row of a bench: {error}") from None
+
+
+def judged(gbps: float, ceilings: Ceilings, direction: str) -> str:
+    """Why a figure is not to be believed, or "".
+
+    >>> judged(54.9, Ceilings(50.1, 52.0), "load")
+    "54.9 GB/s is faster than the link's 50.1 GB/s"
+    >>> judged(51.0, Ceilings(50.1, 52.0), "load"), judged(99.0, Ceilings(9.0, 9.0, "memcpy", hard=False), "load")
+    ('', '')
+    """
+    ceiling = ceilings.of(direction)
+    if ceilings.hard and not gbps <= ceiling * (1 + TOLERANCE):
+        return f"{gbps:.1f} GB/s is faster than the {ceilings.what}'s {ceiling:.1f} GB/s"
+    return ""
+
+
+def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> dict[str, Any]:
+    """``gbps``, ``share`` and ``broken`` of a row.
+
+    >>> figures(10**9, 0.02, Ceilings(55.0, 55.0), "load")["gbps"]
+    50.0
+    >>> figures(10**9, 0.0, Ceilings(55.0, 55.0), "load")
+    {'gbps': None, 'share': None, 'broken': 'it took no time'}
+    """
+    if seconds <= 0:
+        return {"gbps": None, "share": None, "broken": "it took no time"}
+    gbps = nbytes / seconds / 1e9
+    broken = judged(gbps, ceilings, direction)
+    if broken:
+        return {"gbps": None, "share": None, "broken": broken}
+    return {"gbps": gbps, "share": gbps / ceilings.of(direction), "broken": ""}
+
+
+def pareto(rows: Iterable[Row]) -> list[Row]:
+    """Rows beside compute that no other beats, the gentlest first: none is as fast and slows compute less.
+
+    Rows without both figures are passed over; of equal ones the first is kept.
+
+    >>> def row(gbps, slowdown):
+    ...     return Row("load", "contiguous", 8, 2, 2, "staged", "decode", gbps=gbps, slowdown=slowdown)
+    >>> [one.gbps for one in pareto([row(50, 1.1), row(40, 1.2), row(30, 1.0), row(30, 1.05)])]
+    [30, 50]
+    """
+    able = [(row.slowdown, -row.gbps, k, row) for k, row in enumerate(rows)
+            if row.slowdown is not None and row.gbps is not None]  # fmt: skip
+    front: list[Row] = []
+    best = 0.0
+    for _, negative, _, row in sorted(able, key=lambda one: one[:3]):
+        if not front or -negative > best:
+            front.append(row)
+            best = -negative
+    return front
+
+
+def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
+    """Rows with nothing beside, by (direction, host), by path: of each run size the one of most runs; by size.
+
+    Rows without a figure are passed over.
+    """
+    found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
+    for row in rows:
+        if row.beside != IDLE or row.gbps is None:
+            continue
+        sizes = found.setdefault((row.direction, row.host), {}).setdefault(row.path, {})
+        if row.run_nbytes not in sizes or sizes[row.run_nbytes].runs < row.runs:
+            sizes[row.run_nbytes] = row
+    return {
+        panel: {path: [sizes[nbytes] for nbytes in sorted(sizes)] for path, sizes in paths.items()}
+        for panel, paths in found.items()
+    }
+
+
+def spelled(nbytes: int) -> str:
+    """Bytes in the largest binary unit that divides them.
+
+    >>> spelled(512), spelled(28 << 10), spelled(1 << 20), spelled(1536)
+    ('512 B', '28 KiB', '1 MiB', '1536 B')
+    """
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+def named(geometry: Geometry) -> str:
+    """A geometry in words.
+
+    >>> named(Geometry("load", "contiguous", 8192, 1024, 64))
+    'load, contiguous, 8 KiB x 1,024'
+    """
+    return f"{geometry.direction}, {geometry.host}, {spelled(geometry.run_nbytes)} x {geometry.runs:,}"
+
+
+def grouped(missing: Sequence[Missing]) -> dict[str, list[str]]:
+    """What was not measured, by the reason."""
+    found: dict[str, list[str]] = {}
+    for one in missing:
+        found.setdefault(one.why, []).append(one.what)
+    return found

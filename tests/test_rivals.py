@@ -1,0 +1,108 @@
+"""Rivals of a GPU, acted by the CPU: the same calls over the same descriptors move every byte."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from kvplan.errors import PathError, TransferError
+from kvplan.tune import rivals
+from kvplan.tune.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
+
+torch = pytest.importorskip("torch")
+
+
+class Line:
+    """A stream whose copies have happened when the call returns."""
+
+    def __init__(self, *, has_batch=True):
+        self.calls = []
+        self.handle = 7
+        self.device = SimpleNamespace(
+            driver=SimpleNamespace(cuMemcpyBatchAsync=1 if has_batch else None),
+            copy=self._copy, copy_batch=self._copy_batch, current=nullcontext,
+        )  # fmt: skip
+        self.stream = SimpleNamespace(synchronize=lambda: None)
+
+    def staging(self, nbytes):
+        return tuple(torch.empty(nbytes // 8, dtype=torch.int64) for _ in range(2))
+
+    def _copy(self, dst, src, nbytes, stream):
+        assert stream == 7
+        self.calls.append(nbytes)
+        ctypes.memmove(dst, src, nbytes)
+
+    def _copy_batch(self, dst, src, size, count, stream):
+        columns = [(ctypes.c_int64 * count).from_address(at) for at in (dst, src, size)]
+        self.calls.append(count)
+        for to, of, nbytes in zip(*columns, strict=True):
+            ctypes.memmove(to, of, nbytes)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(rivals, "_Enqueued", lambda line, nbytes, issue: rivals._Done(nbytes, issue))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("maker", [rivals._batch, rivals._loop, rivals._indexing])
+def test_rivals_move_every_byte(maker, direction, host):
+    buffers = Buffers(256 << 10, "cpu", 512 << 10)
+    moved = work(buffers, Geometry(direction, host, 512, 240, 12))
+    rival = maker(Line(), moved)
+    rival.verify()
+    assert rival.begin().result().nbytes == moved.plan.nbytes
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_batch_is_cut(monkeypatch):
+    monkeypatch.setattr(rivals, "MOST_DESCRIPTORS", 100)
+    line, moved = Line(), work(Buffers(256 << 10, "cpu"), Geometry("load", "scattered", 512, 240, 240))
+    rivals._batch(line, moved).verify()
+    assert max(line.calls) <= 100
+    assert sum(line.calls) == moved.plan.descriptors().size.size
+
+
+def test_rivals_that_refuse(monkeypatch):
+    moved = work(Buffers(256 << 10, "cpu"), Geometry("load", "scattered", 512, 240, 12))
+    monkeypatch.setattr(rivals, "MOST_CALLS", 239)
+    with pytest.raises(PathError, match="as many calls as runs, and these are more than 239"):
+        rivals._loop(Line(), moved)
+    with pytest.raises(PathError, match="the driver has no cuMemcpyBatchAsync"):
+        rivals._batch(Line(has_batch=False), moved)
+
+
+def test_memcpy_moves_as_many_bytes():
+    moved = work(Buffers(256 << 10, "cpu", 512 << 10), Geometry("store", "contiguous", 512, 240, 12))
+    rival = rivals.rivals("cpu")[rivals.MEMCPY](moved)
+    rival.verify()
+    assert rival.begin().result().nbytes == moved.plan.nbytes == 240 * 512
+
+
+def test_a_memcpy_that_fails_is_caught(monkeypatch):
+    moved = work(Buffers(256 << 10, "cpu"), Geometry("store", "contiguous", 512, 240, 12))
+    rival = rivals.rivals("cpu")[rivals.MEMCPY](moved)
+    monkeypatch.setattr(rivals.np, "copyto", lambda dst, src: None)
+    with pytest.raises(TransferError, match="numpy memcpy: not every byte"):
+        rival.verify()
+
+
+def test_a_thread_of_its_own_gives_back_what_it_set():
+    before = sys.getswitchinterval()
+    with rivals.Aside() as aside:
+        assert sys.getswitchinterval() < before
+        flight = aside.begin(lambda: rivals._Done(8, lambda: None))
+        flight.synchronize()
+        assert flight.done()
+        assert flight.result().nbytes == 8
+        failed = aside.begin(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failed.synchronize()
+    assert sys.getswitchinterval() == before
