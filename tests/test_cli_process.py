@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out == f"kvplan {kvplan.__version__}\n"
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {command} " in out for command in COMMANDS)
+    assert all(re.search(rf"^    {command}\s", out, re.MULTILINE) for command in COMMANDS)
 
 
 def test_a_command_is_the_module_of_its_name(monkeypatch):

@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
@@ -99,7 +98,7 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
         prog="kvplan",
         description="Describe two KV-cache layouts, compile the pair, plan transfers.",
         epilog="example:\n  kvplan inspect examples/specs/gpu_split_kv.toml",
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kvplan {__version__}")
