@@ -100,7 +100,7 @@ def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dic
 
         start = time.perf_counter()
         samples: list[Sample] = []
-        one = calibrate(here, device, look, samples)
+        one = calibrate(here, device, look, keep=samples)
         earlier = profiles[-1] if profiles else shipped(here)
         profiles.append(weighed(one, earlier) if earlier is not None else one)
         taken = time.perf_counter() - start

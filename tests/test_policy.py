@@ -21,7 +21,7 @@ BOUNDS = {
 
 
 def test_every_number_of_a_policy_is_listed_here():
-    assert {field.name for field in dataclasses.fields(Policy)} == {"path", *BOUNDS}
+    assert {field.name for field in dataclasses.fields(Policy)} == {"path", "overlap", *BOUNDS}
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -68,3 +68,14 @@ def test_what_is_none_is_the_executor_s_choice():
     assert {getattr(policy, name) for name in BOUNDS} == {None}
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.path = "kernel"
+
+
+@pytest.mark.parametrize("overlap", ["idle", "decode", "prefill"])
+def test_what_runs_beside(overlap):
+    assert Policy(overlap=overlap).overlap == overlap
+
+
+@pytest.mark.parametrize("overlap", ["", "Decode", None, 1])
+def test_what_cannot_run_beside(overlap):
+    with pytest.raises(kvplan.PathError, match=r"overlap .* is none; give 'idle', 'decode', 'prefill'"):
+        Policy(overlap=overlap)

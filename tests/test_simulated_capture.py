@@ -9,7 +9,17 @@ import pytest
 import kvplan
 from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
-from tests.simulated.executors import MOVE, SMALL, OnDevice, both_ways, current_stream, executor_on, limits, pair_on, paths_in_turn
+from tests.simulated.executors import (
+    MOVE,
+    SMALL,
+    OnDevice,
+    both_ways,
+    current_stream,
+    executor_on,
+    limits,
+    pair_on,
+    paths_in_turn,
+)
 
 
 def replay(device: Device, graph: Graph, *pairs: Pair) -> None:

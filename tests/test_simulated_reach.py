@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from unittest import mock
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -13,9 +17,23 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.execute import ending
 from kvplan.execute.cuda import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
-from tests.gpu.caches import Move
+from kvplan.tune import cost
+from kvplan.tune.profile import DeviceProfile
+from tests.gpu.caches import Move, Paged
 from tests.simulated import Device, Stream, Tensor
-from tests.simulated.executors import MOVE, POOL, both_ways, executor_on, pair_on
+from tests.simulated.executors import (
+    LARGE_BLOCKS,
+    MOVE,
+    PATHS,
+    POOL,
+    SMALL,
+    OnDevice,
+    both_ways,
+    executor_on,
+    favouring,
+    limits,
+    pair_on,
+)
 from tests.simulated.kernel import words
 
 KIB = 1 << 10
@@ -85,50 +103,175 @@ class Watching(Device):
         return super().copy_2d(parameters, stream)
 
 
-def by_auto(direction: str, cache: np.ndarray, pool: np.ndarray, notations: tuple[str, str], ids: int, **policy) -> str:
-    """The path that auto takes between a cache on the device and a pinned pool."""
-    device = Device()
-    device.pin(pool if pool.base is None else pool.base)
-    made = KVLayout.from_tensors(notations[0], Tensor(cache)), KVLayout.from_tensors(notations[1], pool)
-    pair = made[::-1] if direction == "load" else made
-    with executor_on(device, **policy) as executor:
-        plan = kvplan.compile(*pair).plan(range(ids), range(ids))
-        result = executor.submit(plan).result()
-        assert result.nbytes == plan.nbytes
-        np.testing.assert_array_equal(
-            np.moveaxis(cache, notations[0].split().index("block"), 0)[:ids],
-            np.moveaxis(pool, notations[1].split().index("block"), 0)[:ids],
-        )
-    return result.path
-
-
 PAGED = ("layer block dim", "block layer dim")
 
 
+def by_auto(direction: str, cache: np.ndarray, pool: np.ndarray, ids: int, profile: DeviceProfile, **policy) -> str:
+    """The path that auto takes between a cache on the device and a pinned pool; every byte is compared."""
+    device = Device()
+    device.pin(pool if pool.base is None else pool.base)
+    made = KVLayout.from_tensors(PAGED[0], Tensor(cache)), KVLayout.from_tensors(PAGED[1], pool)
+    before = cache.copy(), pool.copy()
+    with executor_on(device, profile=profile, **policy) as executor:
+        plan = kvplan.compile(*(made[::-1] if direction == "load" else made)).plan(range(ids), range(ids))
+        first = executor.candidates(plan)[0]
+        result = executor.submit(plan).result()
+    assert (result.nbytes, result.path, result.predicted) == (plan.nbytes, first.path, first.seconds)
+    np.testing.assert_array_equal(np.moveaxis(cache, 1, 0)[:ids], pool[:ids])
+    kept, moved = (1, 0) if direction == "load" else (0, 1)
+    np.testing.assert_array_equal((cache, pool)[kept], before[kept])
+    rest = np.moveaxis(cache, 1, 0)[ids:], pool[ids:]
+    np.testing.assert_array_equal(rest[moved], (np.moveaxis(before[0], 1, 0), before[1])[moved][ids:])
+    return result.path
+
+
 @both_ways
-@pytest.mark.parametrize(
-    ("layers", "run", "ids", "path"),
-    [
-        (2, 64 * KIB, 2, "copy_engine"),  # runs of 64 KiB
-        (2, 64 * KIB - 16, 2, "kernel"),  # shorter ones, and not 4 MiB
-        (64, 4 * KIB, 16, "staged"),  # 4 MiB in pieces of 256 KiB on the host
-        (64, 4 * KIB, 15, "kernel"),  # less
-        (8, 4 * KIB, 128, "kernel"),  # 4 MiB in pieces of 32 KiB
-    ],
-)
-def test_auto_takes_the_path_that_its_rule_says(direction, layers, run, ids, path):
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("layers", "run", "ids"), [(2, 64 * KIB, 2), (64, 4 * KIB, 16), (8, 512, 40)])
+def test_auto_takes_the_path_that_the_profile_makes_the_cheapest(direction, path, layers, run, ids):
     # A block more than is moved, and padding: neither runs nor blocks touch.
-    cache = np.random.default_rng(0).integers(0, 256, (layers, ids + 1, run + 16), np.uint8)[:, :, :run]
-    pool = np.zeros((ids + 1, layers + 1, run), np.uint8)[:, :layers]
-    pool[:] = np.moveaxis(cache, 1, 0) if direction == "load" else 0
-    assert by_auto(direction, cache, pool, PAGED, ids) == path
+    random = np.random.default_rng(0)
+    cache = random.integers(0, 256, (layers, ids + 1, run + 16), np.uint8)[:, :, :run]
+    pool = random.integers(0, 256, (ids + 1, layers + 1, run), np.uint8)[:, :layers]
+    assert by_auto(direction, cache, pool, ids, favouring(path)) == path
 
 
 @both_ways
 def test_auto_does_without_a_ring_that_is_too_small(direction):
-    cache, pool = np.ones((64, 17, 4 * KIB), np.uint8), np.ones((17, 64, 4 * KIB), np.uint8)
-    assert by_auto(direction, cache, pool, PAGED, 17, staging_bytes=64 * KIB) == "kernel"
-    assert by_auto(direction, cache, pool, PAGED, 17, staging_bytes=256 * KIB) == "staged"
+    random = np.random.default_rng(0)
+    cache, pool = (random.integers(0, 256, shape, np.uint8) for shape in ((64, 17, 4 * KIB), (17, 64, 4 * KIB)))
+    assert by_auto(direction, cache, pool, 17, favouring("staged"), staging_bytes=64 * KIB) == "kernel"
+    assert by_auto(direction, cache, pool, 17, favouring("staged"), staging_bytes=256 * KIB) == "staged"
+
+
+def test_candidates_say_why_the_ring_is_too_small():
+    device = Device()
+    pair = pair_on(device, "load", pool=LARGE_BLOCKS)
+    with executor_on(device, profile=favouring("staged"), staging_bytes=1024) as executor:
+        *able, last = executor.candidates(pair.program.plan([1], [2, 4, 5]))
+    assert [one.path for one in able] == ["kernel", "copy_engine", "copy_engine_2d"]
+    assert not any(one.refused for one in able)
+    assert (last.path, last.refused) == (
+        "staged", "staging_bytes is 1024; a block here takes 2304 bytes of the ring: give as many",
+    )  # fmt: skip
+
+
+@both_ways
+def test_where_no_path_serves_each_is_listed_once(direction):
+    device = Device()
+    pair = pair_on(Device(ordinal=1), direction, OnDevice(SMALL.notation, dim=96, padded=True, ordinal=1))
+    for root in pair.src_roots if direction == "load" else pair.dst_roots:
+        device.pin(root)
+    with executor_on(device) as executor:
+        plan = pair.program.plan([1], [2])
+        with pytest.raises(kvplan.PathError, match=f"no path serves this '{direction}' plan: ") as caught:
+            executor.submit(plan)
+        assert all(one.refused for one in executor.candidates(plan))
+    said = str(caught.value)
+    assert [said.count(f"{path}: ") for path in PATHS] == [1, 1, 1, 1]
+    assert "moves memory of cuda:0, and this plan is of cuda:1" in said
+
+
+# What was decided is remembered by the group of runs, the count of units, and how many of these touch.
+
+
+@contextmanager
+def asked() -> Iterator[mock.Mock]:
+    """Counts how often the model is asked."""
+    with mock.patch.object(cost, "candidates", wraps=cost.candidates) as asking:
+        yield asking
+
+
+@both_ways
+def test_a_decision_is_remembered(direction):
+    device = Device()
+    pair = pair_on(device, direction)
+    with executor_on(device, profile=favouring("staged")) as executor, asked() as asking:
+        counts = []
+        for src, dst in (([3, 1], [0, 7]), ([4, 8], [5, 2]), ([3, 1, 5], [0, 7, 4]), ([2, 6], [1, 3]), ([5], [6])):
+            result = executor.submit(pair.plan(Move(src, dst))).result()
+            pair.check()
+            counts.append(asking.call_count)
+            assert (result.path, result.predicted) == ("staged", 1e-9)
+    assert counts == [1, 1, 2, 2, 3]  # another count of blocks is another decision
+
+
+def test_units_that_touch_are_another_decision():
+    device = Device()
+    layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
+    pair = pair_on(device, "load", layer_first[1], layer_first[0])
+    with executor_on(device) as executor, asked() as asking:
+        counts = []
+        for src, dst in (([1, 3, 5], [0, 2, 4]), ([2, 4, 6], [8, 6, 1]), ([1, 2, 5], [3, 4, 7]), ([1, 2, 3], [4, 5, 6]),
+                         ([5, 6, 1], [1, 2, 7])):  # fmt: skip
+            executor.submit(pair.plan(Move(src, dst))).synchronize()
+            pair.check()
+            counts.append(asking.call_count)
+    assert counts == [1, 1, 2, 3, 3]  # none, none, two of three, all three, two of three
+
+
+def test_several_groups_are_decided_each_time():
+    device = Device()
+    pairs = [pair_on(device, "load", seed=seed) for seed in (1, 2)]
+    with executor_on(device) as executor, asked() as asking:
+        for _ in range(2):
+            plan = kvplan.join([pair.plan(MOVE) for pair in pairs])
+            executor.submit(plan).synchronize()
+    assert asking.call_count == 2
+
+
+def test_a_group_that_has_the_place_of_one_that_is_gone_is_decided_anew():
+    device = Device()
+    with executor_on(device, profile=favouring("kernel")) as executor:
+        decided = executor._backend.candidates._decided
+        gone, pair = pair_on(device, "load"), pair_on(device, "load", seed=1)
+        executor.submit(gone.plan(MOVE)).synchronize()
+        ((_, *rest), (*refs, choice)), *_ = decided.items()
+        assert choice.path.name == "kernel"
+        del gone
+        gc.collect()
+        assert [held() for held in refs[1:]] == [None, None], "a decision holds nobody's memory"
+        group = pair.program.plan([1], [2]).parts[0].group
+        stale = choice._replace(path=executor._backend.paths["copy_engine_2d"])
+        for old in (refs[0], ref(group)):  # as if the group had the old one's address, or were compiled for both
+            decided[id(group), *rest] = (old, *refs[1:], stale)
+            with asked() as asking:
+                assert executor.submit(pair.plan(MOVE)).result().path == "kernel"
+                assert asking.call_count == 1
+        pair.check()
+        decided[id(group), *rest] = (*decided[id(group), *rest][:3], stale)
+        assert executor.submit(pair.plan(MOVE)).result().path == "copy_engine_2d", "this looks at the right entry"
+
+
+def test_only_so_many_decisions_are_remembered():
+    device = Device()
+    pair = pair_on(device, "load")
+    with limits(MOST_DECISIONS=2), executor_on(device) as executor, asked() as asking:
+        for count in (1, 2, 1, 2, 3, 3):
+            executor.submit(pair.plan(Move(range(count), range(count)))).synchronize()
+        pair.check()
+        assert len(executor._backend.candidates._decided) <= 2
+    assert asking.call_count == 3
+
+
+@both_ways
+def test_pageable_memory_is_asked_about_again_once_it_is_pinned(direction):
+    device = Device()
+    pair = pair_on(device, direction, pin=False)
+    with executor_on(device, profile=favouring("kernel")) as executor, asked() as asking:
+        for _ in range(2):
+            result = executor.submit(pair.plan(MOVE)).result()
+            assert (result.path, asking.call_count) == ("copy_engine", 0)
+        assert {one.path for one in executor.candidates(pair.program.plan([1], [2])) if one.refused} == {
+            "kernel", "staged"
+        }  # fmt: skip
+        for root in pair.src_roots if direction == "load" else pair.dst_roots:
+            device.pin(root)
+        asking.reset_mock()
+        for _ in range(2):
+            assert executor.submit(pair.plan(MOVE)).result().path == "kernel"
+        pair.check()
+    assert asking.call_count == 1
 
 
 class Silent(Device):

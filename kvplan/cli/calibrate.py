@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise KVPlanError(f"device {args.device!r} is no GPU; give cuda:0 or another")
     here = machine(int(match[1] or 0))
     start = time.perf_counter()
-    profile = _measured(here, f"cuda:{match[1] or 0}")
+    profile = _measured(here, f"cuda:{match[1] or 0}", start)
     if not args.alone:
         profile = weighed(profile, find(here))
     taken = time.perf_counter() - start
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(here: Any, device: str) -> DeviceProfile:
+def _measured(here: Any, device: str, start: float) -> DeviceProfile:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -64,17 +64,21 @@ def _measured(here: Any, device: str) -> DeviceProfile:
         import torch  # noqa: F401  # the buffers, and the compute beside them
     except ModuleNotFoundError:
         raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
-    from kvplan.tune.calibrate import calibrate
+    from kvplan.tune.calibrate import SECONDS, calibrate
 
+    left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load where the disk is slow
     columns = (
         BarColumn(30),
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
-        return calibrate(here, device, lambda share, what: bar.update(task, completed=share, description=what))
+        return calibrate(
+            here, device, lambda share, what: bar.update(task, completed=share, description=what), seconds=left
+        )
 
 
 def screen(profile: DeviceProfile) -> list[Any]:

@@ -66,7 +66,7 @@ class Candidates:
     def __init__(self, runtime: Runtime, profile: DeviceProfile | None) -> None:
         self._runtime = runtime
         self._profile = profile
-        # By identity of the only run group, count of its units, and how many touch the next. All is held weakly.
+        # By identity of the only run group, count of its units, and bytes that merge. All is held weakly.
         self._decided: dict[tuple[int, int, int], tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout], Choice]] = {}
         # By identity of the only pair, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Verdict]] = {}
@@ -197,12 +197,12 @@ class Candidates:
     def _auto(self, plan: Plan) -> Choice:
         """What the model makes the cheapest; within a GPU, and of pageable memory, what the rule says.
 
-        A submit of one run group is decided once for each count of units, and of those that touch the next.
+        A submit of one run group is decided once for each count of units, and of bytes that merge with the next.
         """
         if len(plan.parts) != 1:
             return self._weigh(plan)
         group, units = plan.parts[0]
-        merged = sum(touching(units, nbytes) for nbytes in group.sizes) if group.chainable else 0
+        merged = sum(nbytes * touching(units, nbytes) for nbytes in group.sizes) if group.chainable else 0
         key = (id(group), units.shape[1], merged)
         src, dst = plan.layouts[0]
         known = self._decided.get(key)
@@ -224,6 +224,8 @@ class Candidates:
             return Choice(paths[name], None, verdict.pageable)
         every = self.all(plan)
         if every[0].refused:
+            if len({one.refused for one in every}) == 1:  # of all the same, which names each
+                raise PathError(every[0].refused)
             reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
             raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
         return Choice(paths[every[0].path], every[0].seconds, verdict.pageable)

@@ -26,8 +26,8 @@ from kvplan.tune.timing import Timing, timed
 from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__
 
-# No transfer is begun after so many, and none alone after the first: the rest of 20 is for what is under way.
-ALONE_SECONDS, SECONDS = 14.0, 18.0
+# No transfer is begun after so many; the last of them are for those beside compute.
+SECONDS, BESIDE_SECONDS = 16.0, 4.0
 HOST_NBYTES, DEVICE_NBYTES = 384 << 20, 64 << 20
 RING_NBYTES = 84 << 20  # two chunks: half of what a ring takes by default
 ROUNDS = (16, 64)  # over the grid, with so many runs a block: what they cost apart cannot be told from one number
@@ -62,7 +62,12 @@ class Sample(NamedTuple):
 
 
 def calibrate(
-    machine: Machine, device: str = "cuda:0", progress: Progress | None = None, keep: list[Sample] | None = None
+    machine: Machine,
+    device: str = "cuda:0",
+    progress: Progress | None = None,
+    *,
+    keep: list[Sample] | None = None,
+    seconds: float = SECONDS,
 ) -> DeviceProfile:
     """Measure a GPU, alone and beside compute.
 
@@ -71,12 +76,13 @@ def calibrate(
         device: its name for executors; torch is needed.
         progress: is told the share that is done, and what is being done.
         keep: is given the samples, for whoever wants to look at them.
+        seconds: nothing is begun after so many.
 
     Raises:
         KVPlanError: too little could be measured within the time; or a byte did not arrive.
     """
     tell = progress or _silent
-    until = time.perf_counter() + SECONDS
+    until = time.perf_counter() + seconds
     tell(0.0, "memory")
     buffers = Buffers(DEVICE_NBYTES, device, HOST_NBYTES)
     tell(0.05, "ceilings")
@@ -93,7 +99,7 @@ def calibrate(
                 0.1 + 0.6 * k / len(works),
                 f"{geometry.direction} of {geometry.runs} runs of {geometry.run_nbytes} bytes",
             )
-            if time.perf_counter() > until - SECONDS + ALONE_SECONDS:
+            if time.perf_counter() > until - BESIDE_SECONDS:
                 break
             some = {name: one for name, one in executors.items() if geometry.runs < MANY[0][1] or name in FAST}
             samples += measure(work(buffers, geometry, k), some, verify=k < 2 * len(HOSTS))
@@ -112,7 +118,7 @@ def geometries() -> Iterator[Geometry]:
     """What is moved, so ordered that a cut leaves some of every kind."""
     for block_runs in ROUNDS:
         for run_nbytes, runs in (*GRID[::2], *GRID[1::2], *MANY):
-            if runs < block_runs:
+            if runs < block_runs or 2 * run_nbytes * block_runs > DEVICE_NBYTES:  # the device's side has two blocks
                 continue
             for direction in DIRECTIONS:
                 for host in HOSTS[: 1 if runs == MANY[0][1] else None]:

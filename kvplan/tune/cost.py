@@ -22,7 +22,9 @@ MIXED = "copy_engine+kernel"  # large runs by the one, small ones by the other, 
 # noise of a calibration: those whose time varies least with the sizes come first.
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
 JOIN = 5e-6  # seconds that two streams take to meet
-WORD = 16  # bytes: the widest of the kernel
+# Words that a program moves in a second: of wide ones, memory and link are the bound; of 1 and 2 bytes, this is (H200).
+WORDS = {"load": 3.0e9, "store": 6.0e9}
+WIDE = 16  # bytes: the widest word of the kernel
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
 
 
@@ -92,11 +94,13 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     share = 0.0
     if path == "kernel":
         programs = policy.max_programs or DEFAULT_PROGRAMS[plan.direction]
-        if programs != DEFAULT_PROGRAMS[plan.direction] or plan.alignment < WORD:
-            slower = _of_programs(plan, profile, programs) - seconds
-            if programs == DEFAULT_PROGRAMS[plan.direction]:
-                slower = max(slower, 0.0)
-            seconds, wall = seconds + slower, wall + slower
+        slower = 0.0
+        if programs != DEFAULT_PROGRAMS[plan.direction]:
+            slower = _of_programs(counts, profile, plan.direction, programs) - seconds
+        if plan.alignment < WIDE:
+            words = plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
+            slower = max(slower, words - seconds)
+        seconds, wall = seconds + slower, wall + slower
         extra = EXTRA_LAUNCH * max(plan.groups - 1, 0)
         seconds, wall, cpu = seconds + extra, wall + extra, cpu + extra
         share = min(programs / max(profile.multiprocessors, 1), 1.0)
@@ -111,16 +115,12 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
 
 
-def _of_programs(plan: Statistics, profile: DeviceProfile, programs: int) -> float:
-    """Seconds of the kernel path with so many programs: each does its share, until the link is full.
-
-    What a program has in flight is a number of words: of narrower ones, for want of alignment, fewer bytes.
-    """
-    one = profile.costs[plan.direction]["kernel"].program
-    words = WORD / max(plan.alignment, 1)
-    shared = NS * (plan.runs * one["run"] + plan.nbytes * one["byte"] * words) / programs
-    link = plan.nbytes * NS / max(profile.ceilings[f"sm_{plan.direction}"], 1e-9)
-    return NS * one["fixed"] + max(shared, link)
+def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: str, programs: int) -> float:
+    """Seconds of the kernel path with so many programs: each does its share, until the link is full."""
+    one = profile.costs[direction]["kernel"].program
+    _, runs, nbytes = counts
+    shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
+    return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{direction}"], 1e-9))
 
 
 def _dose(path: str, direction: str, policy: Policy) -> float:

@@ -70,8 +70,6 @@ def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> st
         return f"cannot: {candidate.refused}"
     if candidate.path == MIXED:
         return "large runs by the copy engine, small ones by the kernel, both at once"
-    if candidate.path == MIXED:
-        return "large runs by the copy engine, small ones by the kernel, both at once"
     found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0][:PARTS]
     return ", ".join(told(share) for share in found)
 

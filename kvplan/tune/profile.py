@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "staged": ("fixed", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
 }
 Costs = Mapping[str, float]
+MOST = 1e15  # of any number of a profile: sums of its products are finite
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Reader:
             raise KVPlanError(f"{where} is missing, or no object")
         for name in names:
             value = held.get(name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:  # nan is not
                 raise KVPlanError(f"{where}.{name} is {value!r}; a number of at least 0 is due")
         return {name: float(held[name]) for name in names}
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,16 @@ _log = logging.getLogger("kvplan")
 
 
 def folder() -> Path:
-    """The user's profiles, by the XDG base directory specification."""
+    """The user's profiles, by the XDG base directory specification.
+
+    Raises:
+        KVPlanError: nobody says where the user's home is.
+    """
     told = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(told) if told and Path(told).is_absolute() else Path.home() / ".cache"
+    try:
+        base = Path(told) if told and Path(told).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # a container whose user has no entry
+        raise KVPlanError("no home folder for profiles; set HOME or XDG_CACHE_HOME") from None
     return base / "kvplan" / "profiles"
 
 
@@ -48,12 +56,17 @@ def save(profile: DeviceProfile, path: Path) -> None:
     Raises:
         KVPlanError: it cannot be written there.
     """
+    part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as made:
+            part = Path(made.name)
             made.write(profile.to_json())
-        Path(made.name).replace(path)
+        part.replace(path)
     except OSError as error:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
         raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
 
 
@@ -94,19 +107,20 @@ def find(here: Machine) -> DeviceProfile:
     """
     told = os.environ.get(CHOSEN, "")
     notes = []
-    for path in [Path(told)] if told else [path_of(here)]:
-        try:
-            if told or path.exists():
-                return _checked(read(path), here, path)
-        except (KVPlanError, OSError) as error:
-            notes.append(f"{error}; run `kvplan calibrate`")
+    try:
+        path = Path(told) if told else path_of(here)
+        if told or path.exists():
+            return _checked(read(path), here, path)
+    except (KVPlanError, OSError) as error:
+        notes.append(f"{error}; run `kvplan calibrate`")
+    try:
+        found = shipped(here) or default()
+    except KVPlanError as error:
+        notes.append(str(error))
+        found = default()
     for note in notes:
         _log.warning("device profile not used: %s", note)
-    found = shipped(here)
-    if found is None:
-        found = default()
-        notes.append(found.note)
-    return replace(found, note="; ".join([*notes, *([found.note] if not notes and found.note else [])]))
+    return replace(found, note="; ".join([*notes, *([found.note] if found.note else [])]))
 
 
 def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile:
@@ -123,14 +137,15 @@ def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile
 def shipped(here: Machine) -> DeviceProfile | None:
     """The shipped profile of a machine's GPU and link, of another driver if need be; None where there is none."""
     generation, width = here.link.key
-    for profile in all_shipped():
-        if profile.gpu != here.gpu or (profile.generation, profile.width) != (generation, width):
-            continue
-        if profile.driver == here.driver:
-            return profile
-        note = f"measured with driver {profile.driver}, and this is {here.driver or 'not known'}"
-        return replace(profile, note=f"{note}: `kvplan calibrate` measures here")
-    return None
+    known = [one for one in all_shipped()
+             if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)]  # fmt: skip
+    if not known:
+        return None
+    profile = next((one for one in known if one.driver == here.driver), known[0])
+    if profile.driver == here.driver:
+        return profile
+    note = f"measured with driver {profile.driver}, and this is {here.driver or 'not known'}"
+    return replace(profile, note=f"{note}: `kvplan calibrate` measures here")
 
 
 def all_shipped() -> list[DeviceProfile]:

@@ -155,7 +155,7 @@ class Work(NamedTuple):
         src, dst = (torch.from_numpy(ids).to(self.device) for ids in (self.src_ids, self.dst_ids))
         block_runs = self.geometry.block_runs
         expected = self.src.select(src, block_runs)
-        self.dst.flat.zero_()
+        self.dst.flat.bitwise_not_()  # not zeroed: what is moved next is to differ from what is there
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
         move()
@@ -173,9 +173,12 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
     geometry.check()
     if geometry.nbytes > buffers.nbytes:
         raise KVPlanError(f"{geometry.nbytes} bytes do not fit into buffers of {buffers.nbytes}")
-    pooled = buffers.host.numel() // (geometry.run_nbytes * geometry.block_runs)
+    block_nbytes = geometry.run_nbytes * geometry.block_runs
+    pooled = buffers.host.numel() // block_nbytes
+    # Of one block only, the runs would touch on the device, too, and be one.
+    held = min(max(geometry.blocks, 2), buffers.nbytes // block_nbytes)
     host = _side(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
-    device = _side(buffers.other, geometry, geometry.blocks, paged=False)
+    device = _side(buffers.other, geometry, held, paged=False)
     src, dst = (host, device) if geometry.direction == "load" else (device, host)
     program = compile(src.layout, dst.layout)
     random = np.random.default_rng((seed, geometry.runs, geometry.run_nbytes))

@@ -30,7 +30,6 @@ def test_a_real_gpu_and_its_doctor():
 
     pool = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     pool[:] = 1
-    free = torch.cuda.mem_get_info(0)[0]
     facts = gather("cuda:0", busy=True, pool=(pool.ctypes.data, pool.nbytes))
     assert "busy" not in facts.missing
     assert facts.machine is not None
@@ -38,7 +37,6 @@ def test_a_real_gpu_and_its_doctor():
     assert facts.machine.link.key == found.link.key
     for _ in range(2):  # also where the link never sleeps
         assert _woken(0, Path("/")).link.key == found.link.key
-    assert torch.cuda.mem_get_info(0)[0] > free - (32 << 20)  # what woke the link is given back
     states = {finding.name: finding.state for finding in examine(facts)}
     assert (states["driver"], states["GPU"], states["torch"], states["Triton"]) == ("ok",) * 4
     assert states["batch copies"] == ("ok" if facts.batch else "warning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,7 +16,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.execute.choose import Candidates, Choice
-from kvplan.tune.profile import default
+from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
@@ -31,9 +31,11 @@ both_ways = pytest.mark.parametrize("direction", ["load", "store"])
 
 
 @contextmanager
-def executor_on(device: Device, path: str = "auto", **policy: Any) -> Iterator[kvplan.Executor]:
+def executor_on(
+    device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
+) -> Iterator[kvplan.Executor]:
     """An executor of the device; afterwards it is closed and has given everything back."""
-    executor = open_executor(device, path, **policy)
+    executor = open_executor(device, path, profile, **policy)
     try:
         yield executor
     finally:
@@ -49,10 +51,22 @@ def executor_on(device: Device, path: str = "auto", **policy: Any) -> Iterator[k
     assert device.recorded.keys() <= device.theirs, "an event was left"
 
 
-def open_executor(device: Device, path: str = "auto", **policy: Any) -> kvplan.Executor:
+def favouring(path: str) -> DeviceProfile:
+    """A profile in which one path costs next to nothing and the others the same as one another, much."""
+    costs = {}
+    for name, terms in TERMS.items():
+        nothing = dict.fromkeys(terms, 0.0)
+        each = nothing | {"fixed": 1.0 if name == path else 1e9}
+        costs[name] = PathCosts(each, each, each, nothing if name == "kernel" else {})
+    return replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
+
+
+def open_executor(
+    device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
+) -> kvplan.Executor:
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
     with mock.patch("kvplan.execute.cuda.Device", return_value=device):
-        executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), default())
+        executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), profile or default())
     tables = executor._backend.tables
     whole = tables.function
     compiler = ModuleType("kvplan.execute.kernel")

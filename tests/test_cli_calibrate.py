@@ -1,0 +1,206 @@
+"""What `kvplan calibrate` saves and answers; what measures is not run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from kvplan import KVPlanError, TransferError
+from kvplan.cli import main
+from kvplan.tune import calibrate, machine, store
+from kvplan.tune.machine import Link, Machine
+from kvplan.tune.profile import DeviceProfile, default
+from tests.commands import document
+
+H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
+MEASURED = replace(
+    default(), gpu="NVIDIA H100", driver="580.1", generation=5, width=16, how="calibrated", multiprocessors=132,
+    made="kvplan 0.1.0, 2026-11-21, 900 samples", note="", calibrations=1,
+)  # fmt: skip
+
+GOLDEN = """\
+GPU     not known, 108 SMs
+driver  not known, a link not known
+made    default: kvplan, measured nowhere
+load    24.0 GB/s by the copy engine, 22.0 by SMs
+store   24.0 GB/s by the copy engine, 22.0 by SMs
+note    a guess that was measured nowhere: run `kvplan calibrate`
+
+                        fixed  a piece  GB/s
+────────────────────────────────────────────
+load, kernel            65 us     1 ns  21.7
+load, copy_engine       80 us   500 ns  23.8
+load, copy_engine_2d   135 us   100 ns  23.8
+load, staged           140 us   500 ns  23.8
+store, kernel           65 us     1 ns  21.7
+store, copy_engine      80 us   500 ns  23.8
+store, copy_engine_2d  135 us   100 ns  23.8
+store, staged          140 us   500 ns  23.8
+
+rate; compute          decode         prefill
+────────────────────────────────────────────────────
+load, kernel             0.70  x1.08     0.70  x1.08
+load, copy_engine        0.95  x1.04     0.95  x1.04
+load, copy_engine_2d     0.95  x1.02     0.95  x1.02
+load, staged             0.90  x1.06     0.90  x1.06
+store, kernel            0.70  x1.08     0.70  x1.08
+store, copy_engine       0.95  x1.04     0.95  x1.04
+store, copy_engine_2d    0.95  x1.02     0.95  x1.02
+store, staged            0.90  x1.06     0.90  x1.06
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """The user's profiles; kvplan ships none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("KVPLAN_PROFILE", raising=False)
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    return tmp_path / "cache" / "kvplan" / "profiles"
+
+
+@pytest.fixture
+def measures(monkeypatch):
+    """``measures(profile)``: the GPU is an H100, and this is what is measured; gives what was asked."""
+    asked = []
+
+    def measuring(profile: DeviceProfile = MEASURED):
+        def look(ordinal=0):
+            asked.append(ordinal)
+            return H100
+
+        def measured(here, device, progress, *, seconds):
+            assert 0 < seconds <= calibrate.SECONDS
+            assert here == H100
+            asked.append(device)
+            progress(0.0, "memory")
+            progress(1.0, "done")
+            return profile
+
+        monkeypatch.setattr(machine, "machine", look)
+        monkeypatch.setattr(calibrate, "calibrate", measured)
+        return asked
+
+    return measuring
+
+
+def text(capsys, *argv: str) -> tuple[str, str]:
+    """What a command that is well answers at 80 columns, and what it notes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("COLUMNS", "80")
+        patch.delenv("FORCE_COLOR", raising=False)
+        assert main(["calibrate", *argv]) == 0
+    return capsys.readouterr()
+
+
+def test_it_reads_well_at_80_columns(capsys, measures):
+    measures(default())
+    out, _ = text(capsys, "--alone")
+    assert out == GOLDEN
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_what_is_measured_is_what_is_found_later(capsys, measures, folder):
+    asked = measures()
+    out, err = text(capsys)
+    path = folder / "nvidia-h100_580.1_pcie5x16.json"
+    assert asked == [0, "cuda:0"]
+    assert store.find(H100) == store.read(path) == MEASURED
+    assert [one.name for one in folder.iterdir()] == [path.name]
+    assert f"saved {path} ({path.stat().st_size:,} bytes" in err
+    assert "NVIDIA H100, 132 SMs" in out
+    assert "calibrated: kvplan 0.1.0, 2026-11-21, 900 samples" in out
+
+
+def test_another_file(capsys, measures, folder, tmp_path):
+    measures()
+    _, err = text(capsys, "--output", str(tmp_path / "sub" / "mine.json"))
+    assert store.read(tmp_path / "sub" / "mine.json") == MEASURED
+    assert f"saved {tmp_path}/sub/mine.json" in err
+    assert not folder.exists()
+
+
+def test_its_document(capsys, measures, folder):
+    measures()
+    given = document(capsys, "calibrate")
+    assert list(given) == ["schema", "path", "seconds", "profile"]
+    assert given["schema"] == "kvplan.calibrate/1"
+    assert given["path"] == str(folder / "nvidia-h100_580.1_pcie5x16.json")
+    assert given["profile"] == json.loads(json.dumps(asdict(MEASURED)))
+    assert given["seconds"] >= 0
+
+
+def faster(load: float, **changes) -> DeviceProfile:
+    return replace(MEASURED, ceilings=dict(MEASURED.ceilings) | {"load": load}, **changes)
+
+
+def test_it_is_weighed_with_earlier_ones_unless_it_is_to_stand_alone(capsys, measures):
+    for load, argv, ceiling, count in (
+        (24.0, (), 24.0, 1),
+        (26.0, (), 25.0, 2),
+        (28.0, (), 26.0, 3),
+        (30.0, ("--alone",), 30.0, 1),
+    ):
+        measures(faster(load))
+        text(capsys, *argv)
+        found = store.find(H100)
+        assert (found.ceilings["load"], found.calibrations) == (ceiling, count)
+
+
+@pytest.mark.parametrize(("device", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+def test_another_gpu(capsys, measures, device, ordinal):
+    asked = measures()
+    text(capsys, "--device", device)
+    assert asked == [ordinal, f"cuda:{ordinal}"]
+
+
+def complaint(capsys, *argv: str) -> str:
+    assert main(["calibrate", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "cuda:-1", "0", "", "cuda:0 "])
+def test_a_device_that_is_none(capsys, device):
+    assert f"device {device!r} is no GPU; give cuda:0 or another" in complaint(capsys, "--device", device)
+
+
+@pytest.mark.parametrize("argv", [(), ("--json",), ("--device", "cuda:1")])
+def test_without_a_gpu_it_says_so_in_a_line(capsys, monkeypatch, folder, argv):
+    def nobody(ordinal):
+        raise TransferError("the CUDA driver (libcuda.so.1) is not there")
+
+    monkeypatch.setattr(machine, "machine", nobody)
+    assert complaint(capsys, *argv) == "kvplan: the CUDA driver (libcuda.so.1) is not there\n"
+    assert not folder.exists()
+
+
+def test_a_gpu_that_is_too_busy(capsys, measures, monkeypatch, folder):
+    measures()
+
+    def busy(*_, **__):
+        raise KVPlanError("nothing could be measured within 18 seconds; is the GPU busy with something else?")
+
+    monkeypatch.setattr(calibrate, "calibrate", busy)
+    assert "is the GPU busy with something else?" in complaint(capsys)
+    assert not folder.exists()
+
+
+def test_a_file_that_cannot_be_written(capsys, measures, tmp_path):
+    measures()
+    (tmp_path / "file").write_text("")
+    assert "the profile cannot be written to" in complaint(capsys, "--output", str(tmp_path / "file" / "x.json"))
+
+
+def test_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["calibrate", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "\n  kvplan calibrate\n" in out
+    assert max(map(len, out.splitlines())) <= 90

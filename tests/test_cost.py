@@ -1,0 +1,332 @@
+"""What the cost model makes of a plan's numbers, by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kvplan import PathError, Policy
+from kvplan.tune import cost
+from kvplan.tune.cost import (
+    COMPUTE_WEIGHT,
+    MIXED,
+    PREFERRED,
+    TIE,
+    Candidate,
+    candidates,
+    features,
+    mixed,
+    predict,
+    total,
+)
+from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default
+from kvplan.tune.statistics import Pieces, Statistics
+
+PLAN = Statistics(
+    "load", nbytes=1_000_000, groups=1, runs=100, alignment=16, copies=Pieces(40, 200_000, 10, 800_000),
+    calls=5, rows=80, rowless=Pieces(20, 100_000, 0, 0), extents=Pieces(4, 50_000, 6, 950_000), granule_nbytes=100_000,
+)  # fmt: skip
+NOTHING_BESIDE = Beside(rate=1.0, slower=1.0)
+
+
+def profile(costs: dict[str, tuple[float, ...]], beside: dict[str, Beside] | None = None, **changes) -> DeviceProfile:
+    """One whose paths cost so many ns a term alone, 1,000 ns more by the clock, and 500 ns of CPU."""
+    made = {}
+    for path, terms in TERMS.items():
+        seconds = dict(zip(terms, costs.get(path, (1e9,) + (0.0,) * (len(terms) - 1)), strict=True))
+        nothing = dict.fromkeys(terms, 0.0)
+        program = {"fixed": 2000.0, "run": 40.0, "byte": 0.04} if path == "kernel" else {}
+        wall, cpu = seconds | {"fixed": seconds["fixed"] + 1000}, nothing | {"fixed": 500.0}
+        made[path] = PathCosts(seconds, wall, cpu, program)
+    every = dict.fromkeys(TERMS, NOTHING_BESIDE) | (beside or {})
+    return replace(
+        default(), multiprocessors=100, costs=dict.fromkeys(DIRECTIONS, made),
+        ceilings={"load": 10.0, "store": 10.0, "sm_load": 20.0, "sm_store": 5.0, "memory": 400.0},
+        beside={kind: dict.fromkeys(DIRECTIONS, every) for kind in ("decode", "prefill")}, **changes,
+    )  # fmt: skip
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("kernel", (1, 100, 1_000_000)),
+        ("copy_engine", (1, 40, 200_000, 10, 800_000)),
+        ("copy_engine_2d", (1, 5 + 20, 80 + 20, 1_000_000)),
+        ("staged", (1, 100, 4, 50_000, 6, 950_000)),
+    ],
+)
+def test_how_often_each_term_counts(path, counts):
+    assert features(path, PLAN) == counts
+    assert len(counts) == len(TERMS[path])
+
+
+@pytest.mark.parametrize("path", ["host", "auto", ""])
+def test_a_path_without_a_model(path):
+    with pytest.raises(PathError, match=f"path '{path}' has no cost model; those with one are kernel, copy_engine, "):
+        features(path, PLAN)
+
+
+def test_a_total_is_in_seconds():
+    assert total((1, 3, 1000), {"a": 500.0, "b": 100.0, "c": 0.2}, ("a", "b", "c")) == near(1e-6)
+    with pytest.raises(ValueError, match="zip"):
+        total((1, 2), {"a": 1.0}, ("a",))
+
+
+COSTS = {
+    "kernel": (5000.0, 10.0, 0.05),
+    "copy_engine": (3000.0, 1000.0, 0.1, 500.0, 0.02),
+    "copy_engine_2d": (4000.0, 300.0, 20.0, 0.05),
+    "staged": (20_000.0, 2.0, 1000.0, 0.1, 500.0, 0.02),
+}
+ALONE = {
+    "kernel": 56e-6,  # 5 + 100 x 0.01 + 50
+    "copy_engine": 84e-6,  # 3 + 40 + 20 + 5 + 16
+    "copy_engine_2d": 63.5e-6,  # 4 + 7.5 + 2 + 50
+    "staged": 51.2e-6,  # 20 + 0.2 + 4 + 5 + 3 + 19
+}
+
+
+@pytest.mark.parametrize("path", TERMS)
+def test_a_prediction_by_hand(path):
+    made = predict(path, PLAN, profile(COSTS), Policy())
+    # The kernel's 4 programs are 4 SMs of 100; staging reads and writes a megabyte of memory of 400 GB/s: 5 us.
+    share = {"kernel": 0.04, "staged": 5 / 51.2}.get(path, 0.0)
+    wanted = (ALONE[path], ALONE[path] + 1e-6, 0.5e-6, share)
+    assert (made.seconds, made.wall, made.cpu_seconds, made.sm_share) == tuple(map(near, wanted))
+    assert (made.path, made.compute_seconds, made.refused, made.score) == (path, 0.0, "", made.wall)
+
+
+def test_issuing_takes_no_longer_than_the_whole():
+    costs = profile(COSTS)
+    dear = PathCosts(*(costs.costs["load"]["kernel"].seconds,) * 2, {"fixed": 1e9, "run": 0.0, "byte": 0.0},
+                     costs.costs["load"]["kernel"].program)  # fmt: skip
+    made = predict("kernel", PLAN, replace(costs, costs={"load": {"kernel": dear}}), Policy())
+    assert made.cpu_seconds == made.wall == near(56e-6)
+
+
+@pytest.mark.parametrize(
+    ("direction", "programs", "seconds"),
+    [
+        ("load", None, 56e-6),
+        ("load", 4, 56e-6),  # what was measured
+        ("load", 1, 52e-6),  # 2, and a megabyte at 20 GB/s; the program itself takes 100 x 40 ns + 40 us
+        ("load", 2, 52e-6),
+        ("load", 400, 52e-6),
+        ("store", None, 56e-6),
+        ("store", 2, 56e-6),
+        ("store", 1, 202e-6),  # 5 GB/s
+    ],
+)
+def test_programs_share_the_work_until_the_link_is_full(direction, programs, seconds):
+    made = predict("kernel", replace(PLAN, direction=direction), profile(COSTS), Policy(max_programs=programs))
+    assert (made.seconds, made.wall) == (near(seconds), near(seconds + 1e-6))
+    share = min((programs or {"load": 4, "store": 2}[direction]) / 100, 1.0)
+    assert made.sm_share == near(share)
+
+
+def test_one_program_takes_its_time():
+    slow = replace(PLAN, runs=10_000)
+    made = [predict("kernel", slow, profile(COSTS), Policy(max_programs=count)).seconds for count in (1, 2, 8)]
+    assert made == [near(442e-6), near(222e-6), near(57e-6)]  # 2 + (400 + 40) / count
+
+
+@pytest.mark.parametrize(
+    ("alignment", "programs", "seconds"),
+    [
+        (16, None, 56e-6),
+        (8, None, 56e-6),  # a million bytes in words of 8: 10 us for four programs of 3 words a nanosecond
+        (1, None, 1e-3 / 12),
+        (4, 2, 52e-6),  # 42, and the link is slower
+        (4, 1, 1e-3 / 12),
+        (2, 1, 1e-3 / 6),
+        (2, 100, 52e-6),
+    ],
+)
+def test_narrow_words_make_a_program_move_less(alignment, programs, seconds):
+    made = predict("kernel", replace(PLAN, alignment=alignment), profile(COSTS), Policy(max_programs=programs))
+    assert (made.seconds, made.wall) == (near(seconds), near(seconds + 1e-6))
+
+
+LARGE = replace(PLAN, nbytes=800_000, runs=10, copies=Pieces(0, 0, 10, 800_000))
+SMALL = replace(PLAN, nbytes=200_000, copies=Pieces(100, 200_000, 0, 0))
+
+
+@pytest.mark.parametrize(("link", "seconds"), [(100.0, 29e-6), (10.0, 105e-6)])
+def test_two_halves_at_once_take_the_longer_one_or_what_the_link_takes(link, seconds):
+    # The engine takes 3 + 5 + 16 us for its half, the kernel 5 + 1 + 10; the link, for both, 10 or 100. They meet in 5.
+    some = profile(COSTS)
+    some = replace(some, ceilings=dict(some.ceilings) | {"load": link})
+    made = mixed(LARGE, SMALL, some, Policy())
+    assert (made.path, made.seconds, made.wall) == (MIXED, near(seconds), near(seconds + 2e-6))
+    assert (made.cpu_seconds, made.sm_share) == (near(1e-6), near(0.04 * 16e-6 / seconds))
+    every = candidates(PLAN, some, Policy(), halves=(LARGE, SMALL))
+    assert made in every
+    assert (every[0] == made) == (link == 100)
+    for path in ("kernel", "copy_engine"):
+        assert MIXED not in [one.path for one in candidates(PLAN, some, Policy(), {path: "no"}, (LARGE, SMALL))]
+    assert MIXED in [one.path for one in candidates(PLAN, some, Policy(), {"staged": "no"}, (LARGE, SMALL))]
+
+
+def test_groups_beyond_the_first_are_launches_of_the_kernel():
+    one, three = (predict("kernel", replace(PLAN, groups=count), profile(COSTS), Policy()) for count in (1, 3))
+    assert [three.seconds - one.seconds, three.wall - one.wall, three.cpu_seconds - one.cpu_seconds] == [
+        near(20e-6)
+    ] * 3
+    others = [predict(path, replace(PLAN, groups=3), profile(COSTS), Policy()) for path in TERMS if path != "kernel"]
+    assert others == [predict(path, PLAN, profile(COSTS), Policy()) for path in TERMS if path != "kernel"]
+
+
+def test_programs_change_nothing_of_the_other_paths():
+    for path in ("copy_engine", "copy_engine_2d", "staged"):
+        assert predict(path, PLAN, profile(COSTS), Policy(max_programs=1)) == predict(
+            path, PLAN, profile(COSTS), Policy()
+        )
+
+
+def test_beside_compute_a_transfer_is_slower_and_compute_loses():
+    made = predict("kernel", PLAN, profile(COSTS, {"kernel": Beside(0.5, 1.25)}), Policy(overlap="decode"))
+    assert made.seconds == near(56e-6)  # alone, as ever
+    assert made.wall == near(113e-6)  # twice 56, and 1
+    assert made.compute_seconds == near(22.4e-6)  # a fifth of 112: 1 - 1 / 1.25
+    assert made.score == near(113e-6 + 4 * 22.4e-6)
+    assert COMPUTE_WEIGHT == 4
+
+
+def test_fewer_programs_cost_compute_less():
+    some = profile(COSTS, {"kernel": Beside(1.0, 1.2)})
+    lost = [predict("kernel", PLAN, some, Policy(overlap="prefill", max_programs=count)) for count in (2, 4, 8)]
+    assert [one.compute_seconds / one.seconds for one in lost] == [near(1 - 1 / slow) for slow in (1.1, 1.2, 1.4)]
+
+
+def test_a_path_that_compute_suffers_from_loses_though_it_is_faster_alone():
+    beside = {"staged": Beside(0.9, 1.5), "copy_engine_2d": Beside(0.95, 1.01)}
+    some = profile({path: COSTS[path] for path in beside}, beside)
+    order = {overlap: [one.path for one in candidates(PLAN, some, Policy(overlap=overlap))[:2]]
+             for overlap in ("idle", "decode")}  # fmt: skip
+    assert order == {"idle": ["staged", "copy_engine_2d"], "decode": ["copy_engine_2d", "staged"]}
+
+
+def test_decode_and_prefill_are_asked_apart():
+    some = profile(COSTS)
+    worse = dict.fromkeys(DIRECTIONS, dict.fromkeys(TERMS, Beside(0.5, 2.0)))
+    some = replace(some, beside={"decode": some.beside["decode"], "prefill": worse})
+    assert predict("kernel", PLAN, some, Policy(overlap="decode")).compute_seconds == 0
+    assert predict("kernel", PLAN, some, Policy(overlap="prefill")).compute_seconds == near(56e-6)
+
+
+def constant(**fixed: float) -> DeviceProfile:
+    """Paths that cost so many microseconds by the clock, whatever is moved."""
+    return profile({path: (us * 1e3 - 1e3,) + (0.0,) * (len(TERMS[path]) - 1) for path, us in fixed.items()})
+
+
+def test_the_cheapest_is_first_and_the_rest_follow():
+    made = candidates(PLAN, constant(kernel=40, copy_engine=10, copy_engine_2d=30, staged=20), Policy())
+    assert [one.path for one in made] == ["copy_engine", "staged", "copy_engine_2d", "kernel"]
+    assert [one.score for one in made] == [near(us * 1e-6) for us in (10, 20, 30, 40)]
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations([path for path in PREFERRED if path in TERMS], 2)))
+def test_of_those_about_as_good_the_preferred_is_taken(pair, monkeypatch):
+    first, second = pair
+    monkeypatch.setattr(cost, "TIE", 0.02)
+    for us, taken in ((101.9, first), (102.1, second)):
+        made = candidates(PLAN, constant(**{second: 100, first: us}), Policy())
+        assert [one.path for one in made[:2]] == [taken, second if taken == first else first]
+
+
+def test_a_tie_is_with_the_best_and_not_with_the_next(monkeypatch):
+    monkeypatch.setattr(cost, "TIE", 0.02)
+    made = candidates(PLAN, constant(copy_engine=100, copy_engine_2d=101.5, staged=103, kernel=104.5), Policy())
+    assert [one.path for one in made] == ["copy_engine_2d", "copy_engine", "staged", "kernel"]
+
+
+def test_what_cannot_serve_is_last_with_its_reason():
+    refused = {"kernel": "not pinned", "staged": "too large"}
+    made = candidates(PLAN, profile(COSTS), Policy(), refused)
+    assert [one.path for one in made] == ["copy_engine_2d", "copy_engine", "kernel", "staged"]
+    assert made[2:] == [Candidate("kernel", refused="not pinned"), Candidate("staged", refused="too large")]
+    assert not any(one.refused for one in made[:2])
+    every = dict.fromkeys(TERMS, "no")
+    assert candidates(PLAN, profile(COSTS), Policy(), every) == [Candidate(path, refused="no") for path in TERMS]
+
+
+@pytest.mark.parametrize("direction", ["host", "device"])
+def test_other_directions_were_not_measured(direction):
+    with pytest.raises(PathError, match=f"a '{direction}' plan has no cost model; loads and stores have one"):
+        candidates(replace(PLAN, direction=direction), default(), Policy())
+
+
+def test_the_path_that_the_policy_names_is_not_asked():
+    assert candidates(PLAN, default(), Policy(path="staged")) == candidates(PLAN, default(), Policy())
+
+
+COST = st.floats(0, 1e6)
+COUNT = st.integers(0, 10**7)
+ALIGNMENT = st.sampled_from((1, 2, 4, 8, 16))
+POLICIES = st.builds(
+    Policy, overlap=st.sampled_from(("idle", "decode", "prefill")), max_programs=st.none() | st.integers(1, 200)
+)
+
+
+@st.composite
+def drawn(draw) -> DeviceProfile:
+    path_costs = {path: PathCosts(*(dict(zip(terms, draw(st.tuples(*[COST] * len(terms))), strict=True))
+                                    for _ in range(4))) for path, terms in TERMS.items()}  # fmt: skip
+    beside = {path: draw(st.builds(Beside, st.floats(0.1, 1), st.floats(1, 3))) for path in TERMS}
+    made = profile({}, beside)
+    # What takes longer alone takes longer by the clock, too: the events are within what the clock sees.
+    for path, one in path_costs.items():
+        wall = {term: one.seconds[term] + one.wall[term] for term in TERMS[path]}
+        path_costs[path] = PathCosts(one.seconds, wall, one.cpu, one.program)
+    return replace(made, costs=dict.fromkeys(DIRECTIONS, path_costs))
+
+
+@st.composite
+def statistics(draw) -> Statistics:
+    copies, rowless, extents = (draw(st.builds(Pieces, COUNT, COUNT, COUNT, COUNT)) for _ in range(3))
+    return Statistics(
+        draw(st.sampled_from(DIRECTIONS)), draw(COUNT), draw(st.integers(1, 9)), draw(COUNT), draw(ALIGNMENT), copies,
+        draw(COUNT), draw(COUNT), rowless, extents, 4096,
+    )  # fmt: skip
+
+
+def more(one: Statistics, other: Statistics) -> Statistics:
+    """A plan with at least as much of everything, and no better aligned."""
+    return Statistics(
+        one.direction, one.nbytes + other.nbytes, one.groups + other.groups, one.runs + other.runs,
+        min(one.alignment, other.alignment), one.copies.plus(other.copies), one.calls + other.calls,
+        one.rows + other.rows, one.rowless.plus(other.rowless), one.extents.plus(other.extents), 4096,
+    )  # fmt: skip
+
+
+@given(some=drawn(), one=statistics(), other=statistics(), policy=POLICIES, path=st.sampled_from(sorted(TERMS)))
+def test_more_is_never_faster(some, one, other, policy, path):
+    less, much = predict(path, one, some, policy), predict(path, more(one, other), some, policy)
+    slack = 1 + 1e-9
+    assert less.seconds <= much.seconds * slack + 1e-15
+    assert less.wall <= much.wall * slack + 1e-12
+    assert less.cpu_seconds <= much.cpu_seconds * slack + 1e-12
+    assert less.score <= much.score * slack + 1e-12
+
+
+@given(some=drawn(), plan=statistics(), policy=POLICIES, refused=st.sets(st.sampled_from(sorted(TERMS))))
+def test_the_first_is_within_the_tie_of_all_and_all_are_there(some, plan, policy, refused):
+    made = candidates(plan, some, policy, dict.fromkeys(refused, "no"))
+    assert sorted(one.path for one in made) == sorted(TERMS)
+    able = [one for one in made if not one.refused]
+    assert [bool(one.refused) for one in made] == [False] * len(able) + [True] * len(refused)
+    assume(able)
+    assert able[0].score <= min(one.score for one in able) * (1 + TIE)
+    assert [one.score for one in able[1:]] == sorted(one.score for one in able[1:])
+    for one in able:
+        assert min(one.seconds, one.wall, one.cpu_seconds, one.compute_seconds) >= 0
+        assert one.cpu_seconds <= one.wall or policy.overlap != "idle"
+        assert 0 <= one.sm_share <= 1

@@ -1,0 +1,245 @@
+"""A profile survives its file, and a file that is none says what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import KVPlanError
+from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default, from_json
+
+KINDS = ("decode", "prefill")
+CEILINGS = ("load", "store", "sm_load", "sm_store", "memory")
+TARGETS = ("seconds", "wall", "cpu")
+
+
+@st.composite
+def numbers(draw, least: int = 0) -> float:
+    """At most five digits: what a file keeps."""
+    return float(f"{draw(st.integers(least, 99_999))}e{draw(st.integers(-8, 8))}")
+
+
+def costs(path: str) -> st.SearchStrategy[PathCosts]:
+    terms = st.fixed_dictionaries({term: numbers() for term in TERMS[path]})
+    return st.builds(PathCosts, terms, terms, terms, terms if path == "kernel" else st.just({}))
+
+
+BESIDE = st.fixed_dictionaries({path: st.builds(Beside, numbers(1), numbers(1)) for path in TERMS})
+PROFILES = st.builds(
+    DeviceProfile,
+    gpu=st.text(),
+    driver=st.text(),
+    generation=st.none() | st.integers(0, 9),
+    width=st.none() | st.integers(0, 32),
+    how=st.sampled_from(("calibrated", "shipped", "default")),
+    made=st.text(),
+    multiprocessors=st.integers(0, 10_000),
+    ceilings=st.fixed_dictionaries({name: numbers() for name in CEILINGS}),
+    costs=st.fixed_dictionaries(
+        {way: st.fixed_dictionaries({path: costs(path) for path in TERMS}) for way in DIRECTIONS}
+    ),
+    beside=st.fixed_dictionaries({kind: st.fixed_dictionaries(dict.fromkeys(DIRECTIONS, BESIDE)) for kind in KINDS}),
+    note=st.text(),
+    calibrations=st.integers(0, 1000),
+)
+
+
+@given(profile=PROFILES)
+def test_a_profile_comes_back_as_it_went(profile):
+    text = profile.to_json()
+    assert from_json(text) == profile
+    document = json.loads(text)
+    assert json.loads(from_json(text).to_json()) == document
+    assert (document["schema"], document["version"]) == ("kvplan.profile", 1)
+
+
+def test_the_default_is_valid_and_says_that_it_is_a_guess():
+    profile = default()
+    assert from_json(profile.to_json()) == profile
+    assert (profile.how, profile.gpu, profile.link) == ("default", "", "a link not known")
+    assert "kvplan calibrate" in profile.note
+    assert set(profile.ceilings) == set(CEILINGS)
+    for way in DIRECTIONS:
+        assert {path: set(found.seconds) for path, found in profile.costs[way].items()} == {
+            path: set(terms) for path, terms in TERMS.items()
+        }
+        for found in profile.costs[way].values():
+            assert found.wall["fixed"] == found.seconds["fixed"] + found.cpu["fixed"]
+
+
+def test_numbers_are_kept_to_five_digits():
+    ceilings = dict(default().ceilings) | {"load": 54.123456, "store": 0.000123456, "memory": 1234567.0}
+    kept = from_json(replace(default(), ceilings=ceilings).to_json()).ceilings
+    assert (kept["load"], kept["store"], kept["memory"]) == (54.123, 0.00012346, 1234600.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "width", "words"),
+    [(5, 16, "PCIe 5 x16"), (4, 8, "PCIe 4 x8"), (None, 16, "a link not known"), (5, None, "a link not known")],
+)
+def test_a_link_in_words(generation, width, words):
+    assert replace(default(), generation=generation, width=width).link == words
+
+
+def changed(place: str, value: object) -> str:
+    """The default's file with another value at a dotted place."""
+    document = json.loads(default().to_json())
+    *before, last = place.split(".")
+    held = document
+    for name in before:
+        held = held[name]
+    held[last] = value
+    return json.dumps(document)
+
+
+def without(place: str) -> str:
+    document = json.loads(default().to_json())
+    *before, last = place.split(".")
+    held = document
+    for name in before:
+        held = held[name]
+    del held[last]
+    return json.dumps(document)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(KVPlanError) as caught:
+        from_json(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "not json", "{'schema': 1}", '{"a": 1,}', "\x00"])
+def test_what_is_no_json(text):
+    assert refusal(text).startswith("no JSON: ")
+
+
+@pytest.mark.parametrize("nested", ["[" * 200_000, '{"a":' * 200_000])
+def test_what_is_nested_too_deep(nested):
+    assert refusal(nested).startswith("no JSON: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["null", "1", '"kvplan.profile"', "[]", "{}", '{"schema": "kvplan.doctor"}', '{"schema": ["kvplan.profile"]}'],
+)
+def test_another_schema(text):
+    assert refusal(text) == "no device profile: its schema is not 'kvplan.profile'"
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (2, "version 2, newer than 1 is what is read here"),
+        (0, "version 0, where 1 is what is read here"),
+        ("1", "version '1', where 1 is what is read here"),
+        (None, "version None, where 1 is what is read here"),
+        ([1], "version [1], where 1 is what is read here"),
+    ],
+)
+def test_another_version(version, said):
+    assert refusal(changed("version", version)) == said
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("ceilings", "ceilings is missing, or no object"),
+        ("ceilings.sm_store", "ceilings.sm_store is None; a number of at least 0 is due"),
+        ("costs", "costs.load.kernel.seconds is missing, or no object"),
+        ("costs.store", "costs.store.kernel.seconds is missing, or no object"),
+        ("costs.load.staged", "costs.load.staged.seconds is missing, or no object"),
+        ("costs.load.copy_engine.cpu", "costs.load.copy_engine.cpu is missing, or no object"),
+        ("costs.store.kernel.program", "costs.store.kernel.program is missing, or no object"),
+        ("costs.store.kernel.program.run", "costs.store.kernel.program.run is None; a number of at least 0 is due"),
+        ("costs.load.staged.wall.run", "costs.load.staged.wall.run is None; a number of at least 0 is due"),
+        ("beside", "beside.decode.load.kernel is missing, or no object"),
+        ("beside.prefill", "beside.prefill.load.kernel is missing, or no object"),
+        ("beside.decode.store.staged", "beside.decode.store.staged is missing, or no object"),
+        ("beside.decode.store.staged.rate", "beside.decode.store.staged.rate is None; a number of at least 0 is due"),
+        ("how", "how is ''; known are calibrated, shipped, default"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(place, said):
+    assert refusal(without(place)) == said
+
+
+PLACES = ("ceilings.load", "costs.store.copy_engine.wall.small_copy", "costs.load.kernel.program.byte",
+          "beside.prefill.store.kernel.slower")  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        (-1, "-1"),
+        (-1e-300, "-1e-300"),
+        (True, "True"),
+        (False, "False"),
+        ("1.0", "'1.0'"),
+        (None, "None"),
+        ([1.0], "[1.0]"),
+        ({"a": 1.0}, "{'a': 1.0}"),
+    ],
+)
+def test_what_is_no_number_is_named(place, value, shown):
+    assert refusal(changed(place, value)) == f"{place} is {shown}; a number of at least 0 is due"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", [10**400, 10**4000, 1e308], ids=["e400", "e4000", "e308"])
+def test_a_number_whose_products_no_float_holds_is_refused(place, value):
+    assert refusal(changed(place, value)).startswith(f"{place} is ")
+
+
+@pytest.mark.parametrize("name", ["rate", "slower"])
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0])
+def test_a_rate_of_nothing(name, zero):
+    said = refusal(changed(f"beside.decode.load.staged.{name}", zero))
+    assert said == "beside.decode.load.staged has a 0; bandwidth and time are more than none"
+
+
+@pytest.mark.parametrize(
+    "place", ["costs.load", "costs.load.kernel", "costs.load.kernel.wall", "beside.decode", "ceilings"]
+)
+@pytest.mark.parametrize("value", [None, 1, "x", [], True])
+def test_what_is_no_object(place, value):
+    said = refusal(changed(place, value))
+    assert said.startswith(place)
+    assert said.endswith("is missing, or no object")
+
+
+@pytest.mark.parametrize("place", ["gpu", "driver", "made", "note", "how"])
+@pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
+def test_what_is_no_text(place, value):
+    assert refusal(changed(place, value)) == f"{place} is {value!r}; a text is due"
+
+
+@pytest.mark.parametrize("place", ["generation", "width", "multiprocessors", "calibrations"])
+@pytest.mark.parametrize("value", [-1, 1.0, "5", True, [5], {}])
+def test_what_is_no_whole_number(place, value):
+    assert refusal(changed(place, value)) == f"{place} is {value!r}; a whole number is due"
+
+
+def test_another_way_of_being_made():
+    assert refusal(changed("how", "dreamt")) == "how is 'dreamt'; known are calibrated, shipped, default"
+
+
+def test_what_a_later_version_adds_is_left_out():
+    document = json.loads(default().to_json()) | {"later": 1}
+    document["ceilings"]["later"] = 5
+    document["costs"]["load"]["later"] = {}
+    assert from_json(json.dumps(document)) == default()
+
+
+def test_whole_numbers_are_read_as_floats():
+    profile = from_json(changed("costs.load.kernel.wall.run", 3))
+    assert repr(profile.costs["load"]["kernel"].wall["run"]) == "3.0"
+    assert set(asdict(profile)) == set(asdict(default()))

@@ -1,0 +1,216 @@
+"""What an executor sums up."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.execute import ExecutorStats, PathStats, TransferResult
+from kvplan.execute.tally import PENDING, Tally
+from tests.simulated import Device
+from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, pair_on
+
+
+def result(path: str = "kernel", predicted: float | None = None, seconds: float = 2e-5) -> TransferResult:
+    return TransferResult(4096, seconds, path, 8, 3, predicted)
+
+
+def test_nothing_yet():
+    made = Tally().stats()
+    assert made == ExecutorStats(paths={})
+    assert (made.transfers, made.nbytes, made.seconds, made.failed, made.predicted) == (0, 0, 0.0, 0, 0)
+    assert made.prediction_error is None
+
+
+def test_sums_in_all_and_by_path():
+    tally = Tally()
+    tally.add(TransferResult(100, 0.5, "kernel", 4, 1))
+    tally.add(TransferResult(50, 0.25, "staged", 2, 7))
+    tally.add(TransferResult(1, 0.125, "kernel", 1, 2))
+    assert tally.stats() == ExecutorStats(
+        3,
+        151,
+        0.875,
+        7,
+        10,
+        0,
+        {"kernel": PathStats(2, 101, 0.625, 5, 3), "staged": PathStats(1, 50, 0.25, 2, 7)},
+        0,
+        None,
+    )
+    counted = tally.stats()
+    assert [type(value) for value in (counted.transfers, counted.nbytes, counted.descriptors, counted.launches)] == [
+        int
+    ] * 4
+
+
+def test_stats_are_of_their_moment():
+    tally = Tally()
+    tally.add(result())
+    before = tally.stats()
+    tally.add(result("staged"))
+    tally.fail()
+    assert (before.transfers, before.failed, list(before.paths)) == (1, 0, ["kernel"])
+    assert (tally.stats().transfers, tally.stats().failed) == (2, 1)
+
+
+def test_what_failed_is_counted_and_moves_nothing():
+    tally = Tally()
+    tally.fail()
+    tally.fail()
+    assert tally.stats() == ExecutorStats(failed=2, paths={})
+
+
+@pytest.mark.parametrize(
+    ("factors", "error"),
+    [
+        ((1.0,), 0.0),
+        ((1.1,), 0.1),
+        ((1 / 1.1,), 0.1),  # too little is as wrong as too much
+        ((2.0, 0.5), 1.0),
+        ((4.0, 1.0), 1.0),  # the mean of the logarithms
+        ((1.0, 1.0, 8.0), 1.0),
+    ],
+)
+def test_how_far_predictions_were_off(factors, error):
+    tally = Tally()
+    for factor in factors:
+        tally.add(result(predicted=2e-5 * factor))
+    assert tally.stats().prediction_error == pytest.approx(error, abs=1e-12)
+    assert tally.stats().predicted == len(factors)
+
+
+def test_what_nobody_predicted_is_no_error():
+    tally = Tally()
+    for some in (result(), result(predicted=0.0), result(predicted=1e-5, seconds=0.0), result(predicted=4e-5)):
+        tally.add(some)
+    assert (tally.stats().transfers, tally.stats().predicted) == (4, 1)
+    assert tally.stats().prediction_error == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("count", [PENDING - 1, PENDING, PENDING + 1, 3 * PENDING + 7])
+def test_more_than_are_kept(count):
+    tally = Tally()
+    for _ in range(count):
+        tally.add(result())
+    assert len(tally._pending) <= PENDING
+    made = tally.stats()
+    assert (made.transfers, made.nbytes, made.descriptors, made.launches) == (count, 4096 * count, 8 * count, 3 * count)
+
+
+def test_many_threads_lose_nothing():
+    tally, start = Tally(), threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait()
+        for k in range(1000):
+            tally.add(result("kernel" if number % 2 else "staged", predicted=2e-5))
+            if k % 100 == 0:
+                tally.fail()
+                assert tally.stats().transfers <= 8000
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    made = tally.stats()
+    assert (made.transfers, made.failed, made.predicted) == (8000, 80, 8000)
+    assert {path: one.transfers for path, one in made.paths.items()} == {"kernel": 4000, "staged": 4000}
+    assert made.prediction_error == 0
+
+
+def test_an_executor_of_the_cpu():
+    src, dst = np.ones((4, 8, 64), np.int8), np.zeros((8, 4, 64), np.int8)
+    layouts = [kvplan.KVLayout.from_tensors(*one) for one in (("layer block dim", src), ("block layer dim", dst))]
+    program = kvplan.compile(*layouts)
+    with kvplan.Executor() as executor:
+        results = [executor.submit(program.plan([k], [k])).result() for k in range(3)]
+        executor.submit(program.plan([], [])).synchronize()
+        made = executor.stats()
+    assert (made.transfers, made.nbytes, made.failed, list(made.paths)) == (4, 3 * 256, 0, ["host"])
+    assert made.descriptors == sum(one.descriptors for one in results)
+    assert made.seconds >= sum(one.seconds for one in results)
+    assert (made.predicted, made.prediction_error, results[0].predicted) == (0, None, None)
+
+
+@both_ways
+def test_of_auto_predictions_are_counted(direction):
+    device = Device()
+    pair = pair_on(device, direction)
+    with executor_on(device) as executor:
+        results = [executor.submit(pair.plan(MOVE)).result() for _ in range(3)]
+        pair.check()
+        made = executor.stats()
+    assert (made.transfers, made.predicted, made.failed) == (3, 3, 0)
+    assert made.nbytes == sum(one.nbytes for one in results)
+    assert {path: one.transfers for path, one in made.paths.items()} == {results[0].path: 3}
+    assert (made.descriptors, made.launches) == (3 * results[0].descriptors, 3 * results[0].launches)
+    assert results[0].predicted > 0
+    # The simulated device says that everything takes a microsecond.
+    assert made.prediction_error == pytest.approx(math.expm1(abs(math.log(results[0].predicted / 1e-6))))
+    assert made.seconds == pytest.approx(3e-6)
+
+
+@every_path
+@both_ways
+def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, direction):
+    device = Device()
+    pair = pair_on(device, direction)
+    with executor_on(device, path) as executor:
+        made = executor.submit(pair.plan(MOVE)).result()
+        pair.check()
+        stats = executor.stats()
+    assert made.predicted > 0
+    assert (stats.transfers, stats.predicted, stats.prediction_error) == (1, 0, None)
+    assert list(stats.paths) == [path]
+
+
+def test_within_a_gpu_nothing_is_predicted():
+    device = Device()
+    pair = pair_on(device, "device")
+    with executor_on(device) as executor:
+        assert executor.submit(pair.plan(MOVE)).result().predicted is None
+        pair.check()
+        assert (executor.stats().transfers, executor.stats().predicted) == (1, 0)
+
+
+def test_transfers_that_nobody_asks_about_are_counted_when_somebody_asks_for_the_sums():
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device) as executor:
+        transfers = [executor.submit(pair.plan(MOVE)) for _ in range(3)]
+        transfers[-1].synchronize()  # those before it have ended, too
+        assert executor.stats().transfers == 3
+
+
+def test_transfers_that_failed_are_counted_once():
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        executor.submit(pair.plan(MOVE)).synchronize()
+        device.fail("cuLaunchKernelEx")
+        with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
+            executor.submit(pair.program.plan([1], [2]))
+        assert (executor.stats().transfers, executor.stats().failed) == (1, 1)
+        executor.submit(pair.plan(MOVE)).synchronize()
+        assert (executor.stats().transfers, executor.stats().failed) == (2, 1)
+        happened = threading.Event()
+        device.fail("cuLaunchKernelEx")
+        late = executor.submit(pair.program.plan([1], [2]), after=happened)  # fails on the lane's own thread
+        happened.set()
+        for _ in range(2):
+            with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
+                late.synchronize()
+        assert (executor.stats().transfers, executor.stats().failed) == (2, 2)
+
+
+def test_what_is_refused_was_no_transfer():
+    device = Device()
+    pair = pair_on(device, "load", pin=False)
+    with executor_on(device, "kernel") as executor:
+        with pytest.raises(kvplan.HostMemoryError):
+            executor.submit(pair.program.plan([1], [2]))
+        assert executor.stats() == ExecutorStats(paths={})
