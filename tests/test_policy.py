@@ -77,5 +77,5 @@ def test_what_runs_beside(overlap):
 
 @pytest.mark.parametrize("overlap", ["", "Decode", None, 1])
 def test_what_cannot_run_beside(overlap):
-    with pytest.raises(kvplan.PathError, match=r"overlap .* is none; give 'idle', 'decode', 'prefill'"):
+    with pytest.raises(PathError, match=r"overlap .* is none; give 'idle', 'decode', 'prefill'"):
         Policy(overlap=overlap)
