@@ -161,7 +161,21 @@ class Work(NamedTuple):
         move()
         moved = self.dst.select(dst, block_runs)
         if not torch.equal(moved, expected):
-            raise TransferError(f"{name}: not every byte of {self.plan!r} arrived")
+            raise TransferError(f"{name}: not every byte of {self.plan!r} arrived: {self._wrong(moved, expected)}")
+
+    def _wrong(self, moved: Tensor, expected: Tensor) -> str:
+        """Which runs of which blocks, and whether they were left as they were if they held the right bytes before."""
+        different = (moved != expected).any(dim=-1)
+        untouched = (moved == expected.bitwise_not()).all(dim=-1)
+        units = different.any(dim=0).nonzero().flatten().tolist()
+        runs = different[:, units[0]].nonzero().flatten().tolist()
+        one = self.geometry
+        return (
+            f"{one.direction}, {one.host} host, {one.runs} runs of {one.run_nbytes} bytes, {one.block_runs} a block: "
+            f"{int(different.sum())} runs of {len(units)} of {one.blocks} blocks are wrong, {int(untouched.sum())} of "
+            f"them untouched; positions {units[0]} to {units[-1]} of the plan, at the first of them runs {runs[0]} to "
+            f"{runs[-1]}"
+        )
 
 
 def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
