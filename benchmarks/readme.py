@@ -106,7 +106,8 @@ def choice_table(result: Path = CHOICE_RESULT) -> str:
     )
     header = ["| | within 5 % of the best single path | at worst |", "| --- | --- | --- |"]
     table = [f"| {what} | {one['near']:.1%} | x{one['worst']:.2f} |" for what, one in rows]
-    return "\n".join([CHOICE_MARKS[0], first, "", *header, *table, "", last, CHOICE_MARKS[1]])
+    said = [f"Of this run: {record['note']}.", ""] if record.get("note") else []
+    return "\n".join([CHOICE_MARKS[0], first, "", *said, *header, *table, "", last, CHOICE_MARKS[1]])
 
 
 def _gpu(machine: dict[str, Any]) -> str:
