@@ -1,0 +1,103 @@
+"""A self-contained HTML page: text, tables and pictures, made to be attached to an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1b1b;--faint:#5a5a5a;--page:#fff;--rule:#d5d5d5;--sheet:#f6f6f6;--mark:#0058a3}
+@media(prefers-color-scheme:dark){:root{--ink:#ececec;--faint:#a8a8a8;--page:#161616;--rule:#3c3c3c;--sheet:#202020;
+--mark:#6db8f0}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:2rem auto;max-width:64rem;
+padding:0 1rem}
+h1{font-size:1.5rem;margin:0 0 .25rem}h2{font-size:1.15rem;margin:2.25rem 0 .5rem;border-bottom:1px solid var(--rule)}
+p.about{color:var(--faint);margin:0 0 1.5rem}nav a{margin-right:1rem;color:var(--mark)}
+table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:left;vertical-align:top}
+th{color:var(--faint);font-weight:500}td.number{text-align:right;font-variant-numeric:tabular-nums}
+pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem 1rem;overflow-x:auto;border-radius:4px}
+figure{margin:.75rem 0}svg{max-width:100%;height:auto}summary{cursor:pointer;color:var(--mark)}
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:0 2rem}
+@media print{nav{display:none}}
+""".strip()
+
+
+class Section(NamedTuple):
+    """One part of a page.
+
+    Attributes:
+        title: of it, plain text.
+        body: HTML.
+    """
+
+    title: str
+    body: str
+
+
+def page(title: str, about: str, sections: Sequence[Section]) -> str:
+    """The whole document.
+
+    Args:
+        title, about: plain text.
+        sections: in their order; the page begins with links to them.
+
+    >>> made = page("A < B", "today", [Section("Facts", text("1 & 2"))])
+    >>> made.startswith("<!doctype html>"), "A &lt; B" in made, "<pre>1 &amp; 2</pre>" in made, "http" in made
+    (True, True, True, False)
+    """
+    links = " ".join(f'<a href="#part-{k}">{escape(one.title)}</a>' for k, one in enumerate(sections))
+    parts = "\n".join(
+        f'<section id="part-{k}"><h2>{escape(one.title)}</h2>\n{one.body}\n</section>' for k, one in enumerate(sections)
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f'<p class="about">{escape(about)}</p>\n<nav>{links}</nav>\n{parts}\n</body></html>\n'
+    )
+
+
+def text(content: str) -> str:
+    """Text as it stands."""
+    return f"<pre>{escape(content)}</pre>"
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> str:
+    """Cells of plain text.
+
+    Args:
+        rows: of cells.
+        header: of the columns; without one, each row's first cell is its header.
+        right: columns of numbers.
+
+    >>> table([("blocks", "4")])
+    '<table><tr><th>blocks</th><td>4</td></tr></table>'
+    """
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in header)] if header else []
+    for row in rows:
+        cells = [_cell(cell, named=not header and not k, number=k in right) for k, cell in enumerate(row)]
+        lines.append("".join(cells))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _cell(content: str, *, named: bool, number: bool) -> str:
+    if named:
+        return f"<th>{escape(content)}</th>"
+    kind = ' class="number"' if number else ""
+    return f"<td{kind}>{escape(content).replace(chr(10), '<br>')}</td>"
+
+
+def figure(svg: str) -> str:
+    """A picture, inline; ``svg`` is trusted to be ours."""
+    return f"<figure>{svg.strip()}</figure>"
+
+
+def folded(summary: str, body: str) -> str:
+    """HTML that opens with a click."""
+    return f"<details><summary>{escape(summary)}</summary>\n{body}</details>"
+
+
+def sides(left: str, right: str) -> str:
+    """Two pieces of HTML beside each other, where there is room."""
+    return f'<div class="sides"><div>{left}</div><div>{right}</div></div>'
