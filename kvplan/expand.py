@@ -57,10 +57,21 @@ def _twice_blocks(ids, seen):
 
 @_compiled
 def touching(units, nbytes):
-    """Units (2, n) whose next lies ``nbytes`` further on both sides."""
+    """Units (2, n) whose next lies ``nbytes`` further on both sides, or as much before it."""
     found = np.int64(0)
     for at in range(1, units.shape[1]):
-        if units[0, at] - units[0, at - 1] == nbytes and units[1, at] - units[1, at - 1] == nbytes:
+        step = units[0, at] - units[0, at - 1]
+        if step == units[1, at] - units[1, at - 1] and abs(step) == nbytes:
+            found += 1
+    return found
+
+
+@_compiled
+def rising(column, first, step, nbytes):
+    """Of every ``step``-th address from ``first`` on, those whose next lies ``nbytes`` further."""
+    found = np.int64(0)
+    for at in range(first + step, column.size, step):
+        if column[at] - column[at - step] == nbytes:
             found += 1
     return found
 

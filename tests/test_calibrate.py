@@ -108,7 +108,7 @@ def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
     ]
     few += samples(("staged",), ("load",), made_by.LEAST_SAMPLES - 1)
     profile = profiled(few)
-    assert profile.note == "guessed, for want of samples: staged, load; copy_engine, store"
+    assert profile.note == "guessed, for want of samples: load staged; store copy_engine"
     for direction, path in (("load", "staged"), ("store", "copy_engine")):
         assert profile.costs[direction][path] == default().costs[direction][path]
     assert profile.costs["store"]["staged"].seconds == pytest.approx(known("staged", "store"), rel=0.01)

@@ -184,8 +184,17 @@ def test_groups_beyond_the_first_are_launches_of_the_kernel():
     assert others == [predict(path, PLAN, profile(COSTS), Policy()) for path in TERMS if path != "kernel"]
 
 
-def test_programs_change_nothing_of_the_other_paths():
-    for path in ("copy_engine", "copy_engine_2d", "staged"):
+def test_few_programs_scatter_a_ring_slowly():
+    some = profile(COSTS)
+    within = 2 * PLAN.nbytes / some.ceilings["memory"] * 1e-9  # seconds that all SMs take within the GPU
+    one = predict("staged", PLAN, some, Policy(max_programs=1))
+    assert one.seconds == near(within * some.multiprocessors)
+    most = predict("staged", PLAN, some, Policy(max_programs=some.multiprocessors))
+    assert most == predict("staged", PLAN, some, Policy())
+
+
+def test_programs_change_nothing_of_the_copy_engine():
+    for path in ("copy_engine", "copy_engine_2d"):
         assert predict(path, PLAN, profile(COSTS), Policy(max_programs=1)) == predict(
             path, PLAN, profile(COSTS), Policy()
         )

@@ -17,9 +17,10 @@ import pytest
 
 import kvplan
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import compute, driver, environment, limits, sizes
+from benchmarks.gpu import driver, environment, limits, sizes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
+from kvplan.tune import compute
 
 
 @pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.joints import joints
-from kvplan.tune.statistics import Pieces, Statistics, facts_of, staged_by, statistics_of, touching
+from kvplan.tune.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
 
@@ -63,7 +63,7 @@ def test_units_that_touch_in_order_are_one_copy_a_run():
     made = store_between(*both, [2, 3, 4, 6], [1, 2, 3, 4])
     assert (made.runs, made.copies) == (16, Pieces(8, 16_384, 0, 0))  # blocks 2 to 4, and 6: two copies a layer
     out_of_order = store_between(*both, [4, 3, 2, 6], [3, 2, 1, 4])
-    assert (out_of_order.runs, out_of_order.copies.total) == (16, 16)  # the lowering merges them, this does not look
+    assert (out_of_order.runs, out_of_order.copies.total) == (16, 8)
     assert (out_of_order.extents, out_of_order.calls) == (made.extents, made.calls)  # nothing merges on those paths
 
 
@@ -160,9 +160,31 @@ def test_2d_copies_take_the_longest_loop_as_rows():
     assert (made.runs, made.calls, made.rows, made.rowless) == (24, 4, 24, NONE)  # 2 calls a block, of 6 layers
 
 
-def test_touching_counts_only_the_next():
+def test_units_merge_in_either_order():
     units = np.array([[0, 64, 128, 640, 704], [0, 64, 512, 1024, 1088]])
-    assert (touching(units, 64), touching(units, 128), touching(units[:, :1], 64)) == (2, 0, 0)
+    assert (chains(units, 64), chains(units, 128), chains(units[:, :1], 64)) == (3, 5, 1)
+    assert (chains(units[:, ::-1].copy(), 64), chains(units[:, [4, 0, 2, 1, 3]], 64)) == (3, 3)
+    far = units * 1000  # too far apart to look at all of them: what the plan's order does not show counts as apart
+    assert chains(far[:, [4, 0, 2, 1, 3]], 64_000) == 3
+    assert chains(np.concatenate((far, far[:, :1] + 10**9), axis=1)[:, [4, 0, 5, 2, 1, 3]], 64_000) == 6
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "shuffled"])
+def test_a_whole_cache_is_one_copy_a_run_whatever_the_order(order):
+    cache, pool = zeros(4, 32, 16, 64), zeros(4, 32, 16, 64)
+    shuffled = np.random.default_rng(0).permutation(32)
+    ids = {"rising": range(32), "falling": range(31, -1, -1), "shuffled": shuffled}[order]
+    pair = (KVLayout.from_tensors("layer block token dim", one) for one in (cache, pool))
+    plan = kvplan.compile(*pair).plan(ids, ids)
+    assert statistics_of(plan).copies.total == plan.descriptors().size.size == 4
+
+
+def test_host_blocks_in_order_are_one_piece_of_the_ring():
+    cache, pool = zeros(4, 8, 16, 64), zeros(8, 4, 16, 64)
+    made = store_between(("layer block token dim", cache), ("block layer token dim", pool), [5, 1, 4, 0], [2, 3, 4, 7])
+    assert (made.extents.total, made.extents.small_nbytes) == (2, 4 * 4096)
+    made = store_between(("layer block token dim", cache), ("block layer token dim", pool), [5, 1, 4, 0], [4, 3, 2, 7])
+    assert made.extents.total == 4  # the ring takes them in the plan's order
 
 
 # Laws, over the layouts and ids that the lowerings' own laws are tested with.
@@ -228,7 +250,8 @@ def test_copies_are_exact_where_nothing_meets_out_of_order(plan):
         held = set(zip(*units.tolist(), strict=True))
         for nbytes in group.sizes:
             meeting = sum((src + nbytes, dst + nbytes) in held for src, dst in zip(*units.tolist(), strict=True))
-            if meeting != touching(units, nbytes):
+            if units.shape[1] - meeting != chains(units, nbytes):  # far apart, and out of order
+                assert np.ptp(units[1]) >= 4 * units.shape[1] * nbytes
                 return
     assert statistics_of(plan).copies.total == plan.descriptors().size.size
 

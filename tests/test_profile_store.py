@@ -175,7 +175,7 @@ BAD = {
     foreign: "is of NVIDIA A30, and this is NVIDIA H100",
     newer: "version 2, newer than 1",
     large: "more than 1048576 bytes; a profile has some kilobytes",
-    folder: "Is a directory",
+    folder: "no file",
     binary: "no text",
     empty: "no JSON",
     unbounded: "ceilings.load is 1000",

@@ -240,12 +240,14 @@ def _asked(args: argparse.Namespace, device: str) -> Bench:
 
 
 def _measured(measuring: Any) -> tuple[list[Row], Any]:
+    if not sys.stderr.isatty():
+        return list(measuring.rows()), measuring
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
         measuring.progress = lambda share, what: bar.update(task, completed=share, description=what)
         return list(measuring.rows()), measuring

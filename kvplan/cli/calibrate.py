@@ -35,18 +35,19 @@ def run(args: argparse.Namespace) -> int:
     """Measure, save, and say what was found."""
     from kvplan.tune.machine import machine
     from kvplan.tune.prior import weighed
-    from kvplan.tune.store import find, path_of, save
+    from kvplan.tune.store import check_writable, find, path_of, save
 
     match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
     if match is None:
         raise KVPlanError(f"device {args.device!r} is no GPU; give cuda:0 or another")
     here = machine(int(match[1] or 0))
+    path = args.output or path_of(here)
+    check_writable(path)  # before 20 seconds are spent
     start = time.perf_counter()
-    profile = _measured(here, f"cuda:{match[1] or 0}", start)
+    profile = _measured(here, f"cuda:{match[1] or 0}", start, quiet=args.json)
     if not args.alone:
         profile = weighed(profile, find(here))
     taken = time.perf_counter() - start
-    path = args.output or path_of(here)
     save(profile, path)
     if args.json:
         print_json("calibrate", {"path": str(path), "seconds": round(taken, 2), "profile": asdict(profile)})
@@ -56,10 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(here: Any, device: str, start: float) -> DeviceProfile:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DeviceProfile:
     try:
         import torch  # noqa: F401  # the buffers, and the compute beside them
     except ModuleNotFoundError:
@@ -67,14 +65,18 @@ def _measured(here: Any, device: str, start: float) -> DeviceProfile:
     from kvplan.tune.calibrate import SECONDS, calibrate
 
     left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load where the disk is slow
+    if quiet or not sys.stderr.isatty():
+        return calibrate(here, device, seconds=left)
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         BarColumn(30),
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
         return calibrate(
             here, device, lambda share, what: bar.update(task, completed=share, description=what), seconds=left

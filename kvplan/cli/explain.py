@@ -45,18 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the program after each pass, and the candidates of a plan if blocks are given."""
+    from kvplan.execute import Policy
+
+    policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     program = compile(*pair_of(args))
     plan = _plan_of(args, program)
     facts = program_facts(program)
     if plan is None:
+        if args.profile is not None:
+            raise KVPlanError("--profile is of a plan; give --blocks, or --src and --dst")
         if args.json:
             print_json("explain", facts)
         else:
             print(program.explain().rstrip("\n"))
         return 0
-    from kvplan.execute import Policy
-
-    policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     profile, where = _profile_of(args.profile)
     made, text = _candidates(plan, profile, policy)
     if args.json:

@@ -73,6 +73,10 @@ class Executor:
     def __init__(self, device: Any = "cpu", policy: Policy | None = None, profile: DeviceProfile | None = None) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
+        if profile is not None and not hasattr(profile, "costs"):
+            raise PathError(
+                f"profile is {profile!r}; give a kvplan.tune.profile.DeviceProfile, or None for this GPU's own"
+            )
         self.policy = policy or Policy()
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.kernel_path import copies_of
-from kvplan.execute.mixed import halves_of
+from kvplan.execute.mixed import LARGE_RUN, halves_of
 from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout import KVLayout
+from kvplan.lower import Part
 from kvplan.plan import Plan
-from kvplan.program import RunGroup
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
-from kvplan.tune.statistics import statistics_of, touching
+from kvplan.tune.statistics import chains, facts_of, follow, statistics_of
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Path, Runtime
 
-# Within a GPU nothing is calibrated: runs of so many bytes go by the copy engine, which takes no SM.
-LARGE_RUN = 64 << 10
 MOST_DECISIONS = 4096  # that are remembered
+MOST_PARTS = 8  # of a plan whose decision is
 
 
 Refusal = tuple[type[KVPlanError], str]
@@ -66,8 +67,8 @@ class Candidates:
     def __init__(self, runtime: Runtime, profile: DeviceProfile | None) -> None:
         self._runtime = runtime
         self._profile = profile
-        # By identity of the only run group, count of its units, and bytes that merge. All is held weakly.
-        self._decided: dict[tuple[int, int, int], tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout], Choice]] = {}
+        # By what tells plans apart; groups and layouts, told by their identity, are held weakly.
+        self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice]] = {}
         # By identity of the only pair, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Verdict]] = {}
 
@@ -107,21 +108,29 @@ class Candidates:
             LayoutError: a destination that is read-only, or addresses that are virtual.
             PathError: within a GPU, where nothing was measured.
         """
-        refused = {name: text for name, (_, text) in self._verdict(plan).refused.items()}
+        verdict = self._verdict(plan)
+        found = self._candidates(plan, verdict)
+        ruled = _ruled(plan, verdict)
+        return sorted(found, key=lambda one: one.path != ruled) if ruled else found
+
+    def _candidates(self, plan: Plan, verdict: Verdict) -> list[cost.Candidate]:
+        refused = {name: text for name, (_, text) in verdict.refused.items()}
         if "staged" not in refused:
             try:
                 self._runtime.staged.check(plan)
             except PathError as error:
                 refused["staged"] = str(error)
         staging = self._runtime.staging
-        made = statistics_of(plan, staging)
         large, small = halves_of(plan)
         halves = (statistics_of(large, staging), statistics_of(small, staging)) if large and small else None
-        return cost.candidates(made, self.profile, self._runtime.policy, refused, halves)
+        return cost.candidates(statistics_of(plan, staging), self.profile, self._runtime.policy, refused, halves)
 
     def expected(self, plan: Plan, name: str) -> float | None:
         """Seconds on the GPU that a path is expected to take for a plan; None where nothing was measured."""
         if plan.direction not in DIRECTIONS or not plan.nbytes or name not in TERMS:
+            return None
+        verdict = self._verdict(plan)
+        if verdict.pageable or verdict.several:
             return None
         made = statistics_of(plan, self._runtime.staging)
         return cost.predict(name, made, self.profile, self._runtime.policy).seconds
@@ -185,6 +194,10 @@ class Candidates:
                 elif pageable:
                     text = f"path {name!r} reaches pinned memory only: {pageable}; pin it (kvplan.allocate, torch's "
                     refused[name] = HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
+            if not triton_is_there():
+                for name in ("kernel", "staged"):
+                    text = f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
+                    refused.setdefault(name, (PathError, text))
             if plan.direction == "device":
                 text = "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
                 refused["staged"] = PathError, text
@@ -197,35 +210,63 @@ class Candidates:
     def _auto(self, plan: Plan) -> Choice:
         """What the model makes the cheapest; within a GPU, and of pageable memory, what the rule says.
 
-        A submit of one run group is decided once for each count of units, and of bytes that merge with the next.
+        Plans of the same run groups, and as many units that merge as much, are decided once.
         """
-        if len(plan.parts) != 1:
+        if len(plan.parts) == 1 and len(plan.layouts) == 1:
+            held: tuple[Any, ...] = (plan.parts[0].group, *plan.layouts[0])
+            key: Any = self._told(plan.parts[0], plan, 0)
+        elif len(plan.parts) <= MOST_PARTS:
+            held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
+            key = tuple(self._told(part, plan, k) for k, part in enumerate(plan.parts))
+        else:
             return self._weigh(plan)
-        group, units = plan.parts[0]
-        merged = sum(nbytes * touching(units, nbytes) for nbytes in group.sizes) if group.chainable else 0
-        key = (id(group), units.shape[1], merged)
-        src, dst = plan.layouts[0]
         known = self._decided.get(key)
-        if known is not None and known[0]() is group and known[1]() is src and known[2]() is dst:
-            return known[3]
+        if known is not None and len(known[0]) == len(held):
+            for one, thing in zip(known[0], held, strict=True):
+                if one() is not thing:
+                    break
+            else:
+                return known[1]
         choice = self._weigh(plan)
         if not choice.pageable:  # it may be pinned by the next time
             if len(self._decided) >= MOST_DECISIONS:
                 self._decided.clear()
-            self._decided[key] = (ref(group), ref(src), ref(dst), choice)
+            self._decided[key] = (tuple(ref(thing) for thing in held), choice)
         return choice
+
+    def _told(self, part: Part, plan: Plan, at: int) -> tuple[int, ...]:
+        """What tells a part from others as far as costs go: its group, how many units, and what merges of them."""
+        group, count = part.group, part.units.shape[1]
+        merged = sum(nbytes * chains(part.units, nbytes) for nbytes in group.sizes) if group.chainable else 0
+        facts = facts_of(group, plan.direction, self._runtime.staging)
+        followed = follow(part, facts, plan.direction, plan.skips[at]) if facts.joinable and count > 1 else 0
+        return id(group), count, merged, followed
 
     def _weigh(self, plan: Plan) -> Choice:
         paths, verdict = self._runtime.paths, self._verdict(plan)
-        if plan.direction not in DIRECTIONS or verdict.several or verdict.pageable or not plan.nbytes:
-            large = verdict.several or verdict.pageable or plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1)
-            name = "copy_engine" if large else "kernel"
+        name = _ruled(plan, verdict)
+        if name:
             self._check(plan, name, verdict)
             return Choice(paths[name], None, verdict.pageable)
-        every = self.all(plan)
+        every = self._candidates(plan, verdict)
         if every[0].refused:
             if len({one.refused for one in every}) == 1:  # of all the same, which names each
                 raise PathError(every[0].refused)
             reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
             raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
         return Choice(paths[every[0].path], every[0].seconds, verdict.pageable)
+
+
+def _ruled(plan: Plan, verdict: Verdict) -> str:
+    """The path of plans of which nothing is measured; "" for the others."""
+    if verdict.several or verdict.pageable:
+        return "copy_engine"
+    if plan.direction in DIRECTIONS and plan.nbytes:
+        return ""
+    return "copy_engine" if plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1) else "kernel"
+
+
+@cache
+def triton_is_there() -> bool:
+    """Whether the paths that launch kernels have their compiler."""
+    return find_spec("triton") is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.cuda import NOT_READY
+from kvplan.execute.forks import generation
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan import Plan
 
@@ -122,9 +123,9 @@ class DeviceTransfer(Transfer):
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")
-        if self._result.predicted is None:  # a path that was named: nobody has asked what it would take
-            expected = self._runtime.candidates.expected(self.plan, self.path)
-            self._result = self._result._replace(predicted=expected)
+        runtime = self._runtime
+        if self._result.predicted is None and runtime.generation == generation():  # a path that was named
+            self._result = TransferResult(*self._result, runtime.candidates.expected(self.plan, self.path))
         return self._result
 
     def replan(self, plan: Plan) -> None:

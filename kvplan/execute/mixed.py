@@ -56,8 +56,8 @@ def _halves_of(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
     if known is None:
         large = tuple(run for run in group.runs if run.nbytes >= LARGE_RUN)
         small = tuple(run for run in group.runs if run.nbytes < LARGE_RUN)
-        made = (replace(group, runs=runs) if runs else None for runs in (large, small))
-        known = _known[group] = (next(made), next(made))
+        made = [replace(group, runs=runs) if runs else None for runs in (large, small)]
+        known = _known.setdefault(group, (made[0], made[1]))  # of two threads, both get one pair: its table is one
     return known
 
 
@@ -94,6 +94,7 @@ class MixedPath:
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Prepare both halves; what is returned issues them, each on its own stream, and joins them."""
         paths, (large, small) = self._runtime.paths, halves_of(plan)
+        transfer._steps += [half for half in (large, small) if half is not None]  # they hold the run tables
         by_engine = paths["copy_engine"].prepare(transfer, large, lane) if large else None
         by_kernel = paths["kernel"].prepare(transfer, small, lane) if small else None
         return partial(self._issue, by_engine, by_kernel, lane, transfer.event(), transfer.event())

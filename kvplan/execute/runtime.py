@@ -87,6 +87,7 @@ class Runtime:
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
+        self.check_open()
         with self.device.current():
             return self.candidates.all(plan)
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplan.execute.forks import generation
 from kvplan.execute.transfer import TransferResult
 
 
@@ -55,10 +56,11 @@ class Tally:
     """Adds up results; from any thread."""
 
     def __init__(self) -> None:
+        self._made_in = generation()
         self._lock = threading.Lock()
         self._pending: deque[TransferResult] = deque()
         self._sums: dict[str, list[float]] = {}
-        self._failed = 0
+        self._failures: deque[int] = deque()
         self._predicted = 0
         self._off = 0.0
 
@@ -69,6 +71,8 @@ class Tally:
             self._add_up()
 
     def _add_up(self) -> None:
+        if self._made_in != generation():  # a fork's child: whoever held the lock is not here
+            self._made_in, self._lock = generation(), threading.Lock()
         with self._lock:
             while self._pending:  # only here are they taken out
                 result = self._pending.popleft()
@@ -86,8 +90,7 @@ class Tally:
 
     def fail(self) -> None:
         """One more that did not."""
-        with self._lock:
-            self._failed += 1
+        self._failures.append(1)
 
     def stats(self) -> ExecutorStats:
         """The sums so far.
@@ -103,7 +106,7 @@ class Tally:
                 path: PathStats(int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]))
                 for path, sums in self._sums.items()
             }
-            failed, predicted, off = self._failed, self._predicted, self._off
+            failed, predicted, off = len(self._failures), self._predicted, self._off
         every = paths.values()
         return ExecutorStats(
             sum(one.transfers for one in every),

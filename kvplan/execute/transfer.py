@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layers import layers_of
@@ -14,7 +14,15 @@ from kvplan.plan import Plan
 from kvplan.slicing import number_ranges
 
 
-class TransferResult(NamedTuple):
+class _Result(NamedTuple):
+    nbytes: int
+    seconds: float
+    path: str
+    descriptors: int
+    launches: int
+
+
+class TransferResult(_Result):
     """What a finished transfer did.
 
     Attributes:
@@ -24,15 +32,22 @@ class TransferResult(NamedTuple):
         descriptors: contiguous copies issued.
         launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
         predicted: what the cost model expected of ``seconds``, from the device's profile; None where it has no model:
-            on the CPU, and within a GPU.
+            on the CPU, and within a GPU. Not one of the tuple's five.
+
+    >>> nbytes, seconds, path, descriptors, launches = made = TransferResult(4096, 1e-5, "kernel", 2, 1, predicted=2e-5)
+    >>> seconds, made.predicted
+    (1e-05, 2e-05)
     """
 
-    nbytes: int
-    seconds: float
-    path: str
-    descriptors: int
-    launches: int
-    predicted: float | None = None
+    predicted: float | None
+
+    def __new__(
+        cls, nbytes: int, seconds: float, path: str, descriptors: int, launches: int, predicted: float | None = None
+    ) -> Self:
+        """Five of a tuple, and what was predicted."""
+        self = super().__new__(cls, nbytes, seconds, path, descriptors, launches)
+        self.predicted = predicted
+        return self
 
 
 class Transfer(ABC):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import suppress
 from typing import Any
 
+from kvplan.errors import PathError
 from kvplan.execute import Executor
 from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
-from kvplan.tune.profile import DIRECTIONS, Beside, default
+from kvplan.tune.profile import DIRECTIONS, Beside
 from kvplan.tune.workload import Buffers, Geometry, work
 
 # Products of hundreds of tiles: of few, one SM less may cost a whole wave. Weights of 128 MiB, which no cache holds.
@@ -41,18 +43,18 @@ def measure_beside(
         buffers: what is moved.
         executors: by path.
         kind: ``"decode"`` or ``"prefill"``.
-        until: by ``time.perf_counter()``: what has not begun by then keeps the default's figures.
+        until: by ``time.perf_counter()``: what has not begun by then is left out.
     """
     compute = compute_of(buffers.device, kind)
-    guess = default().beside[kind]
     made: dict[str, dict[str, Beside]] = {}
     for direction in DIRECTIONS:
-        made[direction] = dict(guess[direction])
+        made[direction] = {}
         for path, run_nbytes in RUN_NBYTES.items():
             if time.perf_counter() > until:
                 break
             geometry = Geometry(direction, "contiguous", run_nbytes, buffers.nbytes // run_nbytes, BLOCK_RUNS)
-            made[direction][path] = _one(compute, executors[path], work(buffers, geometry).plan)
+            with suppress(PathError):  # a path that does not serve here has no figures
+                made[direction][path] = _one(compute, executors[path], work(buffers, geometry).plan)
     return made
 
 

@@ -190,14 +190,20 @@ def profile_of(
     machine: Machine,
     samples: Sequence[Sample],
     ceilings_found: Mapping[str, float],
-    beside: dict[str, dict[str, dict[str, Beside]]],
+    beside: Mapping[str, Mapping[str, Mapping[str, Beside]]],
     *,
     multiprocessors: int,
 ) -> DeviceProfile:
-    """What the samples say, as a profile. Pure.
+    """What the samples say, as a profile; what they do not say is the default's, and listed as guessed. Pure.
+
+    Args:
+        machine: what it is of.
+        samples, ceilings_found: what was measured.
+        beside: kind of compute to direction to path, as far as measured.
+        multiprocessors: SMs.
 
     Raises:
-        KVPlanError: too few samples of the kernel and the copy engine: nothing could be chosen by them.
+        KVPlanError: too few samples of every path: nothing could be chosen by them.
     """
     guess = default()
     costs: dict[str, dict[str, PathCosts]] = {}
@@ -207,7 +213,7 @@ def profile_of(
         for path in TERMS:
             some = [one for one in samples if one.path == path and one.plan.direction == direction]
             if len(some) < LEAST_SAMPLES:
-                unknown.append(f"{path}, {direction}")
+                unknown.append(f"{direction} {path}")
                 costs[direction][path] = guess.costs[direction][path]
                 continue
             byte = 1 / max(ceilings_found[f"sm_{direction}" if path == "kernel" else direction], 1e-9)
@@ -225,10 +231,17 @@ def profile_of(
         )
     generation, width = machine.link.key
     made = f"kvplan {__version__}, {datetime.now(UTC).date().isoformat()}, {len(samples)} samples"
+    compute: dict[str, dict[str, dict[str, Beside]]] = {}
+    for kind, directions in guess.beside.items():
+        compute[kind] = {}
+        for direction, paths in directions.items():
+            found = beside.get(kind, {}).get(direction, {})
+            unknown += [f"{kind} {direction} {path}" for path in paths if path not in found]
+            compute[kind][direction] = {**paths, **found}
     note = f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else ""
     return DeviceProfile(
         machine.gpu, machine.driver, generation, width, "calibrated", made, multiprocessors, ceilings_found, costs,
-        beside, note, calibrations=1,
+        compute, note, calibrations=1, guessed=tuple(unknown),
     )  # fmt: skip
 
 

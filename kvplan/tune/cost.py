@@ -103,14 +103,21 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
         seconds, wall = seconds + slower, wall + slower
         extra = EXTRA_LAUNCH * max(plan.groups - 1, 0)
         seconds, wall, cpu = seconds + extra, wall + extra, cpu + extra
+        seconds = max(seconds, 0.0)
+        wall = max(wall, seconds)
         share = min(programs / max(profile.multiprocessors, 1), 1.0)
     elif path == "staged" and seconds > 0:
-        share = min(2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9) / seconds, 1.0)
+        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves.
+        within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
+        if policy.max_programs is not None and policy.max_programs < profile.multiprocessors:
+            slower = max(within * profile.multiprocessors / policy.max_programs - seconds, 0.0)
+            seconds, wall = seconds + slower, wall + slower
+        share = min(within / seconds, 1.0)
     cpu = min(cpu, wall)
     if policy.overlap == "idle":
         return Candidate(path, seconds, wall, cpu, share)
     beside = profile.beside[policy.overlap][plan.direction][path]
-    slow = 1 + (beside.slower - 1) * _dose(path, plan.direction, policy)
+    slow = max(1 + (beside.slower - 1) * _dose(path, plan.direction, policy), 1.0)
     wall = wall - seconds + seconds / beside.rate
     return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
 

@@ -10,6 +10,7 @@ from kvplan.tune.cost import MIXED, NS, Candidate, features
 from kvplan.tune.profile import TERMS, DeviceProfile
 from kvplan.tune.statistics import Statistics
 
+LEAST_SHARE = 0.01  # of a candidate's time that is told
 PARTS = 3  # of a candidate's time that are told, the largest first
 # One of each, in words.
 WORDS = {
@@ -70,8 +71,12 @@ def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> st
         return f"cannot: {candidate.refused}"
     if candidate.path == MIXED:
         return "large runs by the copy engine, small ones by the kernel, both at once"
-    found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0][:PARTS]
-    return ", ".join(told(share) for share in found)
+    found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0]
+    words = [told(share) for share in found[:PARTS]]
+    other = candidate.wall - sum(share.seconds for share in found)
+    if abs(other) > LEAST_SHARE * candidate.wall:
+        words.append(f"{'+' if other > 0 else '-'}{duration(abs(other))} by the policy, narrow words or more groups")
+    return ", ".join(words)
 
 
 def verdict(found: Sequence[Candidate], policy: Policy) -> str:
@@ -110,18 +115,26 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
         "candidates": [
             {"path": one.path, "refused": one.refused, "wall": one.wall, "seconds": one.seconds,
              "cpu_seconds": one.cpu_seconds, "sm_share": one.sm_share, "compute_seconds": one.compute_seconds,
-             "score": one.score, "terms": [share._asdict() for share in shares(one.path, plan, profile)]
-             if one.path in TERMS and not one.refused else []}
+             "score": one.score, "terms": _terms(one, plan, profile)}
             for one in found
         ],
     }  # fmt: skip
+
+
+def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dict[str, Any]]:
+    """What a candidate's wall is made of; the last is what the terms of its path do not say."""
+    if one.refused or one.path not in TERMS:
+        return []
+    made = shares(one.path, plan, profile)
+    other = Share("other", 1.0, one.wall - sum(share.seconds for share in made))
+    return [share._asdict() for share in (*made, other)]
 
 
 def explain(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> str:
     """Candidates as text, at most 80 columns wide; see :meth:`kvplan.Executor.candidates`."""
     lines = [f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}"]
     if profile.note:
-        lines.append(f"note: {profile.note}")
+        lines += _wrapped(f"note: {profile.note}", "")
     beside = "nothing" if policy.overlap == "idle" else policy.overlap
     lines += [f"beside:  {beside}", "", f"{'path':20}{'in all':>9}{'GPU':>9}{'CPU':>9}{'SMs':>7}{'compute':>11}"]
     for one in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 from kvplan.errors import KVPlanError
@@ -73,6 +74,8 @@ class Bench:
                 raise KVPlanError(f"runs of {size} bytes; give a multiple of {WORD}")
         for count in self.counts:
             block_runs_of(count)
+        if not isfinite(self.seconds):
+            raise KVPlanError(f"{self.seconds} seconds; give a number of them")
         known = paths_of(self.device)
         for what, given, right in (
             ("direction", self.directions, DIRECTIONS),
@@ -111,18 +114,25 @@ class Task(NamedTuple):
         return named(self.geometry) + (f", beside {self.beside}" if self.beside != IDLE else "")
 
 
-def block_runs_of(runs: int) -> int:
+def block_runs_of(runs: int, run_nbytes: int = 1, most_nbytes: int | None = None) -> int:
     """Runs of a block: as many as make whole blocks, 64 at most; a block has K and V of each layer.
+
+    Args:
+        runs: of the transfer.
+        run_nbytes: of one.
+        most_nbytes: of a side, which holds two blocks where that can be: of one, the runs would touch and be one.
 
     Raises:
         KVPlanError: an odd number.
 
-    >>> block_runs_of(16), block_runs_of(100), block_runs_of(65536)
-    (16, 50, 64)
+    >>> block_runs_of(16), block_runs_of(100), block_runs_of(65536), block_runs_of(64, 1 << 20, 64 << 20)
+    (16, 50, 64, 32)
     """
     if runs < 2 or runs % 2:
         raise KVPlanError(f"{runs} runs; give an even number: a block has K and V of each layer")
-    return max(some for some in range(2, min(runs, MOST_BLOCK_RUNS) + 1, 2) if runs % some == 0)
+    whole = [some for some in range(2, min(runs, MOST_BLOCK_RUNS) + 1, 2) if runs % some == 0]
+    held = [some for some in whole if most_nbytes is None or 2 * some * run_nbytes <= most_nbytes]
+    return max(held or whole[:1])
 
 
 def spread(items: Sequence[int]) -> list[int]:
@@ -150,7 +160,8 @@ def tasks(bench: Bench) -> list[Task]:
                for size in sizes}  # fmt: skip
     for direction in bench.directions:
         for host in bench.hosts:
-            line = [Task(Geometry(direction, host, size, counts[rank], block_runs_of(counts[rank])), IDLE)
+            line = [Task(Geometry(direction, host, size, counts[rank],
+                                  block_runs_of(counts[rank], size, bench.most_nbytes)), IDLE)
                     for rank in range(len(bench.counts)) for size, counts in fitting.items()
                     if rank < len(counts)]  # fmt: skip
             lines.append(line)

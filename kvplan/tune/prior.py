@@ -31,21 +31,30 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
     if earlier.how == "default" or not earlier.calibrations or not known or not _alike(new.ceilings, earlier.ceilings):
         return new
     weight = min(earlier.calibrations, MOST_WEIGHT)
+
+    def mean(told: str, one: Any, other: Any) -> dict[str, Any]:
+        if told in earlier.guessed:
+            return asdict(one)
+        return asdict(other) if told in new.guessed else _mean(asdict(one), asdict(other), weight)
+
+    guessed = tuple(told for told in new.guessed if told in earlier.guessed)
     return replace(
         new,
         ceilings=_mean(new.ceilings, earlier.ceilings, weight),
         costs={
-            direction: {path: PathCosts(**_mean(asdict(costs), asdict(earlier.costs[direction][path]), weight))
+            direction: {path: PathCosts(**mean(f"{direction} {path}", costs, earlier.costs[direction][path]))
                         for path, costs in paths.items()}
             for direction, paths in new.costs.items()
         },
         beside={
-            kind: {direction: {path: Beside(**_mean(asdict(one), asdict(earlier.beside[kind][direction][path]), weight))
+            kind: {direction: {path: Beside(**mean(f"{kind} {direction} {path}", one, known[direction][path]))
                                for path, one in paths.items()}
                    for direction, paths in directions.items()}
-            for kind, directions in new.beside.items()
+            for kind, directions in new.beside.items() for known in (earlier.beside[kind],)
         },
         calibrations=earlier.calibrations + new.calibrations,
+        guessed=guessed,
+        note=f"guessed, for want of samples: {'; '.join(guessed)}" if guessed else "",
     )  # fmt: skip
 
 

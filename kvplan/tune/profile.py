@@ -22,6 +22,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "staged": ("fixed", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
 }
 Costs = Mapping[str, float]
+MOST_FACTOR = 1e3
 MOST = 1e15  # of any number of a profile: sums of its products are finite
 
 
@@ -72,6 +73,7 @@ class DeviceProfile:
         beside: ``"decode"`` or ``"prefill"`` to direction to path to what it is beside that.
         note: what a user should know of it, or "".
         calibrations: how many it is the mean of.
+        guessed: what of it was not measured: ``"store staged"``, ``"decode load kernel"``.
 
     >>> default().how, sorted(default().costs["load"])
     ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
@@ -89,6 +91,7 @@ class DeviceProfile:
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
     note: str = ""
     calibrations: int = 0
+    guessed: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The file's text."""
@@ -122,7 +125,7 @@ def from_json(text: str) -> DeviceProfile:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise KVPlanError(f"no device profile: its schema is not {SCHEMA!r}")
     version = document.get("version")
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         newer = isinstance(version, int) and version > VERSION
         raise KVPlanError(f"version {version!r}, {'newer than' if newer else 'where'} {VERSION} is what is read here")
     reader = _Reader(document)
@@ -139,6 +142,7 @@ def from_json(text: str) -> DeviceProfile:
         beside={kind: {way: reader.beside(kind, way) for way in DIRECTIONS} for kind in OVERLAPS[1:]},
         note=reader.text("note"),
         calibrations=reader.whole("calibrations") or 0,
+        guessed=reader.texts("guessed"),
     )
 
 
@@ -153,6 +157,12 @@ class _Reader:
         if not isinstance(value, str):
             raise KVPlanError(f"{name} is {value!r}; a text is due")
         return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._document.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise KVPlanError(f"{name} is {value!r}; a list of texts is due")
+        return tuple(value)
 
     def one_of(self, name: str, known: tuple[str, ...]) -> str:
         value = self.text(name)
@@ -192,8 +202,10 @@ class _Reader:
         made = {}
         for path in TERMS:
             found = self.numbers(("beside", kind, way, path), ("rate", "slower"))
-            if not found["rate"] or not found["slower"]:
-                raise KVPlanError(f"beside.{kind}.{way}.{path} has a 0; bandwidth and time are more than none")
+            if not 1e-3 <= found["rate"] <= MOST_FACTOR or not 1 <= found["slower"] <= MOST_FACTOR:
+                raise KVPlanError(
+                    f"beside.{kind}.{way}.{path} is {found}; a rate is 0.001 to 1000, and slower is 1 to 1000"
+                )
             made[path] = Beside(**found)
         return made
 

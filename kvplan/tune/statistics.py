@@ -17,6 +17,7 @@ from kvplan.staging import Staging, stage
 
 # The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
 LARGE = 28 << 10
+CLOSE = 4  # units that lie within so many times their bytes may touch in any order
 
 
 class Pieces(NamedTuple):
@@ -95,6 +96,7 @@ class GroupFacts(NamedTuple):
         calls, rows, rowless: of its 2-D lowering.
         granule_units, granule_nbytes: of the staged path; 1, 0 where no side is the host.
         extents: of a granule.
+        joinable: whether granules that follow one another on the host are one piece in the ring, too.
     """
 
     runs: int
@@ -106,6 +108,7 @@ class GroupFacts(NamedTuple):
     granule_units: int
     granule_nbytes: int
     extents: Pieces
+    joinable: bool
 
 
 Stage = Callable[[RunGroup, str], Staging]
@@ -135,6 +138,7 @@ def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
     runs = calls = rows = granule = nbytes = 0
     copies = rowless = extents = Pieces()
     alignment = 16
+    skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
     for part in parts:
         facts, count = facts_of(part.group, plan.direction, staging), int(part.units.shape[1])
         nbytes += part.nbytes
@@ -144,7 +148,7 @@ def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
         calls += facts.calls * count
         rows += facts.rows * count
         rowless = rowless.plus(facts.rowless.times(count))
-        extents = extents.plus(facts.extents.times(-(-count // facts.granule_units)))
+        extents = extents.plus(_extents(part, facts, plan.direction, skips.get(part.group, (0, 0))))
         granule = max(granule, facts.granule_nbytes)
     return Statistics(
         plan.direction, nbytes, len(parts), runs, alignment, copies, calls, rows, rowless, extents, granule
@@ -177,34 +181,62 @@ def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
         else:
             rowless = rowless.plus(Pieces.of(run.copies, run.copies * run.nbytes))
     if direction not in ("load", "store"):
-        return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, 1, 0, Pieces())
+        return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, 1, 0, Pieces(), joinable=False)
     made = staging(group, direction)
     extents = Pieces()
     for nbytes in made.extents[2].tolist():
         extents = extents.plus(Pieces.of(1, nbytes))
-    fixed = (made.granule_units, made.nbytes, extents)
+    joinable = made.extents.shape[1] == 1 and int(made.extents[2, 0]) == made.nbytes
+    fixed = (made.granule_units, made.nbytes, extents, joinable)
     return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, *fixed)
 
 
 def _merged(part: Part, facts: GroupFacts) -> Pieces:
     """Flat copies of a part: those that touch their like in the next unit are one.
 
-    What meets a copy of another run (the end of the K plane and the start of V), or its like in a unit that is not the
-    next of the plan, is merged by the flat lowering, and counted as apart here: it is few.
+    What meets a copy of another run (the end of the K plane and the start of V) is merged by the flat lowering, and
+    counted as apart here: it is few.
     """
     count = int(part.units.shape[1])
     if count < 2 or not part.group.chainable:
         return facts.copies.times(count)
     made = Pieces()
     for nbytes, each in facts.by_size:
-        made = made.plus(Pieces.of((count - touching(part.units, nbytes)) * each, count * nbytes * each))
+        made = made.plus(Pieces.of(chains(part.units, nbytes) * each, count * nbytes * each))
     return made
 
 
-def touching(units: Int64Array, nbytes: int) -> int:
-    """Units (2, n) whose next lies so many bytes further on both sides.
+def chains(units: Int64Array, nbytes: int) -> int:
+    """Copies that units (2, n) of so many bytes are, once those that touch on both sides are merged.
 
-    >>> touching(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
-    1
+    Blocks are mostly given out in rising or falling order, which one look along the plan sees. Only where units lie
+    close together are they looked up in any order.
+
+    >>> chains(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
+    3
+    >>> chains(np.array([[128, 0, 64], [128, 0, 64]]), 64), chains(np.array([[128, 64, 0], [128, 64, 0]]), 64)
+    (1, 1)
     """
-    return int(loops().touching(units, nbytes))
+    expand, count = loops(), int(units.shape[1])
+    left = count - int(expand.touching(units, nbytes))
+    if left == 1 or int(np.ptp(units[1])) >= CLOSE * count * nbytes:
+        return left
+    slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
+    return int(expand.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))
+
+
+def _extents(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> Pieces:
+    """Pieces on the host: of granules that follow one another there, and are one piece each, the ring makes one."""
+    count, per = int(part.units.shape[1]), facts.granule_units
+    made = facts.extents.times(-(-count // per))
+    if not facts.joinable or count <= per:
+        return made
+    joined = follow(part, facts, direction, skips)
+    return Pieces.of(made.total - joined, made.small_nbytes + made.large_nbytes)
+
+
+def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:
+    """Granules that begin on the host where the one before ends."""
+    host = 0 if direction == "load" else 1
+    first = -skips[host] % facts.granule_units
+    return int(loops().rising(part.units[host], first, facts.granule_units, facts.granule_nbytes))

@@ -62,11 +62,28 @@ def save(profile: DeviceProfile, path: Path) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as made:
             part = Path(made.name)
             made.write(profile.to_json())
+        part.chmod(0o644)  # a profile may be another user's, by KVPLAN_PROFILE
         part.replace(path)
     except OSError as error:
         if part is not None:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+        raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """A profile can be written there; the folder is made if need be.
+
+    Raises:
+        KVPlanError: it cannot.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise KVPlanError(f"the profile cannot be written to {path}: it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
         raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
 
 
@@ -77,6 +94,8 @@ def read(path: Path) -> DeviceProfile:
         KVPlanError: it cannot be read, or is no profile; which file, and why.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise KVPlanError(f"{path}: no file")  # of a pipe, nothing may ever come
         with path.open("rb") as file:
             raw = file.read(MOST_NBYTES + 1)
         text = raw.decode()
@@ -164,7 +183,7 @@ def by_name(name: str) -> DeviceProfile:
     """
     if name == "default":
         return default()
-    if Path(name).suffix == ".json":
+    if Path(name).suffix == ".json" or Path(name).is_file():
         return read(Path(name))
     found = [profile for profile in all_shipped() if name.lower() in profile.gpu.lower()]
     if len(found) != 1:

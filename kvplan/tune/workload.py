@@ -79,6 +79,9 @@ class Buffers:
         device: ``"cuda:0"``, or ``"cpu"``: then both are the CPU's.
         host_nbytes: of the host's side, by default as many; pinned where the device is a GPU. A pool is large, and its
             blocks lie far apart: what is measured over a small one is faster than that.
+
+    Raises:
+        KVPlanError: there is not so much memory.
     """
 
     def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None) -> None:
@@ -86,8 +89,12 @@ class Buffers:
 
         self.nbytes = nbytes
         self.device = device
-        self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
-        self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        try:
+            self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+            self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:
+            held = f"{host_nbytes or nbytes} bytes of the host and {nbytes} of {device}"
+            raise KVPlanError(f"{held} cannot be had: {str(error).splitlines()[0]}") from None
         for words in (_words(self.other), _words(self.host)):
             for first in range(0, words.numel(), PIECE // WORD):
                 piece = words[first : first + PIECE // WORD]
@@ -191,6 +198,10 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
     pooled = buffers.host.numel() // block_nbytes
     # Of one block only, the runs would touch on the device, too, and be one.
     held = min(max(geometry.blocks, 2), buffers.nbytes // block_nbytes)
+    if min(pooled, held) < 2:
+        raise KVPlanError(
+            f"one block of {block_nbytes} bytes fills the buffers, and its runs would be one: give more memory"
+        )
     host = _side(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
     device = _side(buffers.other, geometry, held, paged=False)
     src, dst = (host, device) if geometry.direction == "load" else (device, host)
