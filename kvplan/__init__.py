@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvplan.lower import StridedRows
     from kvplan.plan import Plan, join
     from kvplan.twin import Descriptors
+    from kvplan.verification import Verification, verify
+    from kvplan.where import Place, locate
 
 
 __all__ = [
@@ -43,16 +45,20 @@ __all__ = [
     "NotationError",
     "OverlapError",
     "PathError",
+    "Place",
     "Plan",
     "Policy",
     "StridedRows",
     "Transfer",
     "TransferError",
     "TransferResult",
+    "Verification",
     "__version__",
     "allocate",
     "compile",
     "join",
+    "locate",
+    "verify",
 ]
 
 # Later stages load when they are first asked for, so that `import kvplan` stays light.
@@ -60,14 +66,18 @@ _LATER = {
     "CopyProgram": "kvplan.facade",
     "Descriptors": "kvplan.twin",
     "Executor": "kvplan.execute",
+    "Place": "kvplan.where",
     "Plan": "kvplan.plan",
     "Policy": "kvplan.execute",
     "StridedRows": "kvplan.lower",
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
+    "Verification": "kvplan.verification",
     "allocate": "kvplan.allocate",
     "compile": "kvplan.facade",
     "join": "kvplan.plan",
+    "locate": "kvplan.where",
+    "verify": "kvplan.verification",
 }
 
 

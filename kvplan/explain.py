@@ -20,7 +20,7 @@ def explain(src: KVLayout, dst: KVLayout) -> str:
     sections = (
         ("source", iter([str(src)])),
         ("destination", iter([str(dst)])),
-        ("1 match", _match(made.pairs)),
+        ("1 match", match_lines(made.pairs)),
         ("2 refine", _refine(made)),
         ("3 coalesce", _coalesce(made)),
         ("4 fuse", _fuse(made.program)),
@@ -32,7 +32,8 @@ def explain(src: KVLayout, dst: KVLayout) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _match(pairs: Sequence[Pair]) -> Iterator[str]:
+def match_lines(pairs: Sequence[Pair]) -> Iterator[str]:
+    """What the first pass paired: how many components, of which layers and parts, and which heads of each side."""
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
     parts = " ".join(dict.fromkeys(pair.part for pair in pairs))
     yield f"{len(pairs)} pairs: layers {layers}, parts {parts}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,8 @@ class KVLayout:
         """Describe a cache that is not here: no tensors, no torch; addresses are virtual.
 
         Args:
-            spec: a ``.toml`` or ``.json`` file, or its content as a mapping. Keys: ``notation`` and ``sizes`` (extents
+            spec: a ``.toml`` or ``.json`` file, or its content as a mapping; or a dump, which :meth:`save` wrote and
+                whose addresses are the engine's. Keys of a spec: ``notation`` and ``sizes`` (extents
                 in elements); optional ``dtype``, ``strides`` (elements, in the order of the dims), ``address``,
                 ``device``, ``part``, ``layer_start``, ``layers``, ``head_start``, ``seams``. A list of such mappings
                 under ``layouts`` is merged.
@@ -283,6 +285,28 @@ class KVLayout:
             + offset(form.head, head - form.head_start)
         )
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a dump: every address, stride and fact of this layout as JSON (schema ``kvplan.layout/1``), no data.
+
+        :meth:`from_spec` reads it back, anywhere, as an equal layout through which nothing can be moved.
+
+        Args:
+            path: the file, best with suffix ``.json``; it is replaced at once, or left as it was.
+
+        Raises:
+            LayoutError: the file cannot be written.
+
+        >>> import numpy as np, tempfile
+        >>> layout = KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     layout.save(f"{folder}/cache.json")
+        ...     KVLayout.from_spec(f"{folder}/cache.json") == layout
+        True
+        """
+        from kvplan.dump import save
+
+        save(self, path)
+
     # ---- less of it ------------------------------------------------------------------------------------------
 
     def slice(
@@ -358,6 +382,12 @@ class KVLayout:
 
     def __repr__(self) -> str:
         return f"KVLayout({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: facts, and the bytes of block 0 as a picture."""
+        from kvplan.draw.fragment import layout_html
+
+        return layout_html(self)
 
 
 def _start(name: str, number: int) -> int:

@@ -39,6 +39,15 @@ _KEYS = frozenset((
 def built_from_spec(spec: str | Path | Mapping[str, Any]) -> tuple[Built, str]:
     """Parts and notation of the layout a spec describes; see :meth:`kvplan.KVLayout.from_spec`."""
     content = _load(spec)
+    if "schema" in content:
+        from kvplan.dump import built_from_dump
+
+        try:
+            return built_from_dump(content)
+        except LayoutError as error:
+            if isinstance(spec, Mapping):
+                raise
+            raise LayoutError(f"{str(spec)!r}: {error}") from error
     if "layouts" in content:
         from kvplan.layout import KVLayout  # merging is a verb of the public class
 
@@ -80,14 +89,14 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         return spec
     if not isinstance(spec, str | Path):
         raise LayoutError(f"a spec is a file or a mapping, not {spec!r}")
-    path = Path(spec)
+    path, kind = Path(spec), "a file"
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        kind = "JSON" if path.suffix == ".json" or text.startswith("{") else "TOML"  # a dump, by whatever name
+        content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise LayoutError(f"cannot read the spec {str(path)!r}: {error}") from error
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
+    except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
         raise LayoutError(f"{str(path)!r} is not {kind}: {error}") from error
     if not isinstance(content, dict):
         raise LayoutError(f"{str(path)!r} holds a {type(content).__name__}; a spec is a table of keys")

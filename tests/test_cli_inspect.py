@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from kvplan.cli import main
+from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
+from tests.test_draw_svg import WOVEN
 
 
 def test_inspect_reads_well(capsys):
@@ -150,3 +156,105 @@ def test_layers_out_of_order_have_no_stride(capsys, tmp_path):
     (view,) = document(capsys, "inspect", str(path))["views"]
     assert view["layers"] == [0, 1, 2]
     assert view["axes"][0] == {"axis": "layer", "extent": 3, "factors": [{"extent": 3, "stride": None}]}
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def refusal(capsys, *argv):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_picture_below_the_facts(capsys):
+    text = answer(capsys, "inspect", GPU, "--picture", "--block", "7")
+    facts, _, picture = text.partition("\n\nblock 7: ")
+    assert facts + "\n" == answer(capsys, "inspect", GPU)
+    assert picture.startswith("1,310,720 bytes in 160 runs of 8,192 bytes, in 80 allocations\n")
+    assert "\nlayer 0                   78 more" in picture
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_no_picture_where_nobody_asked(capsys):
+    assert "runs" not in answer(capsys, "inspect", GPU)
+
+
+def test_picture_by_itself_in_a_terminal_where_it_fits(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for lines, drawn in (("20", False), ("60", True)):
+        monkeypatch.setenv("LINES", lines)
+        assert ("160 runs" in answer(capsys, "inspect", GPU)) is drawn
+    assert "160 runs" in answer(capsys, "inspect", GPU, "--picture")
+
+
+def test_no_picture_of_what_cannot_be_drawn(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "woven.json"
+    path.write_text(json.dumps(WOVEN))
+    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "6 extents" in answer(capsys, "inspect", str(path))
+    assert main(["inspect", str(path), "--picture"]) == 2
+    assert "no picture" in capsys.readouterr().err
+
+
+def test_picture_files(capsys, tmp_path):
+    pytest.importorskip("cairosvg")
+    svg, png = tmp_path / "block.svg", tmp_path / "block.png"
+    svg.write_text("what was there")
+    answer(capsys, "inspect", GPU, "--svg", str(svg), "--png", str(png))
+    assert ET.parse(svg).getroot().tag.endswith("svg")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["block.png", "block.svg"]
+
+
+def test_picture_file_beside_json(capsys, tmp_path):
+    document(capsys, "inspect", GPU, "--svg", str(tmp_path / "block.svg"), "--block", "3")
+    assert "<title>Block 3 of 1,024" in (tmp_path / "block.svg").read_text(encoding="utf-8")
+
+
+def test_pictures_that_cannot_be(capsys, tmp_path):
+    assert refusal(capsys, "inspect", GPU, "--block", "1024") == "kvplan: --block 1024; blocks are 0 to 1023\n"
+    assert "'-1' is no block id" in refusal(capsys, "inspect", GPU, "--block=-1")
+    assert "--picture draws in the terminal" in refusal(capsys, "inspect", GPU, "--picture", "--json")
+
+
+def test_files_that_cannot_be_written(capsys, tmp_path):
+    for name in (str(tmp_path / "nowhere" / "a.svg"), str(tmp_path), "/"):
+        assert main(["inspect", GPU, "--svg", name]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"kvplan: --svg {name!r} cannot be written: ")
+        assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_png_without_cairosvg(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    assert main(["inspect", GPU, "--png", str(tmp_path / "a.png")]) == 2
+    assert capsys.readouterr().err == 'kvplan: PNG needs cairosvg; pip install "kvplan[png]"\n'
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_png_without_the_cairo_library(capsys, monkeypatch, tmp_path):
+    def missing(*_):
+        raise OSError("no library called cairo-2 was found")
+
+    finder = SimpleNamespace(find_spec=lambda name, *_: missing() if name == "cairosvg" else None)
+    monkeypatch.delitem(sys.modules, "cairosvg", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert main(["inspect", GPU, "--png", str(tmp_path / "a.png")]) == 2
+    assert "apt install libcairo2" in capsys.readouterr().err
+
+
+def test_picture_of_a_model(capsys, tmp_path):
+    text = answer(capsys, "inspect", "--model", "llama-3.1-70b", "--engine", "vllm-split-kv", "--tp", "4", "--picture",
+                  "--svg", str(tmp_path / "a.svg"))  # fmt: skip
+    assert "block 0: 1,310,720 bytes in 160 runs of 8,192 bytes" in text
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+
+
+def test_padding_in_per_cent(capsys):
+    text = answer(capsys, "inspect", str(SPECS / "mla_fp8_padded.toml"))
+    assert "padding     191,886,480 bytes (183 MiB), 6.8 %" in text

@@ -42,7 +42,9 @@ def test_a_command_is_the_module_of_its_name(monkeypatch):
     assert main(["demo", "--blocks", "1"]) == 1
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "explain", "backends", "doctor", "calibrate", "bench"])
+@pytest.mark.parametrize(
+    "command", ["inspect", "plan", "diff", "explain", "which", "verify", "backends", "doctor", "calibrate", "bench"]
+)
 def test_help_of_every_command_has_an_example(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -79,6 +81,8 @@ sys.exit(main({argv!r}))
     [
         (["inspect", GPU], ["torch", "triton", "cuda", "numba"]),
         (["inspect", GPU, "--json"], ["torch", "triton", "cuda", "numba", "rich"]),
+        (["which", "16@0x7f0000002000", GPU], ["torch", "triton", "cuda", "numba"]),
+        (["verify", GPU, HOST, "--blocks", "1", "--json"], ["torch", "triton", "cuda", "rich"]),
         (["explain", GPU, HOST], ["torch", "triton", "cuda", "numba", "rich"]),
         (["backends", "--json"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),
         (["demo", "--help"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),

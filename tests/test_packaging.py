@@ -18,6 +18,7 @@ import pytest
 from kvplan.version import __version__
 
 ROOT = Path(__file__).parent.parent
+DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/tune/profiles/*.json")
 pytestmark = pytest.mark.package
 
 PROBE = """
@@ -69,9 +70,7 @@ def is_module(name):
 def packaged():
     """Files of the package as a wheel holds them."""
     kept = {
-        name
-        for name in tree_files()
-        if name.suffix == ".py" or name.name == "py.typed" or name.match("kvplan/catalogue/*.toml")
+        name for name in tree_files() if name.suffix == ".py" or name.name == "py.typed" or any(map(name.match, DATA))
     }
     inside = {str(name) for name in kept if name.parts[0] == "kvplan"}
     return inside | {f"kvplan/{name}" for name in kept if name.parts[0] == "backends"}

@@ -20,6 +20,8 @@ from kvplan.execute.host import MAX_THREADS
 PATIENCE_SECONDS = 2.0  # a progress bar appears after so long
 ENGINES = ("auto", "transformers", "torch", "numpy")
 
+MOST_DIGITS = 6  # more than any machine holds
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
@@ -135,8 +137,8 @@ def _unheard(what: str, *, done: int = 0, total: int | None = None) -> None:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    if len(text) > MOST_DIGITS or not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of at most {MOST_DIGITS} digits")
     return int(text)
 
 

@@ -7,12 +7,14 @@ from collections import Counter
 from typing import Any
 
 from kvplan.cli.facts import layout_facts
+from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_layout, layout_of
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml
   kvplan inspect "layer: block token dim" --sizes layer=61,block=1024,token=64,dim=576
+  kvplan inspect examples/specs/gpu_split_kv.toml --picture --svg block.svg
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
   kvplan inspect --model --help"""
 
@@ -24,13 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EXAMPLES
     add_layout(parser)
+    add_pictures(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the layout."""
-    facts = layout_facts(layout_of(args))
+    """Print the layout, and draw one block of it."""
+    layout = layout_of(args)
+    check_pictures(args, layout)
+    facts = layout_facts(layout)
     if args.json:
+        draw_pictures(args, layout)
         print_json("inspect", facts)
         return 0
     show(
@@ -40,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             for view in facts["views"]
         ),
     )
+    draw_pictures(args, layout)
     return 0
 
 
@@ -57,11 +64,18 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("a token", "none: blocks move whole" if token is None else exact(token)),
         ("a block", exact(facts["block_nbytes"])),
         ("all blocks", exact(facts["nbytes"])),
-        ("padding", exact(facts["padding_nbytes"]) if facts["padding_nbytes"] else "none"),
+        ("padding", _padding(facts["padding_nbytes"], facts["nbytes"])),
         ("contiguous", f"a block is {_extents(facts['block_extents'])}"),
         ("regions", _regions(facts["regions"])),
         ("seams", f"{len(facts['seams']):,}" if facts["seams"] else "none"),
     ]
+
+
+def _padding(padding: int, content: int) -> str:
+    if not padding:
+        return "none"
+    share = 100 * padding / (padding + content)
+    return f"{exact(padding)}, {share:.{1 if share >= 0.1 else 2}f} %"
 
 
 def _extents(extents: dict[str, int]) -> str:

@@ -6,10 +6,13 @@ import argparse
 from typing import Any
 
 from kvplan.catalogue.config import read_config
+from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
 from kvplan.cli.model_facts import Question, choose, model_facts
+from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import binary, exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
+from kvplan.layout import KVLayout
 
 EXAMPLES = """examples:
   kvplan inspect --model
@@ -36,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=_positive, default=1024, metavar="N", help="on the device (default 1024)")
     parser.add_argument("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
                         help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
+    add_pictures(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect-model)")
 
 
@@ -45,12 +49,23 @@ def run(args: argparse.Namespace) -> int:
         _list(as_json=args.json)
         return 0
     model = find_model(args.model) if args.config is None else read_config(args.config)
-    facts = model_facts(model, _question(args, model))
+    question = _question(args, model)
+    facts = model_facts(model, question)
+    device = _device(model, question)
+    check_pictures(args, device)
     if args.json:
         print_json("inspect-model", facts)
     else:
         _show(facts)
+    draw_pictures(args, device)
     return 0
+
+
+def _device(model: Model, asked: Question) -> KVLayout:
+    """What one rank's device holds of the first group that has tokens."""
+    group = next(group for group in model.groups if group.kind != "state")
+    return layout_for(asked.device, group, num_blocks=asked.blocks, block_tokens=asked.block_tokens,
+                      dtype=asked.dtype, tp=asked.tp, rank=min(asked.tp - 1, 1))  # fmt: skip
 
 
 def _question(args: argparse.Namespace, model: Model) -> Question:

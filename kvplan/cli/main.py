@@ -10,8 +10,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
 from kvplan.version import __version__
@@ -23,7 +25,10 @@ COMMANDS = {
     "demo": "take the cache from under a running engine, bring it back, compare its tokens",
     "inspect": "what a layout holds, and where its bytes lie",
     "plan": "the copies that move some blocks from one layout to another",
+    "diff": "two layouts side by side: where they part, and which order would be better",
     "explain": "how two layouts compile into a copy program, pass by pass",
+    "which": "what lies at an address: layer, part, block, token, head, byte",
+    "verify": "move markers from one layout to another and back, and say what arrived",
     "pairs": "every device layout of the catalogue against every host layout",
     "backends": "the engines whose tensors kvplan can describe",
     "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",
@@ -37,6 +42,11 @@ MODEL_OPTIONS = ("--model", "--config")
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line with a hint."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse, which would keep silent where the disk is full."""
+        if message:
+            print(message, end="", file=sys.stderr if file is None else file)
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"kvplan: {message}; see '{self.prog} --help'\n")
@@ -52,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 all is well, 1 a finding, 2 usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed by whoever started us: there is nobody to answer, but a finding still counts
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+            return main(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to stop
@@ -59,9 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough. What is still buffered goes nowhere, so that the exit stays silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_the_rest()  # the reader has seen enough
         return OK
+    except OSError as error:
+        _drop_the_rest()
+        where = f" to {error.filename!r}" if error.filename else ""
+        return _complain(f"cannot write{where}: {error.strerror or error}; is the disk full?", USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     return code
@@ -91,6 +107,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _complain(str(error), USAGE)  # three lines: the caret under the column needs them
     except KVPlanError as error:
         return _complain(_one_line(error), USAGE)
+    except RecursionError:
+        return _complain("the input is nested too deeply to be read; a spec has two levels", USAGE)
+    except MemoryError:
+        return _complain("not enough memory for what was asked; ask for fewer blocks, or smaller extents", USAGE)
 
 
 def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
@@ -122,5 +142,13 @@ def _one_line(error: Exception) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"kvplan: {message}", file=sys.stderr)
+    if sys.stderr is not None:  # print would take standard output in its place
+        with suppress(OSError):
+            print(f"kvplan: {message}", file=sys.stderr)
     return code
+
+
+def _drop_the_rest() -> None:
+    """What is still buffered goes nowhere, so that the exit stays silent."""
+    with suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvplan.errors import KVPlanError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -16,7 +18,10 @@ SCHEMAS = {
     "inspect-model": 1,
     "models": 1,
     "plan": 1,
+    "diff": 1,
     "explain": 1,
+    "which": 1,
+    "verify": 1,
     "pairs": 1,
     "backends": 1,
     "demo": 1,
@@ -30,6 +35,27 @@ SCHEMAS = {
 def print_json(name: str, document: Mapping[str, Any]) -> None:
     """Print one JSON object, its schema first."""
     print(json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2))
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a command's document, from the folder ``schemas`` beside this file.
+
+    Args:
+        name: a key of :data:`SCHEMAS`.
+
+    Raises:
+        KVPlanError: no document of that name has a schema.
+
+    >>> schema_of("plan")["title"]
+    'kvplan.plan/1'
+    """
+    from importlib.resources import files
+
+    found = files("kvplan.cli") / "schemas" / f"{name}.json"
+    if name not in SCHEMAS or not found.is_file():
+        raise KVPlanError(f"{name!r} has no schema; documents are {', '.join(SCHEMAS)}")
+    content: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+    return content
 
 
 def show(*shown: RenderableType) -> None:

@@ -81,6 +81,10 @@ def _from_file(path: str) -> KVLayout:
         if path not in str(error):  # of two files, which
             error.args = (f"{path}: {error}",)
         raise
+    except RecursionError as error:
+        raise KVPlanError(f"{path}: nested too deeply to be read; a spec has two levels") from error
+    except ValueError as error:  # numbers of thousands of digits, a zero byte in the path
+        raise KVPlanError(f"cannot read the spec {path!r}: {error}") from error
 
 
 def _from_notation(notation: str, extents: dict[str, int], dtype: str | None, device: str | None) -> KVLayout:

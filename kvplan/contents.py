@@ -1,0 +1,122 @@
+"""Bytes of live layouts, read and written one by one by address: slow, and by no path that a transfer takes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.algebra import Factors
+from kvplan.components import Component, Region
+from kvplan.errors import LayoutError
+from kvplan.program import Int64Array
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+
+Bytes = NDArray[np.uint8]
+
+
+def offsets_of(factors: Factors) -> Int64Array:
+    """Byte offset of every coordinate of an axis.
+
+    >>> offsets_of(((2, 100), (3, 8))).tolist()
+    [0, 8, 16, 100, 108, 116]
+    """
+    out = np.zeros(1, dtype=np.int64)
+    for count, stride in factors:
+        out = (out[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
+    return out
+
+
+def addresses_of(
+    component: Component, blocks: Int64Array, tokens: Int64Array, heads: Int64Array, content: Int64Array
+) -> Int64Array:
+    """Address of every byte: (tokens, heads, bytes).
+
+    Args:
+        component: one (layer, part).
+        blocks: block id of each token.
+        tokens: slot of each token within its block.
+        heads: heads, from 0.
+        content: bytes within the row.
+    """
+    form = component.form
+    starts = np.array([form.block_offset(block) for block in blocks.tolist()], dtype=np.int64)
+    rows = component.address + starts + offsets_of(form.token)[tokens]
+    return rows[:, None, None] + offsets_of(form.head)[heads][None, :, None] + offsets_of(form.dim)[content]
+
+
+class Contents:
+    """The memory of a layout.
+
+    Raises:
+        LayoutError: addresses that are virtual, or memory of a device whose tensors are not at hand.
+    """
+
+    def __init__(self, layout: KVLayout) -> None:
+        if layout.virtual:
+            raise LayoutError(f"the addresses of {layout!r} are virtual; there is nothing to read")
+        # A region may lie in another (views of views): the widest of those that begin alike is met first.
+        self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
+        self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
+
+    def read(self, addresses: Int64Array) -> Bytes:
+        """The bytes at some addresses, in their shape."""
+        out = np.empty(addresses.shape, dtype=np.uint8)
+        for chosen, memory, offsets in self._split(addresses):
+            held = memory[offsets]
+            out[chosen] = held if isinstance(held, np.ndarray) else held.cpu().numpy()
+        return out
+
+    def write(self, addresses: Int64Array, values: Bytes) -> None:
+        """Set the bytes at some addresses."""
+        for chosen, memory, offsets in self._split(addresses):
+            if isinstance(memory, np.ndarray):
+                memory[offsets] = values[chosen]
+            else:
+                memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
+
+    def _split(self, addresses: Int64Array) -> Any:
+        """(which of the addresses, memory, offsets into it) for each region that holds some."""
+        if not addresses.size:
+            return
+        low, high = int(addresses.min()), int(addresses.max())
+        left = np.ones(addresses.shape, dtype=bool)
+        for region, memory in zip(self._regions, self._memory, strict=True):
+            if region.end <= low or region.address > high:
+                continue
+            if region.address <= low and high < region.end:  # the everyday case: one region holds all
+                offsets = addresses - region.address
+                yield left, memory, (offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)).ravel()
+                return
+            chosen = left & (addresses >= region.address) & (addresses < region.end)
+            if chosen.any():
+                left &= ~chosen
+                offsets = addresses[chosen] - region.address
+                yield chosen, memory, offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)
+
+
+def _host(region: Region) -> Bytes:
+    memory = (ctypes.c_uint8 * region.nbytes).from_address(region.address)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
+def _torch(region: Region) -> Any:
+    """All bytes of a tensor's storage, as a tensor."""
+    storage = getattr(region.owner, "untyped_storage", None)
+    if storage is None:
+        raise LayoutError(
+            f"memory on {region.device} at {region.address:#x} belongs to no torch tensor; it is unreadable"
+        )
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=region.owner.device).set_(storage())
+
+
+def _indices(offsets: Int64Array, memory: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(offsets).to(memory.device)

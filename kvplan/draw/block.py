@@ -1,0 +1,312 @@
+"""One block of a layout as plain drawing data: nested bands, the gaps between them, and what was folded.
+
+Pure: integers and names, no SVG and no characters. :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvplan.draw.content import Content, Gap, stretches_of
+from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
+from kvplan.errors import BlockIndexError
+from kvplan.layout import KVLayout
+
+MAX_CELLS = 7  # bands and gaps of one row; more are folded, for a label needs room
+
+
+@dataclass(frozen=True)
+class Band:
+    """One coordinate of an axis, or one part: bytes from its first to its last.
+
+    Attributes:
+        name: ``"layer 0"``, ``"k"``, ``"token 3"``.
+        parts: names of the parts inside, in order of address.
+        nbytes: from the first byte to the last.
+        content: of them, bytes of this block.
+        runs: maximal contiguous runs inside; one where content is all there is.
+        axis: of the bands inside; empty where they are of none, or there are none.
+        count: of bands inside, with those that are folded.
+        stride: bytes from each band inside to the next; None where they differ or there is just one.
+        cells: bands, folds and gaps inside, in order of address; none where it is plain bytes.
+        alike: equal for bands that differ in names alone.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    nbytes: int
+    content: int
+    runs: int
+    axis: str = ""
+    count: int = 0
+    stride: int | None = None
+    cells: tuple[Cell, ...] = ()
+    alike: object = None
+
+    @property
+    def solid(self) -> bool:
+        """Whether it is one run, or a part of one."""
+        return self.nbytes == self.content
+
+    @property
+    def each(self) -> Band:
+        """The first band inside."""
+        return next(cell for cell in self.cells if isinstance(cell, Band))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Bands that are left out.
+
+    Attributes:
+        count: how many.
+        content: bytes of this block in them.
+        like: the band that stands for them; where they differ, the first one.
+        same: whether all are like it.
+        gaps: what follows each of them.
+        touching: whether each begins where the one before it ends.
+    """
+
+    count: int
+    content: int
+    like: Band
+    same: bool = True
+    gaps: tuple[Gap, ...] = ()
+    touching: bool = False
+
+
+Cell = Band | Gap | Fold
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """A row of the drawing: the inside of one band.
+
+    Attributes:
+        path: names of the bands around it, the outermost first; empty for the whole block.
+        band: what is drawn.
+        parent: index of the row that shows this band as a cell, or None.
+        others: names of bands beside it that look the same inside.
+    """
+
+    path: tuple[str, ...]
+    band: Band
+    parent: int | None
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BlockPicture:
+    """What one block touches.
+
+    Attributes:
+        notation: of the layout.
+        block, num_blocks: which one, and of how many.
+        content: bytes of the block, padding excluded.
+        runs: maximal contiguous runs; what touches across two allocations is not joined.
+        run_nbytes: bytes of the smallest and the largest run.
+        allocations: regions touched.
+        parts: names, in the order of the layout.
+        stretches: a band for each kind of allocation: of one allocation, or of many that are alike.
+        nodes: first byte of the block in each allocation, and its bytes as nested loops.
+    """
+
+    notation: str
+    block: int
+    num_blocks: int
+    content: int
+    runs: int
+    run_nbytes: tuple[int, int]
+    allocations: int
+    parts: tuple[str, ...]
+    stretches: tuple[Band, ...]
+    nodes: tuple[tuple[int, Node], ...]
+
+    @property
+    def headline(self) -> str:
+        """The block in one line."""
+        low, high = self.run_nbytes
+        sizes = nbytes_text(high) if low == high else f"{low:,} to {nbytes_text(high)}"
+        where = "" if self.allocations == 1 else f", in {self.allocations:,} allocations"
+        if self.runs == 1:
+            return f"block {self.block:,}: {nbytes_text(self.content)} in one contiguous run"
+        return f"block {self.block:,}: {nbytes_text(self.content)} in {self.runs:,} runs of {sizes}{where}"
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Names of the gaps that are drawn, in a fixed order."""
+        found = {cell.name for zoom in self.rows() for cell in zoom.band.cells if isinstance(cell, Gap)}
+        return tuple(name for name in ("padding", "other blocks") if name in found)
+
+    def rows(self) -> list[Zoom]:
+        """Rows to draw, each the inside of one band of an earlier row; bands that look alike are opened once."""
+        rows: list[Zoom] = []
+        for band in self.stretches:
+            _open(rows, Zoom((), band, None, ()))
+        return rows
+
+    def each_run(self) -> Iterator[tuple[int, int]]:
+        """Address and bytes of every run, an allocation after the other, in order of address in each."""
+        for address, node in self.nodes:
+            at, size = -1, 0
+            for start, nbytes in runs_of(node, address):
+                if start == at + size:
+                    size += nbytes
+                    continue
+                if size:
+                    yield at, size
+                at, size = start, nbytes
+            yield at, size
+
+
+def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
+    """What one block of a layout touches, as nested bands.
+
+    Args:
+        layout: any.
+        block: id of the block.
+
+    Raises:
+        BlockIndexError: no such block.
+
+    >>> layout = KVLayout.from_spec({"notation": "layer: kv block token head dim", "dtype": "bf16",
+    ...     "sizes": {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}})
+    >>> picture = block_picture(layout)
+    >>> picture.headline
+    'block 0: 1,310,720 bytes in 160 runs of 8,192 bytes, in 80 allocations'
+    >>> [row.band.axis for row in picture.rows()]
+    ['allocation', 'part', 'token', 'head']
+    """
+    if not 0 <= block < layout.num_blocks:
+        raise BlockIndexError(f"block {block}; blocks are 0 to {layout.num_blocks - 1}")
+    memory = stretches_of(layout.regions)
+    held: dict[int, list[Item]] = {}
+    for component in layout.components:
+        item = item_of(component, block)
+        number = next(k for k, stretch in enumerate(memory) if item.address in stretch)
+        held.setdefault(number, []).append(item)
+    kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
+    for number, items in held.items():
+        address, node = nest(items)
+        key = node if isinstance(node, Leaf) else node.key
+        kinds.setdefault(key, []).append((number, address, node, items))
+    stretches = []
+    for alike in kinds.values():
+        number, address, node, items = alike[0]
+        content = Content(layout, memory[number])
+        band = _allocation(_called(items), node, address, content)
+        if len(alike) > 1:
+            band = _allocations(band, [_called(entry[3]) for entry in alike], node)
+        stretches.append(band)
+    nodes = tuple((address, node) for alike in kinds.values() for _, address, node, _ in alike)
+    tally = nodes[0][1].tally
+    for _, node in nodes[1:]:
+        tally = tally.then(node.tally, touching=False)
+    return BlockPicture(
+        layout.notation, block, layout.num_blocks, layout.block_nbytes, tally.count, tally.sizes, len(nodes),
+        layout.parts, tuple(stretches), nodes,
+    )  # fmt: skip
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Bytes to the last one.
+
+    >>> nbytes_text(1), nbytes_text(8192)
+    ('1 byte', '8,192 bytes')
+    """
+    return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
+
+
+# ---- bands -----------------------------------------------------------------------------------------------------------
+
+
+def _called(items: Sequence[Item]) -> str:
+    layers = sorted({item.layer for item in items})
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+
+
+def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
+    """The band of one allocation, and the padding that follows the block in it."""
+    band = _band(name, node, address, content)
+    inside = band.cells or (_band(parts_of(node)[0], node, address, content),)
+    padding = content.padding_after(address + node.span)
+    end = (Gap(padding, padding),) if padding else ()
+    return Band(name, band.parts, band.nbytes + padding, band.content, band.runs, band.axis, band.count or 1,
+                band.stride, (*inside, *end), band.alike)  # fmt: skip
+
+
+def _allocations(first: Band, names: Sequence[str], node: Node) -> Band:
+    # Layers come first in a name, so that parts in allocations of their own tell what they are.
+    if len(first.parts) == 1 and len(set(names)) == len(names):
+        names = [f"{name} {first.parts[0]}" for name in names]
+    bands = [Band(name, first.parts, first.nbytes, first.content, first.runs, first.axis, first.count, first.stride,
+                  first.cells, first.alike) for name in names]  # fmt: skip
+    cells: tuple[Cell, ...] = tuple(bands)
+    if len(bands) > 3:
+        cells = (bands[0], Fold(len(bands) - 2, (len(bands) - 2) * first.content, bands[1]), bands[-1])
+    count = len(bands)
+    return Band("", first.parts, count * first.nbytes, count * node.content, count * first.runs, "allocation", count,
+                None, cells)  # fmt: skip
+
+
+def _band(name: str, node: Node, address: int, content: Content) -> Band:
+    tally: Tally = node.tally
+    common = (name, parts_of(node), node.span, node.content, tally.count)
+    if isinstance(node, Leaf):
+        return Band(*common, alike=node.likeness)
+    if isinstance(node, Repeat):
+        gaps = content.gaps(address + node.child.span, address + node.stride)
+        fits = node.count + (node.count - 1) * len(gaps) <= MAX_CELLS and node.count <= 4
+        shown = list(range(node.count)) if fits else [0, -1, node.count - 1]
+        like = _band(node.names[0], node.child, address, content)
+        cells: list[Cell] = []
+        for k in shown:
+            cells += gaps if cells else ()
+            if k < 0:
+                cells.append(Fold(node.count - 2, (node.count - 2) * like.content, like, gaps=gaps, touching=not gaps))
+            else:
+                cells.append(_renamed(like, node.names[k]))
+        return Band(*common, node.axis, node.count, node.stride, tuple(cells), node.likeness)
+    items = node.items
+    few = len(items) <= 4
+    shown = list(range(len(items))) if few else [0, 1, -1, len(items) - 1]
+    row: list[Cell] = []
+    end = 0
+    for k in shown:
+        if k < 0:
+            left_out = [child for _, _, child in items[2:-1]]
+            like = _band(items[2][1], items[2][2], address + items[2][0], content)
+            row += content.gaps(address + end, address + items[2][0])
+            same = len({child if isinstance(child, Leaf) else child.key for child in left_out}) == 1
+            row.append(Fold(len(left_out), sum(child.content for child in left_out), like, same))
+            end = items[-2][0] + items[-2][2].span
+            continue
+        start, called, child = items[k]
+        row += content.gaps(address + end, address + start)
+        row.append(_band(called, child, address + start, content))
+        end = start + child.span
+    spaces = {b[0] - a[0] for a, b in pairwise(items)}
+    even = len(spaces) == 1 and len({child.likeness for _, _, child in items}) == 1
+    return Band(*common, node.axis, len(items), spaces.pop() if even else None, tuple(row), node.likeness)
+
+
+def _renamed(band: Band, name: str) -> Band:
+    return Band(name, band.parts, band.nbytes, band.content, band.runs, band.axis, band.count, band.stride, band.cells,
+                band.alike)  # fmt: skip
+
+
+def _open(rows: list[Zoom], row: Zoom) -> None:
+    """Append a row, and those of each kind of band in it."""
+    rows.append(row)
+    here = len(rows) - 1
+    kinds: dict[object, list[Band]] = {}
+    for cell in row.band.cells:
+        if isinstance(cell, Band) and cell.cells:
+            kinds.setdefault(cell.alike, []).append(cell)
+    for alike in kinds.values():
+        first = alike[0]
+        # Coordinates of a loop are alike by nature; parts that are alike are news.
+        others = tuple(band.name for band in alike[1:]) if row.band.axis == "part" else ()
+        _open(rows, Zoom((*row.path, first.name), first, here, others))

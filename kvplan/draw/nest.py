@@ -1,0 +1,330 @@
+"""The bytes of one block as nested loops, the outermost in memory first: what a picture of them is drawn from.
+
+Pure: integers and names. A node's places are relative to its first byte, and its last byte is content too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from kvplan.algebra import Factors, span
+from kvplan.components import Component
+from kvplan.errors import LayoutError
+
+# Where runs are woven into one another they are listed, which is no picture of millions.
+MAX_WOVEN = 1 << 20
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One factor of an axis: ``count`` steps of ``stride`` bytes, each skipping ``place`` coordinates of the axis."""
+
+    axis: str
+    place: int
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Contiguous runs in order of address: how many, bytes of the first and last, and of those between."""
+
+    count: int
+    first: int
+    last: int
+    between: tuple[int, int] | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the smallest and the largest."""
+        sizes = [self.first, self.last, *(self.between or ())]
+        return min(sizes), max(sizes)
+
+    def then(self, other: Tally, *, touching: bool) -> Tally:
+        """These runs and then others, whose first begins at this one's end or not.
+
+        >>> Tally(1, 8, 8).then(Tally(2, 4, 6), touching=True)
+        Tally(count=2, first=12, last=6, between=None)
+        """
+        sizes = [*(self.between or ()), *(other.between or ())]
+        sizes += [] if self.count == 1 or touching else [self.last]
+        sizes += [] if other.count == 1 or touching else [other.first]
+        joined = self.last + other.first
+        if touching and self.count > 1 and other.count > 1:
+            sizes.append(joined)
+        first = joined if touching and self.count == 1 else self.first
+        last = joined if touching and other.count == 1 else other.last
+        return Tally(self.count + other.count - touching, first, last, (min(sizes), max(sizes)) if sizes else None)
+
+    def times(self, count: int, *, touching: bool) -> Tally:
+        """The same runs, repeated."""
+        if count == 1:
+            return self
+        half = self.times(count // 2, touching=touching)
+        twice = half.then(half, touching=touching)
+        return twice.then(self, touching=touching) if count % 2 else twice
+
+
+class Leaf(NamedTuple):
+    """Contiguous bytes of one part."""
+
+    part: str
+    nbytes: int
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first to the last."""
+        return self.nbytes
+
+    @property
+    def tally(self) -> Tally:
+        """Its one run."""
+        return Tally(1, self.nbytes, self.nbytes)
+
+    @property
+    def content(self) -> int:
+        """Bytes of content."""
+        return self.nbytes
+
+    @property
+    def likeness(self) -> object:
+        """Equal where two nodes differ in names alone."""
+        return self.nbytes
+
+
+class Repeat:
+    """The same, ``count`` times, ``stride`` bytes apart; ``names`` tells them apart."""
+
+    def __init__(self, axis: str, names: Sequence[str], stride: int, child: Node) -> None:
+        self.axis, self.names, self.stride, self.child = axis, tuple(names), stride, child
+        self.count = len(self.names)
+        self.span: int = (self.count - 1) * stride + child.span
+        self.content: int = self.count * child.content
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The runs inside."""
+        return self.child.tally.times(self.count, touching=self.stride == self.child.span)
+
+    @cached_property
+    def likeness(self) -> object:
+        """Equal where two nodes differ in names alone."""
+        return (self.axis, self.count, self.stride, self.child.likeness)
+
+    @cached_property
+    def key(self) -> object:
+        """Equal where two nodes are drawn alike."""
+        return (self.likeness, parts_of(self))
+
+
+class Row:
+    """Several in order of address: ``(first byte, name, node)``."""
+
+    def __init__(self, axis: str, items: Sequence[tuple[int, str, Node]]) -> None:
+        self.axis, self.items = axis, tuple(items)
+        self.span: int = items[-1][0] + items[-1][2].span
+        self.content: int = sum(node.content for _, _, node in items)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The runs inside."""
+        tally = self.items[0][2].tally
+        for (at, _, node), (then, _, following) in pairwise(self.items):
+            tally = tally.then(following.tally, touching=at + node.span == then)
+        return tally
+
+    @cached_property
+    def likeness(self) -> object:
+        """Equal where two nodes differ in names alone."""
+        return (self.axis, tuple((at, node.likeness) for at, _, node in self.items))
+
+    @cached_property
+    def key(self) -> object:
+        """Equal where two nodes are drawn alike."""
+        return (self.likeness, parts_of(self))
+
+
+Node = Leaf | Repeat | Row
+
+
+def parts_of(node: Node) -> tuple[str, ...]:
+    """Names of the parts inside, in order of address.
+
+    >>> parts_of(Row("part", [(0, "k", Leaf("k", 8)), (8, "v", Leaf("v", 8))]))
+    ('k', 'v')
+    """
+    if isinstance(node, Leaf):
+        return (node.part,)
+    if isinstance(node, Repeat):
+        return parts_of(node.child)
+    return tuple(dict.fromkeys(part for _, _, child in node.items for part in parts_of(child)))
+
+
+def runs_of(node: Node, at: int = 0) -> Iterator[tuple[int, int]]:
+    """First byte and bytes of every piece, in order of address; pieces that touch are not joined.
+
+    >>> list(runs_of(Repeat("token", ["token 0", "token 1"], 16, Leaf("kv", 12))))
+    [(0, 12), (16, 12)]
+    """
+    if isinstance(node, Leaf):
+        yield at, node.nbytes
+    elif isinstance(node, Repeat):
+        for k in range(node.count):
+            yield from runs_of(node.child, at + k * node.stride)
+    else:
+        for start, _, child in node.items:
+            yield from runs_of(child, at + start)
+
+
+class Item(NamedTuple):
+    """One (layer, part) of a block: where it begins, and its loops, the largest stride first."""
+
+    address: int
+    layer: int
+    part: str
+    head_start: int
+    loops: tuple[Loop, ...]
+
+    @property
+    def end(self) -> int:
+        """First byte after the last."""
+        return self.address + _reach(self.loops)
+
+
+def item_of(component: Component, block: int) -> Item:
+    """What one component keeps of a block."""
+    form = component.form
+    loops = [*_loops("token", form.token), *_loops("head", form.head), *_loops("dim", form.dim)]
+    ordered = tuple(sorted(loops, key=lambda loop: -loop.stride))
+    return Item(component.address + form.block_offset(block), component.layer, component.part, form.head_start, ordered)
+
+
+def _loops(axis: str, factors: Factors) -> list[Loop]:
+    loops, place = [], 1
+    for count, stride in reversed(factors):
+        if count > 1:
+            loops.append(Loop(axis, place, count, stride))
+        place *= count
+    return loops
+
+
+def _reach(loops: Sequence[Loop]) -> int:
+    return span(tuple((loop.count, loop.stride) for loop in loops)) + 1
+
+
+def nest(items: Sequence[Item]) -> tuple[int, Node]:
+    """First byte of some (layer, part)s of a block, and their bytes as nested loops.
+
+    >>> rows = Item(64, 0, "kv", 0, (Loop("token", 1, 4, 16), Loop("dim", 1, 12, 1)))
+    >>> start, node = nest([rows])
+    >>> start, node.span, node.tally
+    (64, 60, Tally(count=4, first=12, last=12, between=(12, 12)))
+    """
+    low = min(item.address for item in items)
+    first, rest = items[0], [item._replace(loops=item.loops[1:]) for item in items]
+    if len(items) == 1 and not first.loops:
+        return low, Leaf(first.part, 1)
+    if len(items) == 1 and len(first.loops) == 1 and first.loops[0].axis == "dim" and first.loops[0].stride == 1:
+        return low, Leaf(first.part, first.loops[0].count)
+    outer = first.loops[0] if first.loops else None
+    alike = outer is not None and all(item.loops[:1] == first.loops[:1] for item in items)
+    if outer is not None and alike and max(item.end for item in rest) - low <= outer.stride:
+        _, child = nest(rest)
+        return low, Repeat(outer.axis, _names(outer, first.head_start), outer.stride, child)
+    for axis in ("part", "layer"):
+        groups = _grouped(items, axis)
+        if len(groups) > 1 and all(a[1] <= b[0] for a, b in pairwise(groups)):
+            return low, _in_order(axis, low, [(name, held) for _, _, name, held in groups])
+    clusters = _clusters(items)
+    if len(clusters) > 1:
+        return low, _in_order("", low, [(_held(held), held) for held in clusters])
+    return low, _woven(low, items)
+
+
+def _names(loop: Loop, head_start: int) -> list[str]:
+    start = head_start if loop.axis == "head" else 0
+    noun = "byte" if loop.axis == "dim" else loop.axis
+    if loop.place == 1:
+        return [f"{noun} {start + k}" for k in range(loop.count)]
+    return [f"{noun}s {start + k * loop.place}-{start + (k + 1) * loop.place - 1}" for k in range(loop.count)]
+
+
+def _grouped(items: Sequence[Item], axis: str) -> list[tuple[int, int, str, list[Item]]]:
+    groups: dict[int | str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.part if axis == "part" else item.layer, []).append(item)
+    found = [
+        (min(i.address for i in held), max(i.end for i in held), str(key) if axis == "part" else f"layer {key}", held)
+        for key, held in groups.items()
+    ]
+    return sorted(found, key=lambda group: group[0])
+
+
+def _clusters(items: Sequence[Item]) -> list[list[Item]]:
+    """Items whose hulls meet, together."""
+    clusters: list[list[Item]] = []
+    end = -1
+    for item in sorted(items, key=lambda item: item.address):
+        if item.address < end:
+            clusters[-1].append(item)
+        else:
+            clusters.append([item])
+        end = max(end, item.end)
+    return clusters
+
+
+def _held(items: Sequence[Item]) -> str:
+    layers = sorted({item.layer for item in items})
+    layer = f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers"
+    parts = list(dict.fromkeys(item.part for item in items))
+    return f"{layer} {parts[0]}" if len(parts) == 1 else layer
+
+
+def _in_order(axis: str, low: int, entries: Sequence[tuple[str, list[Item]]]) -> Node:
+    """Neighbours that are alike and equally spaced become one loop."""
+    placed = [(start - low, name, node) for name, held in entries for start, node in (nest(held),)]
+    groups: list[list[tuple[int, str, Node]]] = []
+    for entry in placed:
+        group = groups[-1] if groups else []
+        even = len(group) < 2 or entry[0] - group[-1][0] == group[1][0] - group[0][0]
+        if axis != "part" and group and even and _key(group[0][2]) == _key(entry[2]):
+            group.append(entry)
+        else:
+            groups.append([entry])
+    looped = [_as_loop(axis, group) for group in groups]
+    return looped[0][2] if len(looped) == 1 else Row(axis, looped)
+
+
+def _as_loop(axis: str, group: list[tuple[int, str, Node]]) -> tuple[int, str, Node]:
+    if len(group) == 1:
+        return group[0]
+    names = [name for _, name, _ in group]
+    loop = Repeat(axis, names, group[1][0] - group[0][0], group[0][2])
+    noun, _, first = names[0].rpartition(" ")
+    return group[0][0], f"{noun}s {first}-{names[-1].rpartition(' ')[2]}", loop
+
+
+def _key(node: Node) -> object:
+    return node if isinstance(node, Leaf) else node.key
+
+
+def _woven(low: int, items: Sequence[Item]) -> Node:
+    """Runs of several (layer, part)s, or of one with strides that do not nest, in order of address."""
+    pieces: list[tuple[int, int, str]] = []
+    for item in items:
+        loops = list(item.loops)
+        nbytes = loops.pop().count if loops and loops[-1].axis == "dim" and loops[-1].stride == 1 else 1
+        starts = [item.address - low]
+        for loop in loops:
+            starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
+            if len(starts) > MAX_WOVEN:
+                raise LayoutError(
+                    f"layer {item.layer} {item.part!r} is woven of over {MAX_WOVEN:,} runs a block: no picture"
+                )
+        pieces += [(start, nbytes, item.part) for start in starts]
+    pieces.sort()
+    return Row("", [(start, part, Leaf(part, nbytes)) for start, nbytes, part in pieces])

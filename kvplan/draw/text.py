@@ -1,0 +1,184 @@
+"""A block's bytes in characters: the rows of its picture for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
+from textwrap import wrap
+from typing import NamedTuple
+
+from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
+from kvplan.draw.content import Gap
+from kvplan.draw.words import TIMES, Label, caption, inside_run, labels, place, verdict
+
+NARROWEST = 40  # columns: below, nothing can be told apart
+
+
+class Span(NamedTuple):
+    """Characters of one kind: ``part`` is the name of a part, ``"gap"``, ``"bold"``, or empty."""
+
+    text: str
+    part: str = ""
+
+
+Line = tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Characters:
+    """What a terminal has to draw with."""
+
+    named: dict[str, str]
+    others: str
+    padding: str
+    between: str
+    cut: str
+    dots: str
+    times: str
+
+
+BLOCKS = Characters(
+    {"k": "█", "v": "▒", "kv": "▓"}, "▚▤▥▦", "\N{BOX DRAWINGS LIGHT DIAGONAL CROSS}", "·", "│", "…", TIMES
+)
+ASCII = Characters({"k": "#", "v": "=", "kv": "@"}, "%+&$", "/", ".", "|", "~", "x")
+
+
+def encodable(encoding: str | None) -> bool:
+    """Whether a stream of this encoding has the block characters.
+
+    >>> encodable("utf-8"), encodable("latin-1"), encodable(None)
+    (True, False, False)
+    """
+    try:
+        "".join((*BLOCKS.named.values(), BLOCKS.others, BLOCKS.padding, "·│…")).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = False) -> list[Line]:
+    """The picture as lines of at most ``width`` characters; see :func:`plain` for text alone.
+
+    Args:
+        picture: of :func:`kvplan.draw.block.block_picture`.
+        width: columns; fewer than 40 are taken for 40.
+        ascii_only: without block characters.
+
+    >>> from kvplan import KVLayout
+    >>> from kvplan.draw.block import block_picture
+    >>> layout = KVLayout.from_spec({"notation": "block token dim", "dtype": "uint8", "strides": [64, 16, 1],
+    ...                              "sizes": {"block": 4, "token": 4, "dim": 12}})
+    >>> print(plain(block_lines(block_picture(layout), 72, ascii_only=True)))
+    block 0: 48 bytes in 4 runs of 12 bytes
+    @ kv   / padding
+    <BLANKLINE>
+    token x 4, 12 bytes each, 16 bytes apart; 4 runs
+    @@@@@@@@@/////////@@@@@@@@@/////////@@@@@@@@@/////////@@@@@@@@@/////////
+    token 0  padding  token 1  padding  token 2  padding  token 3  padding
+    12 B     4 B      12 B     4 B      12 B     4 B      12 B     4 B
+    """
+    width = max(width, NARROWEST)
+    chars = ASCII if ascii_only else BLOCKS
+    fills = _fills(picture.parts, chars)
+    lines: list[Line] = [(Span(line, "bold"),) for line in wrap(picture.headline, width)]
+    lines += _legend(picture, fills, chars, width)
+    rows = picture.rows()
+    for row in rows:
+        lines.append(())
+        what, nbytes = caption(row)
+        note = verdict(row, inside=inside_run(rows, row))
+        text = f"{what}, {nbytes}; {note}"
+        if row.path:
+            text = f"{place(row)}: {text}"
+        lines += [(Span(line.replace(TIMES, chars.times), "bold"),) for line in wrap(text, width)]
+        lines += _row(row, fills, chars, width)
+    return lines
+
+
+def plain(lines: Sequence[Line]) -> str:
+    """Lines as text, without trailing spaces."""
+    return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
+
+
+def _fills(parts: Sequence[str], chars: Characters) -> dict[str, str]:
+    others = [part for part in parts if part not in chars.named]
+    return {part: chars.named.get(part) or chars.others[others.index(part) % len(chars.others)] for part in parts}
+
+
+def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
+    entries = [(char, name, name) for name, char in fills.items()]
+    entries += [(chars.padding if gap == "padding" else chars.between, gap, "gap") for gap in picture.gaps]
+    if any(isinstance(cell, Fold) for row in picture.rows() for cell in row.band.cells):
+        entries.append((chars.dots, "left out", "gap"))
+    lines: list[Line] = []
+    line: list[Span] = []
+    used = 0
+    for char, name, part in entries:
+        if used and used + len(name) + 5 > width:
+            lines.append(tuple(line))
+            line, used = [], 0
+        line += [Span("   " if used else ""), Span(char, part), Span(f" {name}")]
+        used = sum(len(span.text) for span in line)
+    return [*lines, tuple(line)]
+
+
+def _row(row: Zoom, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
+    band = row.band
+    apart = 2 if band.axis == "allocation" else 0
+    told, widths = _widths(band, width - apart * (len(band.cells) - 1))
+    bar: list[Span] = []
+    names, sizes = "", ""
+    for k, (cell, columns, label) in enumerate(zip(band.cells, widths, told, strict=True)):
+        shift = ""
+        spans = _paint(cell, columns, fills, chars)
+        if k and not apart and not isinstance(cell, Gap) and not isinstance(band.cells[k - 1], Gap):
+            # Two bands that touch: a line between them, in place of the first character.
+            spans = [Span(chars.cut), Span(spans[0].text[1:], spans[0].part), *spans[1:]]
+            shift = " "
+        bar += [Span(" " * (apart if k else 0)), *spans]
+        names += " " * (apart if k else 0) + f"{shift}{label[0]}"[: columns - 1].ljust(columns)
+        sizes += " " * (apart if k else 0) + f"{shift}{label[1]}"[: columns - 1].ljust(columns)
+    return [tuple(bar), (Span(names),), (Span(sizes),)]
+
+
+def _widths(band: Band, room: int) -> tuple[list[Label], list[int]]:
+    """The longest labels that find room, and columns for each cell: what its label needs, and some more."""
+    told = [labels(cell) for cell in band.cells]
+    for k in range(len(told[0])):
+        chosen = [variants[k] for variants in told]
+        least = [max(len(name), len(size)) + 2 for name, size in chosen]
+        if sum(least) <= room:
+            break
+    else:
+        least = [room // len(chosen)] * len(chosen)
+    weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in band.cells]
+    spare, ends, total = room - sum(least), [0], 0.0
+    for need, weight in zip(least, weights, strict=True):
+        total += need + spare * weight / sum(weights)
+        ends.append(round(total))
+    return chosen, [b - a for a, b in pairwise(ends)]
+
+
+def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:
+    """Characters for a cell and what is inside, as far as there is room."""
+    if isinstance(cell, Gap):
+        return [Span((chars.padding if cell.name == "padding" else chars.between) * columns, "gap")]
+    if isinstance(cell, Fold):
+        if columns <= 4:
+            return _paint(cell.like, columns, fills, chars)
+        dots = Span(chars.dots * 2, "gap")
+        return [dots, *_paint(cell.like, columns - 4, fills, chars), dots]
+    if len(cell.parts) == 1 and (cell.solid or columns < len(cell.cells)):
+        return [Span(fills[cell.parts[0]] * columns, cell.parts[0])]
+    if not cell.cells or columns < len(cell.cells):
+        return [Span(chars.dots * columns, "gap")]
+    weights = [log2(2 + (inner.like if isinstance(inner, Fold) else inner).nbytes) for inner in cell.cells]
+    spans: list[Span] = []
+    total, end = 0.0, 0
+    for inner, weight in zip(cell.cells, weights, strict=True):
+        total += columns * weight / sum(weights)
+        spans += _paint(inner, round(total) - end, fills, chars)
+        end = round(total)
+    return spans

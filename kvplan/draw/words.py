@@ -1,0 +1,124 @@
+"""What stands beside the bands of a block's picture: names, bytes, captions."""
+
+from __future__ import annotations
+
+from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom, nbytes_text
+from kvplan.draw.content import Gap
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+Label = tuple[str, str]  # what it is, and its bytes
+
+
+def rounded(nbytes: int) -> str:
+    """Bytes in few characters.
+
+    >>> rounded(656), rounded(8192), rounded(1310720), rounded(532224)
+    ('656 B', '8 KiB', '1.25 MiB', '520 KiB')
+    """
+    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    while value >= 1024 and units:
+        value /= 1024
+        unit = units.pop(0)
+    digits = f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
+
+
+def labels(cell: Cell) -> tuple[Label, ...]:
+    """What stands under a cell: in full, and shorter where there is no room.
+
+    Bytes of bands and folds are those of the block; the gaps inside are not counted.
+
+    >>> labels(Gap(516096, 0))
+    (('other blocks', '516,096 bytes'), ('other blocks', '504 KiB'), ('others', '504 KiB'))
+    """
+    if isinstance(cell, Fold):
+        more = f"{cell.count:,} more" if cell.same else f"{cell.count:,} others"
+        return (more, nbytes_text(cell.content)), (more, rounded(cell.content)), (f"+{cell.count:,}", "")
+    nbytes = cell.content if isinstance(cell, Band) else cell.nbytes
+    exact, short = nbytes_text(nbytes), rounded(nbytes)
+    if isinstance(cell, Gap):
+        brief = "pad" if cell.name == "padding" else "others"
+        return (cell.name, exact), (cell.name, short), (brief, short)
+    return (cell.name, exact), (cell.name, short), (cell.name.replace("token", "tok").replace("bytes ", ""), short)
+
+
+def spoken(cell: Cell) -> str:
+    """A cell in one line, for whoever points at it or listens.
+
+    >>> spoken(Gap(700, 100))
+    'other blocks: 700 bytes, of them 100 bytes of padding'
+    """
+    name, nbytes = labels(cell)[0]
+    if isinstance(cell, Gap):
+        mixed = 0 < cell.padding < cell.nbytes
+        return f"{name}: {nbytes}" + (f", of them {nbytes_text(cell.padding)} of padding" if mixed else "")
+    if isinstance(cell, Fold) or cell.solid:
+        return f"{name}: {nbytes}"
+    return f"{name}: {nbytes} in {cell.runs:,} run{'s' * (cell.runs != 1)}, over {cell.nbytes:,}"
+
+
+def caption(row: Zoom) -> Label:
+    """What a row shows: the axis and how many, and the bytes of each.
+
+    >>> inside = Band("head 0", ("k",), 256, 256, 1)
+    >>> token = Band("token 0", ("k",), 512, 512, 1, "head", 2, 256, (inside, inside))
+    >>> caption(Zoom(("k", "token 0"), token, None, ("v",)))[1]
+    '256 bytes each, no gaps'
+    """
+    band = row.band
+    each = band.each
+    if band.axis == "allocation":
+        return f"allocation {TIMES} {band.count:,}", f"{nbytes_text(each.content)} of the block in each"
+    if band.axis == "part":
+        what = " and ".join(band.parts) if len(band.parts) <= 3 else f"{len(band.parts)} parts"
+        apart = "" if band.stride is None or band.stride == each.nbytes else f", {nbytes_text(band.stride)} apart"
+        sizes = f"{nbytes_text(each.content)} each{apart}" if band.stride else nbytes_text(band.content)
+        return what, sizes
+    if band.stride is None:
+        return (band.axis or "pieces") if band.count > 1 else "bytes", nbytes_text(band.content)
+    spaced = "no gaps" if band.stride == each.nbytes else f"{nbytes_text(band.stride)} apart"
+    return f"{band.axis or 'piece'} {TIMES} {band.count:,}", f"{nbytes_text(each.content)} each, {spaced}"
+
+
+def place(row: Zoom) -> str:
+    """Which band a row is the inside of.
+
+    >>> place(Zoom(("layer 0", "k"), Band("k", ("k",), 8, 8, 1), 0, ("v",)))
+    'in layer 0, k (v alike)'
+    """
+    if not row.path:
+        return ""
+    alike = f" ({', '.join(row.others)} alike)" if row.others else ""
+    # Of layers 0-5 layer 0 is told anyway.
+    names = [name for name, after in zip(row.path, (*row.path[1:], ""), strict=True)
+             if not (name.startswith("layers ") and after.startswith("layer "))]  # fmt: skip
+    return f"in {', '.join(names)}{alike}"
+
+
+def verdict(row: Zoom, *, inside: bool) -> str:
+    """Whether a row is contiguous.
+
+    Args:
+        row: any.
+        inside: whether the band around it is contiguous already.
+    """
+    if inside:
+        return "same run"
+    return "one run" if row.band.runs == 1 else f"{row.band.runs:,} runs"
+
+
+def inside_run(rows: list[Zoom], row: Zoom) -> bool:
+    """Whether the band that a row is in is contiguous, so that the row shows a piece of one run."""
+    return row.parent is not None and rows[row.parent].band.runs == 1
+
+
+def description(picture: BlockPicture) -> str:
+    """The whole picture in sentences, for who cannot see it."""
+    told = [f"Layout {picture.notation}; {picture.headline}."]
+    for row in picture.rows():
+        what, nbytes = caption(row)
+        cells = "; ".join(spoken(cell) for cell in row.band.cells)
+        told.append(f"{what}{' ' + place(row) if row.path else ''}, {nbytes}: {cells}.")
+    return " ".join(told)

@@ -1,0 +1,325 @@
+"""Dumps: the layout of a running engine as JSON text, addresses and strides, no data.
+
+A dump has every fact of a layout but the memory itself. What is read from one keeps the engine's addresses; its
+regions are virtual, so that nothing can be moved through them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvplan.algebra import Factors, extent, normal
+from kvplan.build import Built, part_name
+from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, check_disjoint
+from kvplan.errors import LayoutError, NotationError
+from kvplan.notation import parse
+from kvplan.spec import ITEMSIZE
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+
+NAME, VERSION = "kvplan.layout", 1
+SCHEMA = f"{NAME}/{VERSION}"
+
+_INT32_MAX = 2**31 - 1
+_AXES = ("layer", "kv", "block", "token", "head", "dim")
+_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
+_INTERLEAVED = 1 << 20
+_LINE = 110  # characters; what fits stands on one line of the file
+
+
+def document_of(layout: KVLayout) -> dict[str, Any]:
+    """A layout as plain facts, ready for JSON; components that share a form stand together.
+
+    >>> from kvplan import KVLayout
+    >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 80, "block": 9, "token": 4, "dim": 8}}
+    >>> made = document_of(KVLayout.from_spec(spec))
+    >>> made["schema"], len(made["components"]), made["components"][0]["token"]
+    ('kvplan.layout/1', 1, [[4, 16]])
+    """
+    order = {part: k for k, part in enumerate(layout.parts)}
+    forms: dict[Form, dict[str, list[Component]]] = {}
+    for component in sorted(layout.components, key=lambda c: (c.layer, order[c.part])):
+        forms.setdefault(component.form, {}).setdefault(component.part, []).append(component)
+    return {
+        "schema": SCHEMA,
+        "notation": layout.notation,
+        "sizes": dict(layout.sizes),
+        "dtype": layout.dtype,
+        "itemsize": ITEMSIZE.get(layout.dtype),
+        "num_blocks": layout.num_blocks,
+        "block_tokens": layout.block_tokens,
+        "parts": list(layout.parts),
+        "regions": [
+            {
+                "address": region.address,
+                "nbytes": region.nbytes,
+                "device": region.device,
+                "pinned": region.pinned,
+                "writable": region.writable,
+                "seams": list(region.seams),
+            }
+            for region in layout.regions
+        ],
+        "components": [_group(form, held) for form, held in forms.items()],
+    }
+
+
+def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any]:
+    return {
+        **{axis: [list(factor) for factor in getattr(form, axis)] for axis in ("block", "token", "head", "dim")},
+        "head_start": form.head_start,
+        "headed": form.headed,
+        "opaque": form.opaque,
+        "table": None if form.table is None else list(form.table),
+        "held": [
+            {"part": part, "layers": [c.layer for c in some], "addresses": [c.address for c in some]}
+            for part, some in held.items()
+        ],
+    }
+
+
+def text_of(layout: KVLayout) -> str:
+    """The dump as it stands in a file: JSON, short things a line each."""
+    return "".join(_lines(document_of(layout), 0)) + "\n"
+
+
+def _lines(value: Any, depth: int) -> Iterator[str]:
+    flat = json.dumps(value)
+    numbers = isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
+    if not value or not isinstance(value, list | dict) or numbers or len(flat) + 2 * depth <= _LINE:
+        yield flat
+        return
+    brackets, pad = "{}" if isinstance(value, dict) else "[]", "  " * (depth + 1)
+    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    yield brackets[0]
+    for k, (key, item) in enumerate(items):
+        yield f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else "")
+        yield from _lines(item, depth + 1)
+    yield f"\n{'  ' * depth}{brackets[1]}"
+
+
+def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
+    """Write a dump, whole or not at all; see :meth:`kvplan.KVLayout.save`."""
+    if not isinstance(path, str | os.PathLike):
+        raise LayoutError(f"path is {path!r}; give the file to write the dump to")
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.partial") if target.name else target
+    try:
+        try:
+            beside.write_text(text_of(layout), encoding="utf-8")
+            beside.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise LayoutError(f"cannot write the dump {str(target)!r}: {error}") from error
+
+
+# ---- reading one -------------------------------------------------------------------------------------------------
+
+
+def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
+    """Parts and notation of the layout that a dump holds.
+
+    Raises:
+        LayoutError: the place that is missing, of another type, or impossible; or a schema that is none of this one.
+    """
+    _check_schema(dump["schema"])
+    notation = _notation(_need(dump, "notation", "the dump"))
+    sizes = _sizes(_need(dump, "sizes", "the dump"))
+    dtype = _need(dump, "dtype", "the dump")
+    if not isinstance(dtype, str) or not dtype.isprintable():
+        raise LayoutError(f"dtype is {_shown(dtype)}; it is a name")
+    num_blocks, block_tokens = (_integer(dump, key, "", least=1) for key in ("num_blocks", "block_tokens"))
+    if sizes.get("block", num_blocks) != num_blocks:
+        raise LayoutError(f"sizes say block={sizes['block']}, num_blocks says {num_blocks}")
+    regions = tuple(_region(entry, f"regions[{k}]") for k, entry in enumerate(_listed(dump, "regions", "", least=1)))
+    devices = sorted({region.device for region in regions})
+    if len(devices) > 1:
+        raise LayoutError(f"regions are on {' and '.join(devices)}; a layout lives on one device")
+    order = {_part(part, f"parts[{k}]"): k for k, part in enumerate(_listed(dump, "parts", "", least=1))}
+    components: list[Component] = []
+    for k, entry in enumerate(_listed(dump, "components", "", least=1)):
+        components += _components(entry, f"components[{k}]", num_blocks, block_tokens)
+    seen: set[tuple[int, str]] = set()
+    for component in components:
+        if component.part not in order:
+            raise LayoutError(f"{component} is not among parts {list(order)}")
+        if (component.layer, component.part) in seen:
+            raise LayoutError(f"{component} stands there twice")
+        seen.add((component.layer, component.part))
+    components.sort(key=lambda c: (c.layer, order[c.part]))
+    shared: dict[Form, Form] = {}
+    components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+    check_bounds(components, regions)
+    check_disjoint(components, num_blocks)
+    return Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype), notation
+
+
+def _check_schema(schema: Any) -> None:
+    name, slash, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
+    if name != NAME or not slash or not re.fullmatch(r"[1-9][0-9]{0,8}", version):
+        raise LayoutError(f"schema is {_shown(schema)}; a dump, as layout.save() writes it, has {SCHEMA!r}")
+    if int(version) > VERSION:
+        raise LayoutError(f"schema {schema!r} is newer than this kvplan, which reads {SCHEMA!r}; upgrade kvplan")
+
+
+def _notation(text: Any) -> str:
+    if not isinstance(text, str):
+        raise LayoutError(f"notation is {_shown(text)}; it is a text")
+    try:
+        for one in text.split(" + "):  # of merged layouts
+            parse(one)
+    except NotationError as error:
+        raise LayoutError(f"notation is {_shown(text)}: {str(error).splitlines()[0]}") from error
+    return text
+
+
+def _sizes(sizes: Any) -> dict[str, int]:
+    if not isinstance(sizes, Mapping):
+        raise LayoutError(f"sizes is {_shown(sizes)}; it is a table of extents by axis")
+    for axis in sizes:
+        if axis not in _AXES:
+            raise LayoutError(f"sizes name {_shown(axis)}; axes are {', '.join(_AXES)}")
+    return {axis: _integer(sizes, axis, "sizes.", least=1) for axis in sizes}
+
+
+def _region(entry: Any, where: str) -> Region:
+    _table(entry, where)
+    address, nbytes = _integer(entry, "address", f"{where}."), _integer(entry, "nbytes", f"{where}.", least=1)
+    if address + nbytes > INT64_MAX:
+        raise LayoutError(f"{where} ends at {address + nbytes:#x}, past the largest int64 address")
+    device = _need(entry, "device", where)
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        raise LayoutError(f"{where}.device is {_shown(device)}; it is a name as 'cpu' or 'cuda:0'")
+    seams = _integers(entry, "seams", where, least=address, most=address + nbytes)
+    pinned, writable = _flag(entry, "pinned", where), _flag(entry, "writable", where)
+    return Region(address, nbytes, device, pinned, writable, virtual=True, seams=tuple(sorted(set(seams))))
+
+
+def _components(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Iterator[Component]:
+    form = _form(entry, where, num_blocks, block_tokens)
+    for k, held in enumerate(_listed(entry, "held", f"{where}.", least=1)):
+        place = f"{where}.held[{k}]"
+        _table(held, place)
+        part = _part(_need(held, "part", place), f"{place}.part")
+        layers, addresses = (_integers(held, key, place) for key in ("layers", "addresses"))
+        if len(layers) != len(addresses) or not layers:
+            raise LayoutError(f"{place} has {len(layers)} layers and {len(addresses)} addresses; they go together")
+        for layer, address in zip(layers, addresses, strict=True):
+            yield Component(layer, part, address, form)
+
+
+def _form(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Form:
+    _table(entry, where)
+    table = None
+    if _need(entry, "table", where) is not None:
+        table = tuple(_integers(entry, "table", where, least=-INT64_MAX))
+        if len(table) != num_blocks or table[0] != 0:
+            raise LayoutError(
+                f"{where}.table has {len(table)} entries; it is the bytes from block 0 to each of {num_blocks} blocks"
+            )
+    block, token, head, dim = (_factors(entry, axis, where) for axis in ("block", "token", "head", "dim"))
+    form = Form(
+        block,
+        token,
+        head,
+        dim,
+        head_start=_integer(entry, "head_start", f"{where}.", most=_INT32_MAX),
+        headed=_flag(entry, "headed", where),
+        opaque=_flag(entry, "opaque", where),
+        table=table,
+    )
+    wanted = 1 if table is not None else num_blocks
+    tokens = 1 if form.opaque else block_tokens
+    for axis, count in (("block", wanted), ("token", tokens), ("head", None if form.headed else 1)):
+        held = extent(getattr(form, axis))
+        if count is not None and held != count:
+            raise LayoutError(f"{where}.{axis} has {held} coordinates; the dump says {count}")
+    _check_checkable(form, where)
+    return form
+
+
+def _check_checkable(form: Form, where: str) -> None:
+    """Whether bytes overlap can be found out in time: axes that step over one another's ends are counted through."""
+    ordered = sorted((stride, count) for count, stride in (*form.block, *form.inner))
+    reach = 0
+    for stride, count in ordered:
+        if stride <= reach and max(count for _, count in ordered) > _INTERLEAVED:
+            raise LayoutError(f"{where} interleaves axes of more than {_INTERLEAVED:,} coordinates")
+        reach += (count - 1) * stride
+
+
+def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
+    factors = []
+    for k, factor in enumerate(_listed(entry, axis, f"{where}.")):
+        place = f"{where}.{axis}[{k}]"
+        if not isinstance(factor, Sequence) or isinstance(factor, str) or len(factor) != 2:
+            raise LayoutError(f"{place} is {_shown(factor)}; it is [extent, stride in bytes]")
+        count, stride = (_checked(number, f"{place}[{j}]", 1 - j, INT64_MAX) for j, number in enumerate(factor))
+        factors.append((count, stride))
+    return normal(factors)
+
+
+def _part(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise LayoutError(f"{where} is {_shown(value)}; it is the name of a part")
+    return part_name(value)
+
+
+def _need(entry: Mapping[str, Any], key: str, where: str) -> Any:
+    if key not in entry:
+        raise LayoutError(f"{where} lacks {key!r}; layout.save() writes it")
+    return entry[key]
+
+
+def _table(entry: Any, where: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise LayoutError(f"{where} is {_shown(entry)}; it is a table of keys")
+
+
+def _listed(entry: Mapping[str, Any], key: str, where: str, least: int = 0) -> Sequence[Any]:
+    value = _need(entry, key, where.rstrip(".") or "the dump")
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) < least:
+        raise LayoutError(f"{where}{key} is {_shown(value)}; it is a list of at least {least}")
+    return value
+
+
+def _integers(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> list[int]:
+    found = _listed(entry, key, f"{where}.")
+    return [_checked(number, f"{where}.{key}[{k}]", least, most) for k, number in enumerate(found)]
+
+
+def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> int:
+    return _checked(_need(entry, key, where.rstrip(".") or "the dump"), f"{where}{key}", least, most)
+
+
+def _checked(value: Any, where: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise LayoutError(f"{where} is {_shown(value)}; it is an integer from {least} to {most}")
+    return value
+
+
+def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
+    value = _need(entry, key, where)
+    if not isinstance(value, bool):
+        raise LayoutError(f"{where}.{key} is {_shown(value)}; it is true or false")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """What was given, short: it may be huge, deep, or longer than Python prints."""
+    if isinstance(value, int) and abs(value) > INT64_MAX:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {'table' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

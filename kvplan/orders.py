@@ -1,0 +1,227 @@
+"""The orders that one side of a pair could have: each a description that a layout is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import combinations, pairwise, permutations
+from typing import Any, NamedTuple
+
+from kvplan.algebra import Factors, extent
+from kvplan.compare import evenly_layered
+from kvplan.layout import KVLayout
+from kvplan.spec import ITEMSIZE
+
+MOST_BLOCK_TOKENS = 1024
+MOST_LAYERS_WHOLE = 8  # where layers are not alike all are compiled: with more of them fewer block sizes are tried
+
+
+class Content(NamedTuple):
+    """Parts of one shape.
+
+    Attributes:
+        part: name for a spec; with ``kv`` it stands for two parts.
+        heads: global numbers; None where there is no axis of heads.
+        nbytes: bytes a (token, head).
+    """
+
+    part: str
+    kv: bool
+    heads: range | None
+    opaque: bool
+    nbytes: int
+
+
+class Candidate(NamedTuple):
+    """An order before it is compiled.
+
+    Attributes:
+        dims: of each content, its dims, outermost first: name, and extent (of ``dim`` in bytes).
+        block_tokens: token slots of its blocks.
+        distance: how far it is from the present order.
+    """
+
+    dims: tuple[tuple[Content, tuple[tuple[str, int], ...]], ...]
+    block_tokens: int
+    distance: int
+
+
+# ---- the orders ----------------------------------------------------------------------------------------------
+
+
+def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Candidate]:
+    """Every order worth trying for one side.
+
+    Args:
+        mine: the side that may change.
+        other: the side that does not.
+        refused: the pair cannot be compiled as it is.
+    """
+    sizes = _block_sizes(mine, other)
+    for held in _contents(mine, other, refused=refused):
+        for tokens in sizes if any(not content.opaque for content in held) else (1,):
+            for order in _orders(held, mine, tokens):
+                distance = _distance(_storage_order(mine), order) + 2 * (tokens != mine.block_tokens)
+                yield Candidate(tuple((one, _dims(one, order, tokens)) for one in held), tokens, distance)
+    if other.layers == mine.layers and other.heads == mine.heads and _split(other):
+        for outer in (("block", "layer"), ("layer", "block")):
+            dims = tuple(_mirrored(other, outer))
+            yield Candidate(dims, other.block_tokens, 8)
+
+
+def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
+    """Token slots worth trying: the present ones, the other side's, and what divides or multiplies these by 2 and 4."""
+    if mine.opaque and other.opaque:
+        return (1,)
+    own = other.block_tokens if mine.opaque else mine.block_tokens
+    if _split(other) or (len(other.layers) > MOST_LAYERS_WHOLE and not evenly_layered(other)):
+        return tuple(sorted({own, other.block_tokens}))
+    sizes = {own, own * 2, other.block_tokens, other.block_tokens * 2, other.block_tokens * 4}
+    sizes |= {own // 2} if own % 2 == 0 else set()
+    return tuple(sorted(size for size in sizes if size <= max(MOST_BLOCK_TOKENS, own)))
+
+
+def _contents(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[tuple[Content, ...]]:
+    """What the side would hold: its own parts; or those of the other side, where the bytes are the same."""
+    own, theirs = _content(mine), _content(other)
+    if own:
+        yield own
+    same = _row_nbytes(mine) == _row_nbytes(other) and mine.layers == other.layers
+    if theirs and theirs != own and same and (refused or mine.heads == other.heads):
+        yield theirs
+
+
+def _row_nbytes(layout: KVLayout) -> Fraction:
+    return Fraction(layout.block_nbytes, layout.block_tokens)
+
+
+def _content(layout: KVLayout) -> tuple[Content, ...]:
+    """Parts of one shape together; () where a part differs between layers, which one order cannot hold."""
+    shapes: dict[str, Content] = {}
+    for c in layout.components:
+        form = c.form
+        one = Content(c.part, False, form.heads if form.headed else None, form.opaque, extent(form.dim))  # noqa: FBT003
+        if shapes.setdefault(c.part, one) != one:
+            return ()
+    if len(layout.components) != len(shapes) * len(layout.layers):
+        return ()
+    found: list[Content] = []
+    for part, one in shapes.items():
+        half = part.partition("_")
+        twin = f"{'v' if half[0] == 'k' else 'k'}{half[1]}{half[2]}"
+        if half[0] in ("k", "v") and twin in shapes and shapes[twin]._replace(part=part) == one:
+            if half[0] == "k":
+                found.append(one._replace(part=half[2] or "kv", kv=True))
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _orders(held: Sequence[Content], mine: KVLayout, tokens: int) -> Iterator[tuple[str, ...]]:
+    """Permutations of the axes that have an extent; those of extent 1 stand where they are usual."""
+    extents = {
+        "block": 2,
+        "layer": len(mine.layers),
+        "kv": 2 if any(one.kv for one in held) else 1,
+        "token": 1 if all(one.opaque for one in held) else tokens,
+        "head": max(len(one.heads) if one.heads is not None else 1 for one in held),
+    }
+    free = [axis for axis, size in extents.items() if size > 1]
+    still = tuple(axis for axis, size in extents.items() if size == 1)
+    for order in permutations(free):
+        if "token" not in order or order.index("block") < order.index("token"):
+            at = order.index("block") + 1 if "layer" in still else 0
+            yield (*order[:at], *(("layer",) if at else ()), *order[at:], *(axis for axis in still if axis != "layer"))
+
+
+def _dims(one: Content, order: Sequence[str], tokens: int) -> tuple[tuple[str, int], ...]:
+    extents = {"token": 0 if one.opaque else tokens, "head": 0 if one.heads is None else len(one.heads),
+               "kv": 2 if one.kv else 0, "layer": 1, "block": 1}  # fmt: skip
+    return (*((axis, extents[axis]) for axis in order if extents[axis]), ("dim", one.nbytes))
+
+
+def _storage_order(layout: KVLayout) -> tuple[str, ...]:
+    """Axes of a layout as they lie in memory, the largest stride first."""
+    form = layout.components[0].form
+    lines: dict[str, list[int]] = {"layer": [], "kv": []}
+    first = layout.components[0]
+    for c in layout.components:
+        if c.part == first.part:
+            lines["layer"].append(c.address)
+        if c.layer == first.layer:
+            lines["kv"].append(c.address)
+    strides = {axis: max((stride for _, stride in factors), default=0)
+               for axis, factors in (("block", form.block), ("token", form.token), ("head", form.head))}  # fmt: skip
+    if form.table is not None:
+        strides["block"] = 1 << 62
+    for axis, line in lines.items():
+        strides[axis] = min((abs(b - a) for a, b in pairwise(line)), default=0)
+    return tuple(sorted(strides, key=lambda axis: -strides[axis]))
+
+
+def _distance(present: Sequence[str], order: Sequence[str]) -> int:
+    """Pairs of axes that stand the other way round."""
+    return sum(order.index(a) > order.index(b) for a, b in combinations(present, 2))
+
+
+# ---- the other side's own order ------------------------------------------------------------------------------
+
+
+def _split(layout: KVLayout) -> bool:
+    return any(len(factors) > 1 for c in layout.components for factors in (c.form.token, c.form.head, c.form.dim))
+
+
+def _mirrored(other: KVLayout, outer: Sequence[str]) -> Iterator[tuple[Content, tuple[tuple[str, int], ...]]]:
+    """Dims of each part as the other side has them inside a block; K and V together if alike."""
+    forms = {c.part: c.form for c in reversed(other.components)}
+    joined = set(forms) == {"k", "v"} and forms["k"] == forms["v"]
+    for part in ("kv",) if joined else other.parts:
+        form = forms["k" if joined else part]
+        one = Content(part, joined, form.heads if form.headed else None, form.opaque, extent(form.dim))
+        atoms: list[tuple[int, str, int]] = []
+        for axis, factors in (("token", form.token), ("head", form.head), ("dim", form.dim)):
+            atoms += [(stride, _atom(axis, k, factors), size) for k, (size, stride) in enumerate(factors)]
+        named = {name.partition(".")[0] for _, name, _ in atoms}
+        needed = (("token", not form.opaque), ("head", form.headed), ("dim", True))
+        still = [(axis, 1) for axis, there in needed if there and axis not in named]
+        inner = [(name, size) for _, name, size in sorted(atoms, key=lambda atom: -atom[0])]
+        yield one, (*((axis, 1) for axis in outer), *((("kv", 2),) if joined else ()), *still, *inner)
+
+
+def _atom(axis: str, number: int, factors: Factors) -> str:
+    return axis if len(factors) == 1 else f"{axis}.{number}"
+
+
+# ---- specs ---------------------------------------------------------------------------------------------------
+
+
+def notation_of(candidate: Candidate) -> str:
+    """The notation of a candidate; of contents whose notations differ, all of them."""
+    return " + ".join(dict.fromkeys(" ".join(name for name, _ in dims) for _, dims in candidate.dims))
+
+
+def spec_of(candidate: Candidate, mine: KVLayout, layers: Sequence[int]) -> dict[str, Any]:
+    """What builds a candidate that holds these layers."""
+    blocks = max(mine.num_blocks * mine.block_tokens // candidate.block_tokens, 1)
+    specs = [_one_spec(one, dims, mine, blocks, layers) for one, dims in candidate.dims]
+    return specs[0] if len(specs) == 1 else {"layouts": specs}
+
+
+def _one_spec(
+    one: Content, dims: Sequence[tuple[str, int]], mine: KVLayout, blocks: int, layers: Sequence[int]
+) -> dict[str, Any]:
+    sizes = dict(dims)
+    sizes |= {"layer": len(layers), "block": blocks}
+    innermost = [name for name, _ in dims if name.partition(".")[0] == "dim"][-1]
+    itemsize = ITEMSIZE.get(mine.dtype, 0)
+    whole = itemsize > 0 and sizes[innermost] % itemsize == 0 and dims[-1][0] == innermost
+    sizes[innermost] //= itemsize if whole else 1
+    spec: dict[str, Any] = {
+        "notation": " ".join(name for name, _ in dims),
+        "dtype": mine.dtype if whole else "uint8",
+        "device": mine.device,
+        "sizes": sizes,
+        "part": one.part,
+        "layers": list(layers),
+    }
+    return spec | ({"head_start": one.heads.start} if one.heads is not None else {})

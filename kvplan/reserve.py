@@ -1,0 +1,87 @@
+"""Memory for a layout that is not here: all of its addresses are reserved, and only what is touched is used."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import replace
+from typing import Any
+
+from kvplan.build import Built
+from kvplan.components import Component, Region
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+
+_PAGE = 4096
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: no memory is set aside for pages nobody touches
+
+
+def reserve(layout: KVLayout) -> KVLayout:
+    """The same layout in CPU memory of this process: every stride is kept, and the place of each region in its page.
+
+    A cache of hundreds of gigabytes can be reserved: pages that nobody touches take no memory. What is read before it
+    is written is zero.
+
+    Raises:
+        LayoutError: the system refuses so many addresses.
+
+    >>> from kvplan import KVLayout
+    >>> spec = {"notation": "kv block token dim", "sizes": {"block": 1 << 20, "token": 16, "dim": 1024}}
+    >>> pool = reserve(KVLayout.from_spec(spec))
+    >>> pool.virtual, pool.nbytes >> 30
+    (False, 64)
+    """
+    regions = sorted(layout.regions, key=lambda region: region.address)
+    places: list[int] = []  # of each region, from the first byte reserved
+    reach, end = 0, 0
+    for region in regions:
+        if places and region.address <= reach:  # regions that touch or nest stay together
+            place = places[-1] + region.address - regions[len(places) - 1].address
+        else:
+            place = -(-end // _PAGE) * _PAGE + _PAGE * bool(places) + region.address % _PAGE
+        places.append(place)
+        reach, end = max(reach, region.end), max(end, place + region.nbytes)
+    base, owner = _mapped(end)
+    shifts = [base + place - region.address for place, region in zip(places, regions, strict=True)]
+    moved = tuple(
+        replace(
+            region,
+            address=region.address + shift,
+            device="cpu",
+            pinned=False,
+            writable=True,
+            virtual=False,
+            seams=tuple(seam + shift for seam in region.seams),
+            owner=owner,
+        )
+        for region, shift in zip(regions, shifts, strict=True)
+    )
+    components = tuple(_moved(component, regions, shifts) for component in layout.components)
+    built = Built(components, moved, layout.num_blocks, layout.block_tokens, layout.sizes, layout.dtype)
+    return KVLayout(built, notation=layout.notation)
+
+
+def _mapped(nbytes: int) -> tuple[int, Any]:
+    """Address and owner of so many bytes, each zero."""
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise LayoutError(f"cannot reserve {nbytes:,} bytes of addresses ({error}); describe fewer blocks") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one byte touched is to take one page of 4 KiB, not of 2 MiB
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    owner = (ctypes.c_char * 1).from_buffer(memory)
+    return ctypes.addressof(owner), owner
+
+
+def _moved(component: Component, regions: list[Region], shifts: list[int]) -> Component:
+    """A component where its region went; blocks of a table may have gone different ways."""
+
+    def there(address: int) -> int:
+        k = next(k for k in range(len(regions) - 1, -1, -1) if regions[k].address <= address < regions[k].end)
+        return address + shifts[k]
+
+    form, address = component.form, there(component.address)
+    if form.table is not None:
+        table = tuple(there(component.address + step) - address for step in form.table)
+        form = replace(form, table=table)
+    return replace(component, address=address, form=form)

@@ -1,0 +1,104 @@
+"""What lies at an address, in words for whoever debugs a corrupted block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvplan.algebra import extent
+from kvplan.components import Component
+from kvplan.slicing import number_ranges
+
+if TYPE_CHECKING:
+    from kvplan.where import Place, Row, Spans
+
+
+def words_of(place: Place) -> str:
+    """One line, however long."""
+    if place.component is not None:
+        return _content(place, place.component)
+    told = bytes_in_words(place.nbytes)
+    if place.kind == "outside":
+        ended = place.offset >= place.region_nbytes
+        away = place.offset - place.region_nbytes if ended else -place.offset - place.nbytes
+        side = f"ends {bytes_in_words(away)} before" if ended else f"begins {bytes_in_words(away)} behind"
+        return f"{told} outside all regions; the nearest, region {place.region}, {side}"
+    if place.kind == "unused":
+        return f"{told} of region {place.region}, which holds nothing of this layout"
+    if place.gaps > 1:
+        return f"{told} of padding in {place.gaps:,} gaps, the first {_neighbours(place)}"
+    if place.kind == "padding":
+        return f"{told} of padding, {_neighbours(place)}"
+    return f"{told} {place.kind} all content of region {place.region}, {_neighbours(place)}"
+
+
+def _content(place: Place, component: Component) -> str:
+    form = component.form
+    blocks = len(form.table) if form.table is not None else extent(form.block)
+    words = [f"layer {component.layer} {component.part}", _some("block", place.blocks, blocks, total=False)]
+    if not form.opaque:
+        words.append(_some("token", place.tokens, extent(form.token)))
+    if form.headed:
+        words.append(_some("head", place.heads, extent(form.head), start=form.head_start))
+    words.append(_bytes(place.bytes, extent(form.dim)))
+    return ", ".join(words)
+
+
+def _some(noun: str, numbers: Sequence[int], count: int, *, start: int = 0, total: bool = True) -> str:
+    if len(numbers) == count > 1:
+        return f"all {count:,} {noun}s"
+    of = f" (of {start}-{start + count - 1})" if start else f" (of {count:,})"
+    listed = number_ranges(numbers).replace(" ", ", ")
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed}{of if total and count > 1 else ''}"
+
+
+def _bytes(spans: Spans, count: int) -> str:
+    if spans == ((0, count),):
+        return f"all {count:,} bytes" if count > 1 else "its one byte"
+    listed = ", ".join(str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in spans)
+    single = len(spans) == 1 and spans[0][1] - spans[0][0] == 1
+    return f"byte{'s' * (not single)} {listed} (of {count:,})"
+
+
+def bytes_in_words(nbytes: int) -> str:
+    """A number of bytes.
+
+    >>> bytes_in_words(1), bytes_in_words(4096)
+    ('1 byte', '4,096 bytes')
+    """
+    return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
+
+
+def _neighbours(place: Place) -> str:
+    words = []
+    after, before = place.after, place.before
+    same_row = after is not None and before is not None and after[:5] == before[:5]
+    if after is not None:
+        away = "right" if not place.after_nbytes else bytes_in_words(place.after_nbytes)
+        words.append(f"{away} after {row_in_words(after, whole_block=place.edges[0], byte=same_row)}")
+    if before is not None:
+        named = row_in_words(before, whole_block=place.edges[1], byte=same_row, beside=after)
+        words.append(f"{bytes_in_words(place.before_nbytes)} before {named}")
+    return ", ".join(words)
+
+
+def row_in_words(row: Row, *, whole_block: bool = False, byte: bool = False, beside: Row | None = None) -> str:
+    """A coordinate.
+
+    Args:
+        row: of content.
+        whole_block: name no more than the block.
+        byte: name the byte, too.
+        beside: what was named before; what both share is not said again.
+    """
+    words = []
+    if not whole_block:
+        words += [f"token {row.token}"] if row.token is not None else []
+        words += [f"head {row.head}"] if row.head is not None else []
+    words += [f"byte {row.byte}"] if byte else []
+    same_part = beside is not None and beside[:2] == row[:2]
+    inside = ", ".join(words)
+    if same_part and beside is not None and beside.block == row.block and words:
+        return inside
+    block = f"block {row.block}" + ("" if same_part else f" of layer {row.layer} {row.part}")
+    return f"{inside} of {block}" if inside else block

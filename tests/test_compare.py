@@ -1,0 +1,293 @@
+"""Where two layouts stop being contiguous together, and what would be better; numbers by hand."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import IncompatibleLayoutsError, KVLayout
+from kvplan.advise import Numbers, advise, numbers_of
+from kvplan.compare import evenly_layered, first_break, untouched
+from kvplan.compiler import passes
+
+# Llama-3-70B at tensor parallel 4: a token row is 2 heads x 128 x 2 bytes = 512, a page of one layer and part 8 KiB.
+SIZES = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}
+
+
+def layout(notation, device="cpu", dtype="bf16", strides=None, part="kv", **sizes):
+    named = notation.replace(":", " ").replace("(", " ").replace(")", " ").split()
+    known = {
+        axis: extent
+        for axis, extent in {**SIZES, **sizes}.items()
+        if axis in {n.split(".")[0] for n in named} | set(named)
+    }
+    spec = {"notation": notation, "sizes": known, "device": device, "dtype": dtype, "part": part}
+    return KVLayout.from_spec(spec | ({"strides": strides} if strides else {}))
+
+
+def broken(src, dst):
+    return first_break(src, dst, passes(src.geometry, dst.geometry))
+
+
+GPU = layout("layer: kv block token head dim", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "nbytes", "holds", "a", "b", "axis"),
+    [
+        pytest.param(
+            layout("layer: block kv token head dim"), layout("block layer kv head token dim"),
+            256, "one (token, head) row", "goes on with the next head", "goes on with the next token", "head",
+            id="NHD to HND",
+        ),
+        pytest.param(
+            GPU, layout("kv (block token) layer head dim"),
+            512, "2 heads, whole rows", "goes on with the next token", "goes on with the next layer", "token",
+            id="split K/V to token-major",
+        ),
+        pytest.param(
+            GPU, layout("block layer kv token head dim", head=8),
+            512, "2 heads, whole rows", "goes on with the next token",
+            "goes on with head 2, which the other side lacks", "head",
+            id="a rank's heads of a whole pool",
+        ),
+        pytest.param(
+            # A page of 2 x 16 x 2 x 128 = 8,192 elements stands 8,448 apart: 512 bytes are padding.
+            layout("layer: block kv token head dim", strides=[8448, 4096, 256, 128, 1]),
+            layout("block kv layer token head dim"),
+            8192, "16 tokens x 2 heads, whole rows", "goes on with V", "goes on with the next layer", "part",
+            id="split K/V, a padded page",
+        ),
+        pytest.param(
+            layout("layer: block token head dim", strides=[4352, 256, 128, 1]),
+            layout("layer: block token head dim"),
+            8192, "16 tokens x 2 heads, whole rows", "skips 512 bytes up to the next block",
+            "goes on with the next block", "layer",
+            id="a padded page, all else alike",
+        ),
+        pytest.param(
+            layout("layer: block token dim", "cuda:0", "uint8", [45056, 704, 1], layer=61, token=64, dim=656),
+            layout("(block token) layer dim", dtype="uint8", layer=61, token=64, dim=656),
+            656, "one token row", "skips 48 bytes up to the next token", "goes on with the next layer", "token",
+            id="MLA in padded rows to token-major",
+        ),
+        pytest.param(
+            layout("layer: kv block head dim.0 token dim.1", **{"dim.1": 8}), layout("block layer kv head token dim"),
+            16, "part of one (token, head) row: 16 of 256 bytes", "goes on with the next token",
+            "goes on with byte 16 of the same row", "token",
+            id="x-packed keys",
+        ),
+        pytest.param(
+            GPU, layout("block layer kv token head dim", token=64),
+            8192, "16 tokens x 2 heads, whole rows", "goes on with the next block",
+            "goes on with the next unit of its block", "part",
+            id="16 tokens to 64",
+        ),
+        pytest.param(
+            layout("block layer kv token head dim"), layout("block layer kv token head dim"),
+            1310720, "80 layers x K and V x 16 tokens x 2 heads, whole rows", "goes on with the next block",
+            "goes on with the next block", None,
+            id="equal",
+        ),
+        pytest.param(
+            layout("layer: block dim", dim=100), layout("block layer dim", dim=100),
+            200, "one block", "goes on with the next block", "goes on with the next layer", "layer",
+            id="opaque blocks",
+        ),
+        pytest.param(
+            layout("layer: block token head dim", block=1), layout("block layer token head dim", block=1),
+            8192, "16 tokens x 2 heads, whole rows", "ends a tensor: the next layer is in another",
+            "goes on with the next layer", "layer",
+            id="tensors of one block",
+        ),
+        pytest.param(
+            layout("layer: block head token dim", layer=1, block=1, dim=256), layout("kv layer block token head dim", layer=1, block=1),  # noqa: E501
+            256, "one (token, head) row", "goes on with V", "goes on with the next head", "part",
+            id="K and V fused on one side",
+        ),
+        pytest.param(
+            layout("block: token head dim", block=4), layout("block token head dim", block=4),
+            8192, "16 tokens x 2 heads, whole rows", "ends a tensor: the next block is in another",
+            "goes on with the next block", None,
+            id="blocks looked up",
+        ),
+    ],
+)  # fmt: skip
+def test_where_they_part(src, dst, nbytes, holds, a, b, axis):
+    found = broken(src, dst)
+    assert (found.nbytes, found.holds, found.src.text, found.dst.text, found.axis) == (nbytes, holds, a, b, axis)
+
+
+def test_the_last_byte_of_all():
+    one = layout("block token head dim", block=1)
+    assert broken(one, one).src.text == "ends there"
+
+
+def test_what_stays():
+    pool = layout("block layer kv token head dim", head=8)
+    assert list(untouched(passes(GPU.geometry, pool.geometry))) == [("dst", "heads 2-7 stay where they are")]
+    assert list(untouched(passes(GPU.geometry, GPU.geometry))) == []
+
+
+def test_layers_that_are_alike():
+    assert evenly_layered(GPU)
+    assert not evenly_layered(_hybrid())
+
+
+def _hybrid():
+    specs = [
+        {"notation": "block token dim", "sizes": {"block": 4, "token": 8, "dim": 8}, "layers": [0]},
+        {"notation": "block dim token", "sizes": {"block": 4, "token": 8, "dim": 8}, "layers": [1]},
+    ]
+    return KVLayout.from_spec({"layouts": specs})
+
+
+# ---- advice --------------------------------------------------------------------------------------------------
+
+
+def told(found):
+    return [
+        (o.notation, o.block_tokens, o.numbers.runs, o.numbers.run_nbytes, o.numbers.extents[0]) for o in found.orders
+    ]
+
+
+def test_hnd_on_the_host():
+    # The device has heads outside tokens; a host pool of the other order takes 80 x 2 x 16 x 2 = 5,120 rows of 256.
+    device = layout("layer: kv block head token dim", "cuda:0")
+    found = advise(device, layout("block layer kv token head dim"), "dst")
+    assert (found.present.runs, found.present.run_nbytes) == (5120, (256, 256))
+    assert told(found)[0] == ("block layer kv head token dim", 16, 160, (8192, 8192), 1)
+
+
+def test_token_major():
+    found = advise(GPU, layout("kv (block token) layer head dim"), "dst")
+    assert found.present[2:4] == (2560, (512, 512))
+    assert told(found) == [
+        ("block kv layer token head dim", 16, 160, (8192, 8192), 1),
+        ("kv block layer token head dim", 16, 160, (8192, 8192), 2),
+        ("layer block kv token head dim", 16, 160, (8192, 8192), 80),
+    ]
+
+
+def test_x_packed_keys_want_their_own_order():
+    device = layout("layer: kv block head dim.0 token dim.1", "cuda:0", layer=4, **{"dim.1": 8})
+    best = advise(device, layout("block layer kv token head dim", layer=4), "dst").orders[0]
+    # 4 layers x K and V: a block of one is 2 heads x 128 x 16 tokens x 2 bytes.
+    assert (best.notation, best.numbers.runs, best.numbers.run_nbytes) == (
+        "block layer kv head dim.0 token dim.1", 8, (8192, 8192)
+    )  # fmt: skip
+
+
+def test_block_sizes_are_tried():
+    # Blocks of 64 on the device: a pool of 16 is met in 4 units of 160 runs; one of 64 in 160 runs of four times that.
+    device = layout("layer: kv block token head dim", "cuda:0", token=64)
+    best = advise(device, layout("block layer kv token head dim"), "dst").orders[0]
+    assert (best.block_tokens, best.numbers.unit_tokens, best.numbers.runs, best.numbers.run_nbytes) == (
+        64, 64, 160, (32768, 32768)
+    )  # fmt: skip
+
+
+def test_the_best_says_so():
+    found = advise(GPU, layout("block layer kv token head dim"), "dst")
+    assert found.orders == ()
+    assert found.tried > 100
+    assert found.present == Numbers(16, 1310720, 160, (8192, 8192), (1, 1310720, 1310720))
+
+
+def test_the_source_may_change_too():
+    best = advise(layout("kv (block token) layer head dim"), GPU, "src").orders[0]
+    assert (best.notation, best.numbers.runs) == ("block kv layer token head dim", 160)
+
+
+def test_a_pair_that_an_order_would_mend():
+    # Heads are named on one side only: the content's bytes are the same, and an order that names them would do.
+    fused = layout("layer: block token dim", dim=512)
+    with pytest.raises(IncompatibleLayoutsError):
+        kvplan.compile(GPU, fused)
+    found = advise(GPU, fused, "dst")
+    assert found.present is None
+    assert found.orders[0].numbers.runs == 160
+    lacking = advise(GPU, layout("layer: kv block token head dim", layer=32), "dst")
+    assert (lacking.tried, lacking.orders) == (0, ())
+
+
+def test_parts_of_several_shapes():
+    specs = [
+        {"notation": "layer: block token dim", "dtype": "uint8", "sizes": {"layer": 61, "block": 8, "token": 64, "dim": dim},  # noqa: E501
+         "part": part}
+        for part, dim in (("kv", 656), ("index", 132))
+    ]  # fmt: skip
+    latent = KVLayout.from_spec({"layouts": specs})
+    best = advise(latent, latent, "dst").orders[0]
+    assert (best.notation, best.numbers.runs, best.numbers.extents[0]) == ("block layer token dim", 122, 2)
+
+
+# ---- laws ----------------------------------------------------------------------------------------------------
+
+
+AXES = ("layer", "kv", "block", "token", "head")
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # hundreds of compiles an example
+ORDERS = [order for order in permutations(AXES) if order.index("block") < order.index("token")]
+
+
+@st.composite
+def pairs(draw):
+    layers, heads = draw(st.sampled_from((1, 3, 7))), draw(st.integers(1, 3))
+    made = []
+    for _ in range(2):
+        order = draw(st.sampled_from(ORDERS))
+        nested = order[0] in ("layer", "kv") and draw(st.booleans())
+        notation = f"{order[0]}: {' '.join(order[1:])} dim" if nested else f"{' '.join(order)} dim"
+        tokens = draw(st.sampled_from((2, 4, 6)))
+        made.append(layout(notation, layer=layers, block=6, token=tokens, head=heads, dim=4))
+    return made
+
+
+@given(pairs(), st.sampled_from(("src", "dst")))
+@settings(max_examples=10, deadline=None, phases=UNSHRUNK)
+def test_advice_is_never_worse_and_exactly_so(pair, change):
+    src, dst = pair
+    found = advise(src, dst, change)
+    now = kvplan.compile(src, dst).program
+    assert found.present == numbers_of(now, change)
+    ranks = [found.present.rank]
+    for order in reversed(found.orders):
+        built = KVLayout.from_spec(order.spec)
+        program = kvplan.compile(*((built, dst) if change == "src" else (src, built))).program
+        assert numbers_of(program, change) == order.numbers
+        assert program.runs * now.unit_tokens <= now.runs * program.unit_tokens
+        ranks.append(order.numbers.rank)
+    assert ranks == sorted(set(ranks), reverse=True)  # each better than the one after it, and all than the present
+
+
+@given(pairs(), st.sampled_from(("src", "dst")))
+@settings(max_examples=6, deadline=None, phases=UNSHRUNK)
+def test_few_layers_tell_how_all_go(pair, change):
+    import kvplan.advise as room
+
+    src, dst = pair
+    found = advise(src, dst, change)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "_few_layers", lambda mine, other: (room._Layers(mine.layers, other),))
+        assert advise(src, dst, change) == found
+
+
+@given(pairs())
+@settings(max_examples=60, deadline=None)
+def test_the_first_run_is_the_first_descriptor(pair):
+    src, dst = pair
+    made = passes(src.geometry, dst.geometry)
+    found = first_break(src, dst, made)
+    at = src.address(layer=found.start.layer, part=found.start.part, block=found.start.block, token=found.start.token,
+                     head=found.start.head) + found.start.byte  # fmt: skip
+    begins = {
+        int(a) + g.src_base: int(n)
+        for g in made.program.groups
+        for a, n in zip(g.offsets[0], g.offsets[2], strict=True)
+    }
+    assert begins[at] == found.nbytes
+    assert (found.axis is None) == (found.nbytes == made.program.unit_nbytes)

@@ -1,0 +1,271 @@
+"""A block as drawing data: bands by hand; and laws: no byte is drawn twice or lost, gaps are what is between."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan import BlockIndexError, KVLayout, LayoutError
+from kvplan.algebra import offset
+from kvplan.draw import nest
+from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
+from kvplan.draw.content import Gap
+from tests.commands import SPECS
+
+BASE = 0x1000
+
+
+def spec(notation, sizes, **more):
+    return KVLayout.from_spec({"notation": notation, "dtype": "uint8", "address": BASE, "sizes": sizes, **more})
+
+
+def content_of(layout, block):
+    """Addresses of every byte of a block, by the definition of a layout."""
+    found = []
+    for c in layout.components:
+        inner = c.form
+        starts = [0]
+        for factors in (inner.token, inner.head, inner.dim):
+            count = int(np.prod([n for n, _ in factors], initial=1))
+            starts = [s + offset(factors, k) for s in starts for k in range(count)]
+        found += [c.address + inner.block_offset(block) + s for s in starts]
+    return sorted(found)
+
+
+def runs_by_hand(addresses, layout):
+    """Maximal runs of sorted addresses; allocations stay apart."""
+    cuts = {region.address for region in layout.regions} | {region.end for region in layout.regions}
+    runs = []
+    for address in addresses:
+        if runs and address == sum(runs[-1]) and address not in cuts:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((address, 1))
+    return runs
+
+
+def check_band(band):
+    """What is inside a band is all of it, folded or not."""
+    if not band.cells:
+        assert band.solid
+        assert band.runs == 1
+        return
+    bands = [cell for cell in band.cells if isinstance(cell, Band)]
+    folds = [cell for cell in band.cells if isinstance(cell, Fold)]
+    assert sum(cell.content for cell in (*bands, *folds)) == band.content
+    assert len(bands) + sum(fold.count for fold in folds) == band.count
+    if not folds and band.axis != "allocation":
+        assert sum(cell.nbytes for cell in band.cells) == band.nbytes
+    for cell in (*bands, *(fold.like for fold in folds)):
+        check_band(cell)
+
+
+def check_laws(layout, block=0):
+    picture = block_picture(layout, block)
+    runs = runs_by_hand(content_of(layout, block), layout)
+    assert sorted(picture.each_run()) == runs
+    assert (picture.runs, picture.run_nbytes) == (len(runs), (min(n for _, n in runs), max(n for _, n in runs)))
+    assert sum(band.content for band in picture.stretches) == picture.content == layout.block_nbytes
+    assert sum(band.runs for band in picture.stretches) == picture.runs
+    for band in picture.stretches:
+        check_band(band)
+    return picture
+
+
+# ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_planes_of_a_padded_page():
+    # Rows of 4 bytes, 2 to a page of 12 (4 of them padding), 3 pages to a plane.
+    layout = spec("kv block token dim", {"kv": 2, "block": 3, "token": 2, "dim": 4}, strides=[36, 12, 4, 1])
+    (row, *inner) = check_laws(layout, 1).rows()
+    k, pad, others, v, end = row.band.cells
+    assert (k.name, k.nbytes, k.runs, k.axis, k.count, k.stride) == ("k", 8, 1, "token", 2, 4)
+    assert (pad, pad.name) == (Gap(4, 4), "padding")
+    # Page 2 of K, its padding, page 0 of V, its padding: 24 bytes, 8 of them nobody's.
+    assert (others, others.name) == (Gap(24, 8), "other blocks")
+    assert (v.name, end) == ("v", Gap(4, 4))
+    assert [(zoom.path, zoom.others, zoom.parent) for zoom in inner] == [(("k",), ("v",), 0)]
+    assert row.band.nbytes == 8 + 4 + 24 + 8 + 4
+
+
+def test_the_last_block_is_followed_by_nothing():
+    layout = spec("block dim", {"block": 3, "dim": 4}, strides=[6, 1])
+    assert block_picture(layout, 1).stretches[0].cells[1:] == (Gap(2, 2),)
+    assert block_picture(layout, 2).stretches[0].cells[1:] == ()
+
+
+def test_eighty_layers_are_folded():
+    layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
+    picture = check_laws(layout, 3)
+    assert picture.headline == "block 3: 655,360 bytes in 160 runs of 4,096 bytes, in 80 allocations"
+    (band,) = picture.stretches
+    first, fold, last = band.cells
+    assert (band.axis, band.count, first.name, last.name) == ("allocation", 80, "layer 0", "layer 79")
+    assert (fold.count, fold.content, fold.same) == (78, 78 * 8192, True)
+    assert [row.band.axis for row in picture.rows()] == ["allocation", "part", "token", "head"]
+
+
+def test_two_layers_are_not_folded():
+    layout = spec("layer: kv block token dim", {"layer": 2, "block": 4, "token": 4, "dim": 8})
+    (band,) = check_laws(layout).stretches
+    assert [cell.name for cell in band.cells] == ["layer 0", "layer 1"]
+    assert [cell.name for cell in band.cells[0].cells] == ["k", "other blocks", "v"]
+
+
+def test_rows_with_padding():
+    layout = spec("block token dim", {"block": 2, "token": 64, "dim": 656}, strides=[45056, 704, 1])
+    (band,) = check_laws(layout).stretches
+    first, pad, fold, again, last, end = band.cells
+    assert (first.name, pad, again, last.name, end) == ("token 0", Gap(48, 48), Gap(48, 48), "token 63", Gap(48, 48))
+    assert (fold.count, fold.content, fold.gaps, fold.like.nbytes) == (62, 62 * 656, (Gap(48, 48),), 656)
+    assert (band.runs, band.stride) == (64, 704)
+
+
+def test_a_block_over_all_layers_is_one_run():
+    layout = spec("block layer kv token dim", {"block": 2, "layer": 80, "kv": 2, "token": 4, "dim": 8})
+    picture = check_laws(layout)
+    assert picture.headline == "block 0: 5,120 bytes in one contiguous run"
+    assert [(row.band.axis, row.band.solid) for row in picture.rows()] == [
+        ("layer", True), ("part", True), ("token", True)
+    ]  # fmt: skip
+
+
+def test_a_split_axis_names_the_bytes_it_steps_over():
+    layout = spec("block head dim.0 token dim.1", {"block": 2, "head": 2, "token": 4, "dim": 32, "dim.1": 16},
+                  head_start=6)  # fmt: skip
+    rows = check_laws(layout).rows()
+    assert [[cell.name for cell in row.band.cells] for row in rows] == [
+        ["head 6", "head 7"], ["bytes 0-15", "bytes 16-31"], ["token 0", "token 1", "token 2", "token 3"]
+    ]  # fmt: skip
+
+
+def test_kv_and_state_of_one_page():
+    layout = KVLayout.from_spec({"layouts": [
+        {"notation": "block layer kv token dim", "dtype": "uint8", "address": BASE, "strides": [256, 32, 16, 4, 1],
+         "sizes": {"block": 3, "layer": 4, "kv": 2, "token": 4, "dim": 4}},
+        {"notation": "block layer dim", "dtype": "uint8", "part": "state", "address": BASE + 128, "layers": [4, 5],
+         "strides": [256, 64, 1], "sizes": {"block": 3, "layer": 2, "dim": 50}},
+    ]})  # fmt: skip
+    picture = block_picture(layout, 1)
+    assert (picture.allocations, picture.runs, picture.run_nbytes) == (1, 2, (50, 178))
+    (band,) = picture.stretches
+    assert [(cell.name, cell.nbytes) for cell in band.cells] == [
+        ("layers 0-3", 128), ("layers 4-5", 114), ("padding", 14)
+    ]  # fmt: skip
+    assert [cell.name for cell in band.cells[1].cells] == ["layer 4", "padding", "layer 5"]
+
+
+def test_parts_in_tensors_of_their_own_are_two_stretches():
+    picture = block_picture(KVLayout.from_spec(SPECS / "mla_with_index.toml"))
+    assert [band.parts for band in picture.stretches] == [("kv",), ("index",)]
+    assert [band.cells[0].name for band in picture.stretches] == ["layer 0 kv", "layer 0 index"]
+
+
+def test_blocks_that_are_looked_up():
+    layout = KVLayout.from_tensors("block: token dim", [np.zeros((4, 8), np.uint8) for _ in range(3)])
+    picture = block_picture(layout, 2)
+    assert list(picture.each_run()) == [(layout.address(layer=0, part="kv", block=2), 32)]
+
+
+def test_many_parts_are_folded():
+    parts = [{"notation": "block dim", "dtype": "uint8", "part": f"p{k}", "address": BASE + 16 * k,
+              "strides": [128, 1], "sizes": {"block": 2, "dim": 2 + k}} for k in range(7)]  # fmt: skip
+    picture = check_laws_of_merged(KVLayout.from_spec({"layouts": parts}))
+    (band,) = picture.stretches
+    assert (band.count, band.stride) == (7, None)
+    fold = next(cell for cell in band.cells if isinstance(cell, Fold))
+    assert (fold.count, fold.same) == (4, False)
+
+
+def check_laws_of_merged(layout):
+    picture = block_picture(layout)
+    assert sorted(picture.each_run()) == runs_by_hand(content_of(layout, 0), KVLayout.from_spec(
+        {"notation": "block dim", "sizes": {"block": 1, "dim": 1}}))  # fmt: skip
+    return picture
+
+
+def test_woven_runs_are_listed(monkeypatch):
+    # Tokens 24 bytes apart, heads 16: neither steps over all of the other.
+    layout = spec("block token head dim", {"block": 2, "token": 2, "head": 3, "dim": 4}, strides=[256, 24, 16, 1])
+    picture = check_laws(layout)
+    assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
+    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    with pytest.raises(LayoutError, match="no picture"):
+        block_picture(layout)
+
+
+@pytest.mark.parametrize("block", [-1, 4])
+def test_no_such_block(block):
+    layout = spec("block dim", {"block": 4, "dim": 8})
+    with pytest.raises(BlockIndexError, match=rf"block {block}; blocks are 0 to 3"):
+        block_picture(layout, block)
+
+
+# ---- laws ------------------------------------------------------------------------------------------------------------
+
+SIZES = {"layer": 5, "kv": 2, "block": 3, "token": 4, "head": 3, "dim": 4}
+ORDERS = [*permutations(["layer", "kv", "block", "token", "head", "dim"])]
+
+
+@settings(max_examples=80, deadline=None)
+@given(order=st.sampled_from(ORDERS), outside=st.integers(0, 2), block=st.integers(0, 2), data=st.data())
+def test_runs_are_those_of_the_definition(order, outside, block, data):
+    outside = outside if {*order[:outside]} <= {"layer", "kv"} else 0
+    notation = f"{' '.join(order[:outside])}: {' '.join(order[outside:])}" if outside else " ".join(order)
+    strides, stride = [], 1
+    for axis in reversed(order[outside:]):
+        strides.insert(0, stride)
+        stride = stride * SIZES[axis] + data.draw(st.sampled_from([0, 0, 1, 5]), label=f"padding of {axis}")
+    check_laws(spec(notation, SIZES, strides=strides), block)
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=st.sampled_from(ORDERS), pads=st.lists(st.sampled_from([0, 0, 3]), min_size=6, max_size=6),
+       block=st.integers(0, 2))  # fmt: skip
+def test_gaps_are_what_is_between(order, pads, block):
+    """Of every gap that lies beside the first bands: its bytes, and how many of them no block owns."""
+    strides, stride = [], 1
+    for axis, pad in zip(reversed(order), pads, strict=True):
+        strides.insert(0, stride)
+        stride = stride * SIZES[axis] + pad
+    layout = spec(" ".join(order), SIZES, strides=strides)
+    owned = {address for k in range(layout.num_blocks) for address in content_of(layout, k)}
+    mine = content_of(layout, block)
+    own = {*mine}
+
+    def walk(band, at):
+        for cell in band.cells:
+            if isinstance(cell, Fold):
+                return  # what follows lies further on
+            if isinstance(cell, Gap):
+                between = range(at, at + cell.nbytes)
+                assert own.isdisjoint(between)
+                assert cell.padding == sum(address not in owned for address in between)
+            else:
+                assert {at, at + cell.nbytes - 1} <= own
+                walk(cell, at)
+            at += cell.nbytes
+
+    (band,) = block_picture(layout, block).stretches
+    walk(band, mine[0])
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.iterdir()), ids=lambda path: path.name)
+def test_every_row_has_room_for_its_labels(path):
+    for row in block_picture(KVLayout.from_spec(path)).rows():
+        assert len(row.band.cells) <= MAX_CELLS + 1  # the padding after a block comes on top
+
+
+def test_the_picture_counts_what_inspect_counts():
+    from kvplan.cli.facts import layout_facts
+
+    for path in SPECS.iterdir():
+        layout = KVLayout.from_spec(path)
+        extents = layout_facts(layout)["block_extents"]
+        picture = block_picture(layout)
+        assert (picture.runs, *picture.run_nbytes) == tuple(extents.values()), path.name

@@ -1,0 +1,169 @@
+"""The SVG of a block: it parses, its labels lie on the page and apart, and it says all that it folds."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from kvplan import KVLayout
+from kvplan.draw import nest
+from kvplan.draw.block import block_picture
+from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg, colours
+from tests.commands import ROOT, SPECS
+
+SVG = "{http://www.w3.org/2000/svg}"
+FIELDS = {"head": 15, "label": 12, "small": 11, None: 13}  # sizes of letters, in pixels
+
+BLOCK = {"block": 64, "token": 16, "head": 2, "dim": 128}
+PADDED_PAGE = {"notation": "layer: kv block token head dim", "dtype": "bf16", "device": "cuda:0",
+               "strides": [64 * 4224, 4224, 256, 128, 1], "sizes": {"layer": 32, **BLOCK}}  # fmt: skip
+HYBRID = {"layouts": [
+    {"notation": "block layer kv token head dim", "dtype": "bf16", "strides": [65536, 8192, 4096, 256, 128, 1],
+     "address": 4096, "sizes": {"layer": 6, **BLOCK}},
+    {"notation": "block layer dim", "dtype": "uint8", "part": "state", "strides": [131072, 8192, 1],
+     "address": 4096 + 6 * 16384, "layers": [6, 7], "sizes": {"layer": 2, "block": 64, "dim": 8000}},
+]}  # fmt: skip
+SCALES = {"layouts": [
+    {"notation": "layer: block kv token head dim", "dtype": "fp8", "address": 4096, "sizes": {"layer": 32, **BLOCK}},
+    {"notation": "layer: block kv token head dim", "dtype": "fp32", "part": "scale", "address": 1 << 33,
+     "sizes": {"layer": 32, **BLOCK, "dim": 1}},
+]}  # fmt: skip
+MANY = {"layouts": [{"notation": "layer: block token dim", "part": f"a_part_of_a_long_name_{k}", "dtype": "uint8",
+                     "address": 4096 + 64 * k, "strides": [16 * 1024, 1024, 1],
+                     "sizes": {"layer": 1, "block": 64, "token": 16, "dim": 40 + k}} for k in range(9)]}  # fmt: skip
+# Tokens 24 bytes apart, heads 16: neither steps over all of the other.
+WOVEN = {"notation": "block token head dim", "dtype": "uint8", "strides": [256, 24, 16, 1],
+         "sizes": {"block": 2, "token": 2, "head": 3, "dim": 4}}  # fmt: skip
+CASES = {path.stem: path for path in sorted(SPECS.iterdir())} | {
+    "padded_page": PADDED_PAGE, "hybrid": HYBRID, "scales": SCALES, "many": MANY, "woven": WOVEN
+}  # fmt: skip
+# The pictures of the documentation, by the layouts that they show.
+PICTURES = {"split-kv-80-layers": SPECS / "gpu_split_kv.toml", "padded-page": PADDED_PAGE}
+
+
+def svg_of(given, block=0):
+    return block_svg(block_picture(KVLayout.from_spec(given), block))
+
+
+def text_boxes(root):
+    """Left, top, right, bottom of every text on the page, by a width that letters have on average."""
+    for text in root.iter(f"{SVG}text"):
+        size = FIELDS[text.get("class")]
+        said = "".join(text.itertext())
+        width, x, y = len(said) * size * 0.56, float(text.get("x")), float(text.get("y"))
+        left = {"middle": x - width / 2, "end": x - width, None: x}[text.get("text-anchor")]
+        yield said, (left, y - size * 0.75, left + width, y + size * 0.2)
+
+
+def meet(a, b):
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_labels_lie_on_the_page_and_apart(name):
+    root = ET.fromstring(svg_of(CASES[name], 1))
+    _, _, width, height = map(float, root.get("viewBox").split())
+    assert width == WIDTH
+    boxes = list(text_boxes(root))
+    for said, (left, top, right, bottom) in boxes:
+        assert left >= MARGIN - 1, said
+        assert right <= WIDTH - MARGIN + 1, said
+        assert top >= 0, said
+        assert bottom <= height, said
+    for (one, a), (other, b) in combinations(boxes, 2):
+        assert not meet(a, b), (one, other)
+    for shape in root.iter(f"{SVG}rect"):
+        if shape.get("class") != "page" and shape.get("x"):
+            assert 0 <= float(shape.get("x")) <= float(shape.get("x")) + float(shape.get("width")) <= WIDTH
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_tells_who_cannot_see_it(name):
+    layout = KVLayout.from_spec(CASES[name])
+    root = ET.fromstring(svg_of(CASES[name]))
+    assert root.get("role") == "img"
+    assert [child.tag for child in root][:2] == [f"{SVG}title", f"{SVG}desc"]
+    assert layout.notation in root.find(f"{SVG}title").text
+    assert f"{layout.block_nbytes:,} bytes" in root.find(f"{SVG}desc").text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_loaded_and_nothing_reaches_beyond_it(name):
+    svg = svg_of(CASES[name])
+    assert not re.findall(r"href|<script|@import|url\((?!#kvplan-)", svg)
+    assert svg.count("http") == 1  # the namespace
+    known = set(re.findall(r'<pattern id="([^"]+)"', svg))
+    assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= known
+    rules = re.sub(r"@media\([^)]*\)", "", STYLE).replace("{.", "\n.").split("}")
+    assert all(".kvplan-block" in rule for rule in rules if rule.strip("{} \n"))
+
+
+def test_every_part_has_its_colour_and_folds_say_their_count():
+    svg = svg_of(CASES["gpu_split_kv"])
+    said = [text for text, _ in text_boxes(ET.fromstring(svg))]
+    assert {"layer 0", "78 more", "layer 79", "k", "v", "14 more", "other blocks"} <= {*said}
+    assert any(text.startswith("allocation \N{MULTIPLICATION SIGN} 80") for text in said)
+    assert any("not to scale" in text for text in said)
+    assert "#0072b2" in svg
+    assert "#e69f00" in svg
+
+
+def test_colours_differ():
+    parts = ("k", "v", "kv", "k_scale", "v_scale", "index", "state")
+    assert len(set(colours(parts).values())) == len(parts)
+
+
+def test_small_labels_are_no_smaller_than_11_pixels():
+    assert min(map(int, re.findall(r"font(?:-size)?:(\d+)px", STYLE))) == 11
+
+
+def test_light_and_dark():
+    light, dark = STYLE.split("@media(prefers-color-scheme:dark)")
+    for rule in (".page", ".run", ".hatch", ".back", ".cut", ".zoom"):
+        assert rule in light
+        assert rule in dark
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_the_documentation_are_what_is_drawn(name):
+    assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == svg_of(PICTURES[name])
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_facts_and_the_picture():
+    layout = KVLayout.from_tensors("layer: block kv token dim", [np.zeros((4, 2, 8, 16), np.float16)] * 1)
+    html = layout._repr_html_()
+    root = ET.fromstring(html)
+    assert [row.text for row in root.iter("td")][:2] == ["layer: block kv token dim", "float16 on cpu"]
+    assert root.find(f"{SVG}svg") is not None
+
+
+def test_names_are_escaped():
+    layout = KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 2, "dim": 8}})
+    layout.notation = "<b>&"
+    assert "<td>&lt;b&gt;&amp;</td>" in layout._repr_html_()
+    assert "<b>" not in layout._repr_html_()
+
+
+def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
+    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    assert "<td>block token head dim</td>" in KVLayout.from_spec(WOVEN)._repr_html_()
+    assert "<svg" not in KVLayout.from_spec(WOVEN)._repr_html_()
+
+
+# ---- PNG -------------------------------------------------------------------------------------------------------------
+
+
+def test_png_is_one():
+    pytest.importorskip("cairosvg")
+    from kvplan.draw.png import PIXELS, png_of
+
+    png = png_of(svg_of(PADDED_PAGE))
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(png[16:20]) == PIXELS
