@@ -123,7 +123,7 @@ def test_another_file(capsys, measures, folder, tmp_path):
     _, err = text(capsys, "--output", str(tmp_path / "sub" / "mine.json"))
     assert store.read(tmp_path / "sub" / "mine.json") == MEASURED
     assert f"saved {tmp_path}/sub/mine.json" in err
-    assert not list(folder.glob('*'))
+    assert not list(folder.glob("*"))
 
 
 def test_its_document(capsys, measures, folder):
@@ -179,7 +179,7 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys, monkeypatch, folder, argv):
 
     monkeypatch.setattr(machine, "machine", nobody)
     assert complaint(capsys, *argv) == "kvplan: the CUDA driver (libcuda.so.1) is not there\n"
-    assert not list(folder.glob('*'))
+    assert not list(folder.glob("*"))
 
 
 def test_a_gpu_that_is_too_busy(capsys, measures, monkeypatch, folder):
@@ -190,7 +190,7 @@ def test_a_gpu_that_is_too_busy(capsys, measures, monkeypatch, folder):
 
     monkeypatch.setattr(calibrate, "calibrate", busy)
     assert "is the GPU busy with something else?" in complaint(capsys)
-    assert not list(folder.glob('*'))
+    assert not list(folder.glob("*"))
 
 
 def test_a_file_that_cannot_be_written(capsys, measures, tmp_path):

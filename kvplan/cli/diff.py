@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the difference; a finding where the pair cannot be compiled."""
     src, dst = pair_of(args)
-    found = _difference(src, dst, args.change)
+    found = difference_of(src, dst, args.change)
     if args.json:
         print_json("diff", _facts(found))
     else:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return int(found.made is None)
 
 
-class _Difference(NamedTuple):
+class Difference(NamedTuple):
     """Everything that is told of a pair; ``made`` and ``broken`` are None where it cannot be compiled."""
 
     src: KVLayout
@@ -68,7 +68,8 @@ class _Difference(NamedTuple):
     advice: Advice
 
 
-def _difference(src: KVLayout, dst: KVLayout, change: str | None) -> _Difference:
+def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
+    """Work it out; ``change`` is the side that may change its order: A, B, or None for the one on the host, else B."""
     sides = {name: {key: facts[key] for key in FACTS}
              for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
@@ -78,7 +79,7 @@ def _difference(src: KVLayout, dst: KVLayout, change: str | None) -> _Difference
         broken = first_break(src, dst, made)
     except IncompatibleLayoutsError as error:
         refused = " ".join(str(error).split())
-    return _Difference(src, dst, sides, made, refused, broken, advise(src, dst, side))
+    return Difference(src, dst, sides, made, refused, broken, advise(src, dst, side))
 
 
 def _may_change(src: KVLayout, dst: KVLayout) -> str:
@@ -89,7 +90,7 @@ def _may_change(src: KVLayout, dst: KVLayout) -> str:
 # ---- as facts ------------------------------------------------------------------------------------------------
 
 
-def _facts(found: _Difference) -> dict[str, Any]:
+def _facts(found: Difference) -> dict[str, Any]:
     """The difference as plain facts; bytes unless the name says otherwise."""
     made = found.made
     return {
@@ -178,9 +179,18 @@ def _numbers(numbers: Numbers) -> dict[str, Any]:
 # ---- for people ----------------------------------------------------------------------------------------------
 
 
-def _show(found: _Difference) -> None:
+FACT_HEADER = ("* differs", "", "A", "B")
+
+
+def _show(found: Difference) -> None:
+    facts = number_table(FACT_HEADER, fact_rows(found), right=())
+    show(facts, fact_table([*told_rows(found), *advice_rows(found)]))
+
+
+def fact_rows(found: Difference) -> list[tuple[str, ...]]:
+    """Facts of both sides, under :data:`FACT_HEADER`."""
     differs = _differing(found.sides)
-    rows = [
+    return [
         (
             name,
             "*" if key in differs else "",
@@ -188,7 +198,6 @@ def _show(found: _Difference) -> None:
         )
         for key, name in zip(FACTS, _FACT_NAMES, strict=True)
     ]
-    show(number_table(("* differs", "", "A", "B"), rows, right=()), fact_table([*_told(found), *_better(found)]))
 
 
 _FACT_NAMES = (
@@ -215,7 +224,8 @@ def _said(key: str, value: Any, layout: KVLayout) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _told(found: _Difference) -> Iterator[tuple[str, str]]:
+def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
+    """What is matched, and where the sides part."""
     if found.made is None or found.broken is None:
         yield "no program", found.refused or ""
         return
@@ -243,7 +253,8 @@ def _told(found: _Difference) -> Iterator[tuple[str, str]]:
     yield "axis", broken.axis
 
 
-def _better(found: _Difference) -> Iterator[tuple[str, str]]:
+def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
+    """What would be better."""
     advice = found.advice
     name, layout = NAMES[advice.change], getattr(found, advice.change)
     orders = count_of(advice.tried, "order")

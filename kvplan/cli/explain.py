@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     program = compile(*pair_of(args))
-    plan = _plan_of(args, program)
+    plan = plan_of(args, program)
     facts = program_facts(program)
     if plan is None:
         if args.profile is not None:
@@ -59,17 +59,18 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(program.explain().rstrip("\n"))
         return 0
-    profile, where = _profile_of(args.profile)
-    made, text = _candidates(plan, profile, policy)
+    profile, where = profile_named(args.profile)
+    made, text = candidates_of(plan, profile, policy)
     if args.json:
         print_json("explain", {**facts, "plan": made})
         return 0
     print(program.explain().rstrip("\n"))
-    print(f"\n{_plan_line(plan)}\n{where}{text}")
+    print(f"\n{plan_line(plan)}\n{where}{text}")
     return 0
 
 
-def _plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
+def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
+    """The plan of the blocks that were given, or None where none were."""
     src, dst = args.src or args.blocks, args.dst or args.blocks
     if src is None and dst is None:
         return None
@@ -78,7 +79,7 @@ def _plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
     return program.plan(expanded("--src", src, program.src), expanded("--dst", dst, program.dst))
 
 
-def _profile_of(name: str | None) -> tuple[DeviceProfile, str]:
+def profile_named(name: str | None) -> tuple[DeviceProfile, str]:
     """The profile, and a line that says whose it is where nobody asked for it."""
     from kvplan.tune.store import all_shipped, by_name, find_for
 
@@ -94,7 +95,7 @@ def _profile_of(name: str | None) -> tuple[DeviceProfile, str]:
         return profile, f"no GPU here: as on an {profile.gpu}\n"
 
 
-def _candidates(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dict[str, Any], str]:
+def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dict[str, Any], str]:
     """The plan's candidates as facts and as text; of plans that have none, why."""
     from kvplan.execute.mixed import halves_of
     from kvplan.tune import cost
@@ -121,7 +122,8 @@ def _candidates(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dic
     return {**about, **facts(*given)}, f"{line}\n\n{explain(*given)}"
 
 
-def _plan_line(plan: Plan) -> str:
+def plan_line(plan: Plan) -> str:
+    """A plan in a line."""
     return f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}"
 
 

@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
         print_json("inspect", facts)
         return 0
     show(
-        fact_table(_summary(facts)),
+        fact_table(summary_rows(facts)),
         *(
-            number_table((_title(view, facts), "extent", "stride in bytes"), _axes(view), right=(1, 2))
+            number_table((view_title(view, facts), "extent", "stride in bytes"), axis_rows(view), right=(1, 2))
             for view in facts["views"]
         ),
     )
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """A layout in words, a row a fact."""
     layers, heads = facts["layers"], facts["heads"]
     virtual = ", virtual addresses" if facts["virtual"] else ""
     token = facts["token_nbytes"]
@@ -99,12 +100,13 @@ def _headed(facts: dict[str, Any]) -> bool:
     return any(axis["axis"] == "head" for view in facts["views"] for axis in view["axes"])
 
 
-def _title(view: dict[str, Any], facts: dict[str, Any]) -> str:
+def view_title(view: dict[str, Any], facts: dict[str, Any]) -> str:
+    """Whose axes these are."""
     layers = "" if view["layers"] == facts["layers"] else f", layers {ranges(view['layers'])}"
     return f"{', '.join(view['parts'])}{layers}"
 
 
-def _axes(view: dict[str, Any]) -> list[tuple[str, str, str]]:
+def axis_rows(view: dict[str, Any]) -> list[tuple[str, str, str]]:
     """A row an axis; factors of a split axis side by side, the outer first."""
     rows = []
     for axis in view["axes"]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "how two layouts compile into a copy program, pass by pass",
     "which": "what lies at an address: layer, part, block, token, head, byte",
     "verify": "move markers from one layout to another and back, and say what arrived",
+    "report": "all of this as one page, to attach to an issue",
     "pairs": "every device layout of the catalogue against every host layout",
     "backends": "the engines whose tensors kvplan can describe",
     "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",

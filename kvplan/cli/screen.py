@@ -20,6 +20,7 @@ SCHEMAS = {
     "plan": 1,
     "diff": 1,
     "explain": 1,
+    "report": 1,
     "which": 1,
     "verify": 1,
     "pairs": 1,

@@ -44,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
         held = [{"notation": layout.notation, "places": list(map(_place, places))} for layout, places in found]
         print_json("which", {"address": address, "nbytes": nbytes, "content": content, "layouts": held})
         return 0 if content else 1
-    show(*(fact_table(_rows(layout, places, address, nbytes)) for layout, places in found))
+    show(*(fact_table(place_rows(layout, places, address, nbytes)) for layout, places in found))
     return 0 if content else 1
 
 
-def _rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes: int) -> list[tuple[str, str]]:
+def place_rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes: int) -> list[tuple[str, str]]:
+    """What lies at an address, a row a fact."""
     first = places[0]
     rows = [("layout", layout.notation), ("asked", f"{bytes_in_words(nbytes)} at {address:#x}")]
     if first.kind != "outside":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
@@ -17,7 +18,7 @@ p.about{color:var(--faint);margin:0 0 1.5rem}nav a{margin-right:1rem;color:var(-
 table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:left;vertical-align:top}
 th{color:var(--faint);font-weight:500}td.number{text-align:right;font-variant-numeric:tabular-nums}
 pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem 1rem;overflow-x:auto;border-radius:4px}
-figure{margin:.75rem 0}svg{max-width:100%;height:auto}summary{cursor:pointer;color:var(--mark)}
+figure{margin:.75rem 0}img{width:100%;height:auto}summary{cursor:pointer;color:var(--mark)}
 .sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:0 2rem}
 @media print{nav{display:none}}
 """.strip()
@@ -88,9 +89,10 @@ def _cell(content: str, *, named: bool, number: bool) -> str:
     return f"<td{kind}>{escape(content).replace(chr(10), '<br>')}</td>"
 
 
-def figure(svg: str) -> str:
-    """A picture, inline; ``svg`` is trusted to be ours."""
-    return f"<figure>{svg.strip()}</figure>"
+def figure(svg: str, alt: str) -> str:
+    """A picture, as an image of its own: its styles and names reach no other."""
+    data = b64encode(svg.encode()).decode()
+    return f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 def folded(summary: str, body: str) -> str:

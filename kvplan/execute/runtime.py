@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -287,7 +288,8 @@ class Runtime:
                 transfer._waiters -= 1
                 if transfer._over:
                     transfer._give_back()
-        self.poll(transfer)
+        while not self.poll(transfer):  # the call returned, but the event has not passed
+            time.sleep(20e-6)
         self.reap()  # those before it have ended too
 
     def reap(self) -> int:

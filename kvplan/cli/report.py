@@ -1,0 +1,160 @@
+"""``kvplan report``: all that can be seen of one layout or two, as one page to attach to an issue."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvplan.cli.diff import FACT_HEADER, advice_rows, difference_of, fact_rows, told_rows
+from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
+from kvplan.cli.facts import layout_facts
+from kvplan.cli.inspect import axis_rows, summary_rows, view_title
+from kvplan.cli.plan import block_ids
+from kvplan.cli.screen import exact, print_json
+from kvplan.cli.sources import layout_of, pair_of, sizes
+from kvplan.cli.which import place_rows, what
+from kvplan.draw.page import Section, figure, folded, page, sides, table, text
+from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.version import __version__
+from kvplan.where import locate
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+
+EXAMPLES = """examples:
+  kvplan report examples/specs/gpu_split_kv.toml --output report.html
+  kvplan report examples/specs/host_block_first.toml examples/specs/gpu_split_kv.toml \\
+      --blocks 0-15 --output report.html
+  kvplan report dump.json --which 16@0x7f0000002000 --output report.html"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    source = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
+    parser.epilog = EXAMPLES
+    parser.add_argument("source", metavar="A", help=source)
+    parser.add_argument("destination", metavar="B", nargs="?", help="the same: the other side")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the page")
+    given = "AXIS=EXTENT,..."
+    parser.add_argument("--sizes", type=sizes, metavar=given, help="of notations, in elements: layer=80,block=1024,...")
+    parser.add_argument("--dtype", help="of notations (default bf16)")
+    for side, name in (("src", "A"), ("dst", "B")):
+        parser.add_argument(f"--{side}-sizes", type=sizes, metavar=given, help=f"where {name} differs")
+        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default cpu)")
+    parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
+    for side, name in (("src", "A"), ("dst", "B")):
+        parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help=f"where {name} has others")
+    parser.add_argument("--profile", metavar="NAME", help="whose costs; see kvplan explain")
+    parser.add_argument("--overlap", default="idle", metavar="WHAT", help="what runs beside: idle, decode or prefill")
+    parser.add_argument("--which", type=what, metavar="BYTES@ADDRESS", help="an address of A to tell of")
+    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.report)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page; a finding where the pair cannot be compiled."""
+    sections, finding = _sections(args)
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    title = f"kvplan: {args.source}" + (f" to {args.destination}" if args.destination else "")
+    made = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
+    _write(Path(args.output), made)
+    nbytes = len(made.encode())
+    if args.json:
+        titles = [section.title for section in sections]
+        print_json("report", {"path": args.output, "nbytes": nbytes, "sections": titles, "compiles": not finding})
+    else:
+        print(f"{args.output}: {', '.join(section.title for section in sections)}; {exact(nbytes)}")
+    return int(finding)
+
+
+def _sections(args: argparse.Namespace) -> tuple[list[Section], bool]:
+    if args.destination is None:
+        if args.blocks or args.src or args.dst:
+            raise KVPlanError("blocks are of a plan between two layouts; give B, too")
+        one = argparse.Namespace(layout=args.source, sizes=args.src_sizes or args.sizes, dtype=args.dtype,
+                                 device=args.src_device)  # fmt: skip
+        layout = layout_of(one)
+        return [Section("Layout", _layout(layout)), *_address(layout, args), _machine()], False
+    src, dst = pair_of(args)
+    found = difference_of(src, dst, None)
+    told = table([*told_rows(found), *advice_rows(found)])
+    made = [
+        Section("Layouts", sides(f"<h3>A</h3>{_layout(src)}", f"<h3>B</h3>{_layout(dst)}")),
+        Section("Difference", table(fact_rows(found), FACT_HEADER) + told),
+    ]
+    if found.made is not None:
+        made += _program(src, dst, args)
+    return [*made, *_address(src, args), _machine()], found.made is None
+
+
+def _layout(layout: KVLayout) -> str:
+    from kvplan.draw.block import block_picture
+    from kvplan.draw.svg import block_svg
+
+    facts = layout_facts(layout)
+    axes = "".join(
+        table(axis_rows(view), (view_title(view, facts), "extent", "stride in bytes"), right=(1, 2))
+        for view in facts["views"]
+    )
+    try:
+        picture = figure(block_svg(block_picture(layout)), f"one block of {layout.notation}")
+    except LayoutError as error:  # woven of too many runs to be drawn
+        picture = text(str(error))
+    return table(summary_rows(facts)) + picture + folded("axes", axes)
+
+
+def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
+    from kvplan.execute import Policy
+    from kvplan.facade import compile  # noqa: A004
+
+    policy = Policy(overlap=args.overlap)
+    try:
+        program = compile(src, dst)
+    except IncompatibleLayoutsError:  # already told by the difference
+        return
+    yield Section(
+        "Program", figure(program.diagram(), "the runs of one unit") + folded("passes", text(program.explain()))
+    )
+    plan = plan_of(args, program)
+    if plan is not None:
+        profile, where = profile_named(args.profile)
+        yield Section("Plan", text(f"{plan_line(plan)}\n{where}{candidates_of(plan, profile, policy)[1]}"))
+
+
+def _address(layout: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
+    if args.which is not None:
+        nbytes, address = args.which
+        places = locate(layout, address, nbytes)
+        yield Section("Address", table(place_rows(layout, places, address, nbytes)))
+
+
+def _machine() -> Section:
+    from kvplan.tune.doctor import examine, gather
+
+    found = examine(gather(busy=False))
+    rows = [(one.name, one.state, f"{one.what}\n{one.advice}".strip()) for one in found]
+    return Section("Machine", table(rows, ("", "", "found, and what to do")))
+
+
+def _write(path: Path, made: str) -> None:
+    """Whole or not at all.
+
+    Raises:
+        KVPlanError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_text(made, encoding="utf-8")
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        raise KVPlanError(
+            f"--output {str(path)!r} cannot be written: {getattr(error, 'strerror', '') or error}"
+        ) from None
