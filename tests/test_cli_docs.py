@@ -21,7 +21,7 @@ def test_commands_answer_as_shown(capsys, monkeypatch, command, shown):
 
 
 def test_every_block_is_run():
-    assert len(BLOCKS) == TEXT.count("```console") == 5
+    assert len(BLOCKS) == TEXT.count("```console") == 7
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan import KVPlanError
+from kvplan import KVLayout, KVPlanError
 from kvplan.cli import doctor, main
 from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import SCHEMAS, schema_of
@@ -21,8 +21,6 @@ from tests.test_cli_calibrate import H100, MEASURED
 from tests.test_cli_doctor import GPU_LESS, HEALTHY, SLOW
 
 THERE = {found.name.removesuffix(".json") for found in (files("kvplan.cli") / "schemas").iterdir()}
-# Registered by commands whose schema their own tests bring; empty once all are there.
-TO_COME = {"which", "verify", "layout"}
 TOKEN_MAJOR, PADDED, WITH_INDEX = (
     str(SPECS / f"{name}.toml") for name in ("host_token_major", "mla_fp8_padded", "mla_with_index")
 )
@@ -39,8 +37,7 @@ def valid(found):
 
 
 def test_every_document_has_one():
-    assert set(SCHEMAS) - THERE <= TO_COME
-    assert set(SCHEMAS) >= THERE
+    assert set(SCHEMAS) == THERE
     assert {name.partition("-")[0] for name in COMMANDS} <= set(SCHEMAS)
 
 
@@ -100,6 +97,9 @@ def test_a_name_without_one():
         ("diff", PADDED, PADDED),
         ("diff", WITH_INDEX, WITH_INDEX),
         ("diff", "layer: block dim", "block layer dim", "--sizes", "layer=2,block=3,dim=8"),
+        ("which", "16@0x7f0000002000", GPU),
+        ("which", "9000@0x7f0000001ff0", GPU),
+        ("verify", GPU, HOST, "--blocks", "1"),
         ("pairs",),
         ("backends",),
     ],
@@ -107,6 +107,16 @@ def test_a_name_without_one():
 )
 def test_what_is_printed_validates(capsys, argv):
     valid(document(capsys, *argv))
+
+
+def test_a_page_and_a_dump(capsys, tmp_path):
+    valid(document(capsys, "report", GPU, "--output", str(tmp_path / "page.html")))
+    KVLayout.from_spec(GPU).save(tmp_path / "dump.json")
+    valid(json.loads((tmp_path / "dump.json").read_text()))
+
+
+def test_what_is_no_content(capsys):
+    valid(document(capsys, "which", "0x10", GPU, code=1))
 
 
 def test_a_pair_that_does_not_compile(capsys):

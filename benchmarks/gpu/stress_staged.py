@@ -1,9 +1,9 @@
 """Hunts for staged transfers that lose bytes: ``python -m benchmarks.gpu.stress_staged --minutes 4 --others``.
 
 Before each transfer the ring is filled with 0xEE, and what may become its header with zeros: nothing stale can look
-right. ``--same`` verifies the second of two equal transfers instead (same slots, bytes and header); ``--streams 1`` does
-without the second kernel stream; ``--others`` lets other executors move the same in between. What is wrong is told: which
-run and stream, whether it was left as it was, and what the ring, the header and the run table hold.
+right. ``--same`` verifies the second of two equal transfers instead (same slots, bytes and header); ``--streams 1``
+does without the second kernel stream; ``--others`` lets other executors move the same in between. What is wrong is
+told: which run and stream, whether it was left as it was, and what the ring, the header and the run table hold.
 """
 
 import argparse
@@ -74,8 +74,8 @@ def report(one, runtime, moved, later, expected, before):
     granules = max(1, min(ring.slot_nbytes, max(n.nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES)) // staging.nbytes)
     print(f"WRONG: {n}, lane's thread {seen['thread']}, {granules} units a chunk, first slot {first} of {ring.slots}")
     print(
-        f"  {int(wrong.sum())} runs: {int((wrong & left).sum())} untouched, {int((wrong & poisoned).sum())} of the ring's"
-        f" poison, {int((wrong & again).sum())} RIGHT WHEN LOOKED AT AGAIN (it ended early)"
+        f"  {int(wrong.sum())} runs: {int((wrong & left).sum())} untouched, {int((wrong & poisoned).sum())} of the"
+        f" ring's poison, {int((wrong & again).sum())} RIGHT WHEN LOOKED AT AGAIN (it ended early)"
     )
     if load:
         words = 8 * -(-n.blocks // granules) + 2 * n.blocks
@@ -107,8 +107,8 @@ def report(one, runtime, moved, later, expected, before):
             stream = "other" if load and chunk % 2 else "kernel"
             now = "right" if bool((held == expected[run, unit].cpu()).all()) else "WRONG"
             print(
-                f"    unit {unit} run {run} chunk {chunk} stream {stream} bytes {8 * int(off[0])}..{8 * int(off[-1]) + 8}"
-                f" ({off.numel()} words): {what}; ring now {now}"
+                f"    unit {unit} run {run} chunk {chunk} stream {stream} bytes"
+                f" {8 * int(off[0])}..{8 * int(off[-1]) + 8} ({off.numel()} words): {what}; ring now {now}"
             )
 
 

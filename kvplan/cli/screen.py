@@ -29,6 +29,7 @@ SCHEMAS = {
     "doctor": 1,
     "calibrate": 1,
     "bench": 1,
+    "layout": 1,  # a file: kvplan.dump writes it
     "finding": 1,
 }
 
