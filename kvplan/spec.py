@@ -84,6 +84,18 @@ def _sequence(spec: Mapping[str, Any], key: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def read_whole(path: Path) -> str:
+    """The text of a file; a device or a pipe may never end, and is none.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+        UnicodeDecodeError: no text.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(f"no file: {path}")
+    return path.read_text(encoding="utf-8")
+
+
 def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(spec, Mapping):
         return spec
@@ -91,7 +103,7 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         raise LayoutError(f"a spec is a file or a mapping, not {spec!r}")
     path, kind = Path(spec), "a file"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path)
         kind = "JSON" if path.suffix == ".json" or text.startswith("{") else "TOML"  # a dump, by whatever name
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
+from kvplan.spec import read_whole
 
 # Models whose sliding_window holds for every layer, though nothing in the file says so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
@@ -36,10 +37,10 @@ def read_config(path: str | Path) -> Model:
         LayoutError: the file cannot be read, lacks a key, or has one that is not understood, by name.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(read_whole(Path(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise LayoutError(f"cannot read the config {str(path)!r}: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
         raise LayoutError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise LayoutError(f"{str(path)!r} holds a {type(content).__name__}; a config is a table of keys")
