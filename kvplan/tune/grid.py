@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import NamedTuple
 
 from kvplan.errors import KVPlanError
@@ -74,8 +74,6 @@ class Bench:
                 raise KVPlanError(f"runs of {size} bytes; give a multiple of {WORD}")
         for count in self.counts:
             block_runs_of(count)
-        if not isfinite(self.seconds):
-            raise KVPlanError(f"{self.seconds} seconds; give a number of them")
         known = paths_of(self.device)
         for what, given, right in (
             ("direction", self.directions, DIRECTIONS),
@@ -88,7 +86,7 @@ class Bench:
                     raise KVPlanError(f"{one!r} is no {what}; there are {', '.join(right)}")
         if self.beside and self.device == "cpu":
             raise KVPlanError("beside compute only GPUs are measured; give a device such as cuda:0, or nothing beside")
-        if not self.seconds > 0:
+        if not 0 < self.seconds < inf:
             raise KVPlanError(f"{self.seconds} seconds is no time; give more than 0")
         if not any(size * count <= self.most_nbytes for size in self.sizes for count in self.counts):
             least = spelled(min(self.sizes, default=0) * min(self.counts, default=0))
