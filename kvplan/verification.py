@@ -68,21 +68,23 @@ def verify(
     *,
     executor: Any = None,
     blocks: int | tuple[Any, Any] | None = None,
-    markers: bool = False,
+    markers: bool = True,
 ) -> Verification:
     """Move blocks as a transfer would, and hold every byte against :meth:`kvplan.KVLayout.address` of both layouts.
 
-    Nothing is lost: the blocks written are saved before and put back, also where something raises. Nothing else may
-    use them meanwhile. What arrives is compared byte by byte on the CPU, at some ten million bytes a second.
+    The blocks that it writes are saved before and put back, also where something raises; nothing else may use them
+    meanwhile. What a wrong executor writes beside the rows that are compared is neither seen nor put back. What arrives
+    is compared byte by byte on the CPU, at some ten million bytes a second.
 
     Args:
-        src: layout to read; its content stays as it is, unless ``markers``.
+        src: layout to read; written and put back, unless ``markers`` is False.
         dst: layout to write.
         executor: what moves plans; by default the host path, for two layouts in CPU memory.
         blocks: how many blocks of the side whose blocks are larger; or ``(src_ids, dst_ids)``, say those that an engine
             has free. By default the first 8, or as many as there are, or as hold 4 MiB.
         markers: write to the source blocks, too, and put them back: each byte tells its coordinate, so that no two look
-            alike and what lies in the wrong place tells where it came from.
+            alike and what lies in the wrong place tells where it came from. Without, the source's own content moves,
+            and rows that hold the same, as those of an empty pool do, are not told apart.
 
     Raises:
         IncompatibleLayoutsError: the two do not compile.

@@ -107,7 +107,14 @@ def _facts(found: Difference) -> dict[str, Any]:
 
 
 def _differing(sides: dict[str, dict[str, Any]]) -> list[str]:
-    return [key for key in FACTS if sides["src"][key] != sides["dst"][key]]
+    src, dst = sides["src"], sides["dst"]
+    return [key for key in FACTS if src[key] != dst[key] and not (key == "dtype" and _alike(src[key], dst[key]))]
+
+
+def _alike(dtype: str, other: str) -> bool:
+    """Whether two names are of one dtype: torch's and numpy's, and the short ones of specs."""
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+    return short.get(dtype, dtype) == short.get(other, other)
 
 
 def _matched(made: Passes) -> dict[str, Any]:

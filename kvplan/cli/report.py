@@ -16,7 +16,7 @@ from kvplan.cli.facts import layout_facts
 from kvplan.cli.inspect import axis_rows, summary_rows, view_title
 from kvplan.cli.plan import block_ids
 from kvplan.cli.screen import exact, print_json
-from kvplan.cli.sources import layout_of, pair_of, sizes
+from kvplan.cli.sources import SOURCE, layout_of, pair_of, sizes
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
@@ -35,9 +35,8 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    source = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
     parser.epilog = EXAMPLES
-    parser.add_argument("source", metavar="A", help=source)
+    parser.add_argument("source", metavar="A", help=SOURCE)
     parser.add_argument("destination", metavar="B", nargs="?", help="the same: the other side")
     parser.add_argument("--output", required=True, metavar="FILE", help="the page")
     given = "AXIS=EXTENT,..."
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page; a finding where the pair cannot be compiled."""
     sections, finding = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    title = f"kvplan: {args.source}" + (f" to {args.destination}" if args.destination else "")
+    title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
     made = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
     _write(Path(args.output), made)
     nbytes = len(made.encode())
@@ -69,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{args.output}: {', '.join(section.title for section in sections)}; {exact(nbytes)}")
     return int(finding)
+
+
+def _called(source: str) -> str:
+    """A file's name without its folders, which are nobody's business; a notation as it is."""
+    return Path(source).name if Path(source).is_file() else source
 
 
 def _sections(args: argparse.Namespace) -> tuple[list[Section], bool]:
@@ -112,6 +116,8 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
     from kvplan.facade import compile  # noqa: A004
 
     policy = Policy(overlap=args.overlap)
+    if args.profile is not None and not (args.blocks or args.src or args.dst):
+        raise KVPlanError("--profile is of a plan; give --blocks, or --src and --dst")
     try:
         program = compile(src, dst)
     except IncompatibleLayoutsError:  # already told by the difference

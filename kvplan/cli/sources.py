@@ -10,7 +10,7 @@ from kvplan.errors import KVPlanError
 from kvplan.layout import KVLayout
 from kvplan.notation import parse
 
-SOURCE = "a .toml or .json spec, or a notation (in quotes), which needs --sizes"
+SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."
 
 _SIZE = re.compile(r"([a-z]+(?:\.[0-9]+)?)=([0-9]{1,18})")

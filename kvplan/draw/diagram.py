@@ -67,7 +67,9 @@ def _group(group: RunGroup, number: int) -> Iterator[str]:
     for band, at, name in ((bands[0], upper, "source"), (bands[1], lower, "destination")):
         for start, width in band.boxes():
             yield f'<rect class="band" x="{start:.1f}" y="{at}" width="{width:.1f}" height="{BAND}"/>'
-        caption = f"{name}: {run_times(len(band.stretches), band.shortest, band.longest)}, contiguous"
+        count = len(band.stretches)
+        apart = ", apart" if count > 1 else ", contiguous"
+        caption = f"{name}: {run_times(count, band.shortest, band.longest)}{apart}"
         yield _text(MARGIN, at - 4 if at == upper else at + BAND + 14, caption, small=True)
     for k, row in enumerate(shown):
         colour = COLOURS[k % len(COLOURS)]
