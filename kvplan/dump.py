@@ -6,7 +6,6 @@ regions are virtual, so that nothing can be moved through them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from kvplan.algebra import Factors, extent, normal
 from kvplan.build import Built, part_name
 from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, check_disjoint
 from kvplan.errors import LayoutError, NotationError
+from kvplan.files import write_whole
 from kvplan.notation import parse
 from kvplan.spec import ITEMSIZE
 
@@ -110,15 +110,8 @@ def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
     if not isinstance(path, str | os.PathLike):
         raise LayoutError(f"path is {path!r}; give the file to write the dump to")
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.partial") if target.name else target
     try:
-        try:
-            beside.write_text(text_of(layout), encoding="utf-8")
-            beside.replace(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-            raise
+        write_whole(target, text_of(layout).encode())
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise LayoutError(f"cannot write the dump {str(target)!r}: {error}") from error
 

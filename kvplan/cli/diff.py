@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kvplan.advise import Advice, Numbers, advise, numbers_of
+from kvplan.advise import Advice, Numbers, advise
 from kvplan.cli.facts import extent_facts, layout_facts
 from kvplan.cli.screen import binary, count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_pair, pair_of
@@ -295,6 +295,3 @@ def _times(count: int, least: int, most: int, noun: str = "extent") -> str:
     """So many of such sizes: ``160 extents of 8 KiB``."""
     size = binary(most) if least == most else f"{least:,} to {exact(most)}"
     return f"{count_of(count, noun)} of {size}"
-
-
-__all__ = ["add_arguments", "numbers_of", "run"]

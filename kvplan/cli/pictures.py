@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
+from kvplan.files import write_whole
 from kvplan.layout import KVLayout
 
 if TYPE_CHECKING:
@@ -90,16 +90,8 @@ def _print(lines: list[Line], parts: tuple[str, ...]) -> None:
 
 def _write(option: str, name: str, content: bytes) -> None:
     """Write a file whole or not at all: a reader never sees half of it."""
-    path = Path(name)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part") if path.name else path
     try:
-        try:
-            part.write_bytes(content)
-            part.replace(path)
-        except OSError:
-            if part != path:
-                part.unlink(missing_ok=True)
-            raise
+        write_whole(Path(name), content)
     except OSError as error:
         raise KVPlanError(f"{option} {name!r} cannot be written: {error.strerror or error}") from None
 

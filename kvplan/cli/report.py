@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from kvplan.cli.sources import SOURCE, layout_of, pair_of, sizes
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.files import write_whole
 from kvplan.version import __version__
 from kvplan.where import locate
 
@@ -152,14 +152,8 @@ def _write(path: Path, made: str) -> None:
     Raises:
         KVPlanError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        try:
-            part.write_text(made, encoding="utf-8")
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        write_whole(path, made.encode())
     except (OSError, ValueError) as error:
         raise KVPlanError(
             f"--output {str(path)!r} cannot be written: {getattr(error, 'strerror', '') or error}"

@@ -1,0 +1,38 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside the file, then rename: a reader sees the old content or the new, never half of it.
+
+    Args:
+        path: the file; its folder exists.
+        content: all of its bytes.
+
+    Raises:
+        OSError: it cannot be written; what stood there is as it was, and nothing is left beside it.
+        ValueError: the name holds a null byte.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_whole(folder / "note", b"whole")
+    >>> [(file.name, file.read_bytes()) for file in folder.iterdir()]
+    [('note', b'whole')]
+    """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # one for each writer
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
+        raise
