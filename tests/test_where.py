@@ -83,7 +83,7 @@ def test_a_range_is_folded_without_loss(case, data):
     layout = layout_of(cache)
     known = coordinates(layout)
     region = data.draw(st.sampled_from(layout.regions))
-    start = data.draw(st.integers(region.address, region.end - 1))
+    start = region.address + data.draw(st.integers(0, region.nbytes - 1))  # where it lies differs from run to run
     nbytes = data.draw(st.integers(1, region.end - start))
     places = locate(layout, start, nbytes)
     assert sum(place.nbytes for place in places) == nbytes
