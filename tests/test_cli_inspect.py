@@ -7,8 +7,10 @@ import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
+from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
@@ -122,6 +124,14 @@ def test_inspect_document(capsys):
         "block_nbytes": 256,
         "token_nbytes": 64,
         "padding_nbytes": 0,
+        "padding": {
+            "share": 0.0,
+            "between_nbytes": 0,
+            "before_nbytes": 0,
+            "after_nbytes": 0,
+            "block_nbytes": 0,
+            "unused_nbytes": 0,
+        },
         "block_extents": {"count": 2, "min_nbytes": 128, "max_nbytes": 128},
         "views": [
             {
@@ -258,3 +268,31 @@ def test_picture_of_a_model(capsys, tmp_path):
 def test_padding_in_per_cent(capsys):
     text = answer(capsys, "inspect", str(SPECS / "mla_fp8_padded.toml"))
     assert "padding     191,886,480 bytes (183 MiB), 6.8 %" in text
+
+
+PADDED_PAGES = """\
+padding     48 bytes, 20 %
+            32 bytes between content, 16 bytes after all content
+waste       16 bytes a block of 80, 20 %
+"""
+
+
+def test_the_padding_after_the_last_page_counts_where_the_allocation_is_known(capsys, tmp_path):
+    pages = np.zeros((3, 80), np.uint8)
+    KVLayout.from_tensors("block dim", pages[:, :64]).save(tmp_path / "dump.json")
+    assert PADDED_PAGES in answer(capsys, "inspect", str(tmp_path / "dump.json"))
+    facts = document(capsys, "inspect", str(tmp_path / "dump.json"))
+    assert (facts["regions"][0]["nbytes"], facts["nbytes"], facts["padding_nbytes"]) == (240, 192, 48)
+    assert facts["padding"] == {"share": 0.2, "between_nbytes": 32, "before_nbytes": 0, "after_nbytes": 16,
+                                "block_nbytes": 16, "unused_nbytes": 0}  # fmt: skip
+    assert "padding         48 bytes, 20 %" in answer(capsys, "diff", *[str(tmp_path / "dump.json")] * 2)
+
+
+def test_a_spec_tells_of_no_memory_after_its_last_byte(capsys, tmp_path):
+    spec = tmp_path / "pages.json"
+    spec.write_text(json.dumps({"notation": "block dim", "dtype": "uint8", "strides": [80, 1],
+                                "sizes": {"block": 3, "dim": 64}}))  # fmt: skip
+    text = answer(capsys, "inspect", str(spec))
+    # 2 * 80 + 64 bytes, of them 192 of content; a block still wastes 16.
+    assert "padding     32 bytes, 14.3 %\n            the regions end with the last byte of content" in text
+    assert "waste       16 bytes a block of 80, 20 %" in text

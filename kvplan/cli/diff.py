@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvplan.advise import Advice, Numbers, advise
 from kvplan.cli.facts import extent_facts, layout_facts
+from kvplan.cli.inspect import padding_words
 from kvplan.cli.screen import binary, count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.compare import Break, Onward, first_break, untouched
@@ -70,7 +71,7 @@ class Difference(NamedTuple):
 
 def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
     """Work it out; ``change`` is the side that may change its order: A, B, or None for the one on the host, else B."""
-    sides = {name: {key: facts[key] for key in FACTS}
+    sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
              for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
     made, refused, broken = None, None, None
@@ -201,7 +202,7 @@ def fact_rows(found: Difference) -> list[tuple[str, ...]]:
         (
             name,
             "*" if key in differs else "",
-            *(_said(key, found.sides[side][key], getattr(found, side)) for side in NAMES),
+            *(_said(key, found.sides[side], getattr(found, side)) for side in NAMES),
         )
         for key, name in zip(FACTS, _FACT_NAMES, strict=True)
     ]
@@ -213,7 +214,8 @@ _FACT_NAMES = (
 )  # fmt: skip
 
 
-def _said(key: str, value: Any, layout: KVLayout) -> str:
+def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
+    value = facts[key]
     if key == "heads" and not any(component.form.headed for component in layout.components):
         return "no axis of heads"
     if key in ("layers", "heads"):
@@ -222,8 +224,8 @@ def _said(key: str, value: Any, layout: KVLayout) -> str:
         return ", ".join(value)
     if key == "block_extents":
         return _times(value["count"], value["min_nbytes"], value["max_nbytes"])
-    if key == "padding_nbytes" and not value:
-        return "none"
+    if key == "padding_nbytes":
+        return padding_words(facts)
     if value is None:
         return "none: moves whole"
     if key.endswith("nbytes"):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from kvplan.algebra import Factors, extent, span
+from kvplan.algebra import Factors, extent
 from kvplan.components import Component, Form, Region
 from kvplan.layout import KVLayout
+from kvplan.padding import Padding, padding_of
 from kvplan.program import Program
 
 
@@ -19,6 +20,7 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
     from kvplan.facade import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
+    padding = padding_of(layout)
     return {
         "notation": layout.notation,
         "sizes": layout.sizes,
@@ -33,7 +35,8 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
         "nbytes": layout.nbytes,
         "block_nbytes": layout.block_nbytes,
         "token_nbytes": token_nbytes(layout),
-        "padding_nbytes": padding_nbytes(layout, regions),
+        "padding_nbytes": padding.nbytes,
+        "padding": padding_facts(padding),
         "block_extents": extent_facts(compile(layout, layout).program, "src"),
         "views": [_view(form, held, regions) for form, held in _by_form(layout).items()],
         "regions": [_region(region) for region in regions],
@@ -53,18 +56,16 @@ def token_nbytes(layout: KVLayout) -> int | None:
     return sum(extent(form.head) * extent(form.dim) for form in forms) if forms else None
 
 
-def padding_nbytes(layout: KVLayout, regions: Sequence[Region]) -> int:
-    """Bytes between the first and the last byte of content of each region that are no content."""
-    hulls: dict[int, tuple[int, int]] = {}
-    for component in layout.components:
-        form = component.form
-        stretch = span((*form.block, *form.inner)) + 1
-        for start in form.table or (0,):
-            first = component.address + start
-            region = _region_of(first, regions)
-            low, high = hulls.get(region, (first, first + stretch))
-            hulls[region] = (min(low, first), max(high, first + stretch))
-    return sum(high - low for low, high in hulls.values()) - layout.nbytes
+def padding_facts(padding: Padding) -> dict[str, Any]:
+    """Where padding lies, and what of it comes with each block."""
+    return {
+        "share": padding.share,
+        "between_nbytes": padding.between_nbytes,
+        "before_nbytes": padding.before_nbytes,
+        "after_nbytes": padding.after_nbytes,
+        "block_nbytes": padding.block_nbytes,
+        "unused_nbytes": padding.unused_nbytes,
+    }
 
 
 def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:

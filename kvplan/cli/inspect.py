@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from kvplan.cli.facts import layout_facts
@@ -65,18 +66,45 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("a token", "none: blocks move whole" if token is None else exact(token)),
         ("a block", exact(facts["block_nbytes"])),
         ("all blocks", exact(facts["nbytes"])),
-        ("padding", _padding(facts["padding_nbytes"], facts["nbytes"])),
+        *padding_rows(facts),
         ("contiguous", f"a block is {_extents(facts['block_extents'])}"),
         ("regions", _regions(facts["regions"])),
         ("seams", f"{len(facts['seams']):,}" if facts["seams"] else "none"),
     ]
 
 
-def _padding(padding: int, content: int) -> str:
-    if not padding:
+def padding_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How much is padding, where it lies, and what each block wastes."""
+    padding, nbytes = facts["padding"], facts["padding_nbytes"]
+    yield "padding", padding_words(facts)
+    outside = [f"{exact(padding[f'{where}_nbytes'])} {where} all content" for where in ("before", "after")
+               if padding[f"{where}_nbytes"]]  # fmt: skip
+    if outside:
+        between = [f"{exact(padding['between_nbytes'])} between content"] if padding["between_nbytes"] else []
+        yield "", ", ".join([*between, *outside])
+    elif nbytes:
+        yield "", "the regions end with the last byte of content: what may follow it is not counted"
+    if nbytes and padding["block_nbytes"]:
+        wasted, held = padding["block_nbytes"], padding["block_nbytes"] + facts["block_nbytes"]
+        yield "waste", f"{exact(wasted)} a block of {held:,}, {percent(wasted / held)}"
+    if padding["unused_nbytes"]:
+        yield "unused", f"{exact(padding['unused_nbytes'])} in regions that hold nothing of this layout"
+
+
+def padding_words(facts: dict[str, Any]) -> str:
+    """Padding in bytes, and as a share of the regions that hold content."""
+    if not facts["padding_nbytes"]:
         return "none"
-    share = 100 * padding / (padding + content)
-    return f"{exact(padding)}, {share:.{1 if share >= 0.1 else 2}f} %"
+    return f"{exact(facts['padding_nbytes'])}, {percent(facts['padding']['share'])}"
+
+
+def percent(share: float) -> str:
+    """A share in words.
+
+    >>> percent(0.2), percent(1 / 7), percent(0.00012)
+    ('20 %', '14.3 %', '0.01 %')
+    """
+    return f"{100 * share:.{1 if share >= 0.001 else 2}f}".removesuffix(".0") + " %"
 
 
 def _extents(extents: dict[str, int]) -> str:

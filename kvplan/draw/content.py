@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.algebra import Factors, extent, meets, span
-from kvplan.components import Region
 from kvplan.layout import KVLayout
 
 
@@ -69,21 +67,6 @@ def following(factors: Factors, start: int) -> int | None:
     if found is not None:
         return whole * stride + found
     return (whole + 1) * stride if whole + 1 < count else None
-
-
-def stretches_of(regions: Sequence[Region]) -> list[range]:
-    """Addresses of each allocation; regions that share bytes are views of one.
-
-    >>> stretches_of([Region(0, 64), Region(32, 64), Region(96, 8)])
-    [range(0, 96), range(96, 104)]
-    """
-    found: list[range] = []
-    for region in sorted(regions, key=lambda region: region.address):
-        if found and region.address < found[-1].stop:
-            found[-1] = range(found[-1].start, max(found[-1].stop, region.end))
-        else:
-            found.append(range(region.address, region.end))
-    return found
 
 
 class Content:

@@ -1,0 +1,112 @@
+"""What of a layout's memory is no content: between blocks and inside them, before the first and after the last."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvplan.algebra import span
+from kvplan.components import Component, Region
+from kvplan.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Bytes of no content, in the allocations of a layout.
+
+    Attributes:
+        nbytes: of the allocations that hold content, less the content.
+        between_nbytes, before_nbytes, after_nbytes: of them, those between content of one allocation, before its first
+            byte of content and after its last.
+        unused_nbytes: of allocations that hold nothing of this layout; not counted above.
+        memory_nbytes: of the allocations that hold content.
+        block_nbytes: of each block: what one more block takes, less its content. None where no one number tells: blocks
+            that are looked up, or a block axis that is split or lies inside the others.
+    """
+
+    nbytes: int
+    between_nbytes: int
+    before_nbytes: int
+    after_nbytes: int
+    unused_nbytes: int
+    memory_nbytes: int
+    block_nbytes: int | None
+
+    @property
+    def share(self) -> float:
+        """Of the allocations that hold content, from 0 to 1."""
+        return self.nbytes / self.memory_nbytes
+
+
+def padding_of(layout: KVLayout) -> Padding:
+    """Count what is no content of a layout.
+
+    An allocation is the whole of a tensor's storage, or what a dump says; that of a spec ends with its last element.
+
+    >>> import numpy as np
+    >>> pages = np.zeros((3, 80), np.int8)
+    >>> found = padding_of(KVLayout.from_tensors("block dim", pages[:, :64]))
+    >>> found.nbytes, found.share, found.between_nbytes, found.after_nbytes, found.block_nbytes
+    (48, 0.2, 32, 16, 16)
+    """
+    memory = stretches_of(layout.regions)
+    starts = [stretch.start for stretch in memory]
+    hulls: dict[int, tuple[int, int]] = {}
+    for component in layout.components:
+        form = component.form
+        reach = span((*form.block, *form.inner)) + 1
+        for offset in form.table or (0,):
+            first = component.address + offset
+            at = bisect_right(starts, first) - 1
+            low, high = hulls.get(at, (first, first + reach))
+            hulls[at] = (min(low, first), max(high, first + reach))
+    total = sum(len(memory[at]) for at in hulls)
+    return Padding(
+        total - layout.nbytes,
+        sum(high - low for low, high in hulls.values()) - layout.nbytes,
+        sum(low - memory[at].start for at, (low, _) in hulls.items()),
+        sum(memory[at].stop - high for at, (_, high) in hulls.items()),
+        sum(map(len, memory)) - total,
+        total,
+        _of_each_block(layout),
+    )
+
+
+def stretches_of(regions: Sequence[Region]) -> list[range]:
+    """Addresses of each allocation; regions that share bytes are views of one.
+
+    >>> stretches_of([Region(0, 64), Region(32, 64), Region(96, 8)])
+    [range(0, 96), range(96, 104)]
+    """
+    found: list[range] = []
+    for region in sorted(regions, key=lambda region: region.address):
+        if found and region.address < found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, region.end))
+        else:
+            found.append(range(region.address, region.end))
+    return found
+
+
+def _of_each_block(layout: KVLayout) -> int | None:
+    """Components that lie among one another step together from block to block; others step each for itself."""
+    taken, reach, step = 0, -1, 0
+    for component in sorted(layout.components, key=lambda component: component.address):
+        stride = _block_stride(component)
+        if stride is None:
+            return None
+        first, end = component.hull()
+        if first >= reach:
+            taken += stride
+        elif stride != step:
+            return None
+        reach, step = max(reach, end), stride
+    return taken - layout.block_nbytes if taken >= layout.block_nbytes else None
+
+
+def _block_stride(component: Component) -> int | None:
+    """Bytes from each block to the next, where a block ends before the next begins."""
+    form = component.form
+    if form.table is not None or len(form.block) != 1 or form.block[0][1] <= span(form.inner):
+        return None
+    return form.block[0][1]
