@@ -285,7 +285,7 @@ def test_the_padding_after_the_last_page_counts_where_the_allocation_is_known(ca
     assert (facts["regions"][0]["nbytes"], facts["nbytes"], facts["padding_nbytes"]) == (240, 192, 48)
     assert facts["padding"] == {"share": 0.2, "between_nbytes": 32, "before_nbytes": 0, "after_nbytes": 16,
                                 "block_nbytes": 16, "unused_nbytes": 0}  # fmt: skip
-    assert "padding         48 bytes, 20 %" in answer(capsys, "diff", *[str(tmp_path / "dump.json")] * 2)
+    assert answer(capsys, "diff", *[str(tmp_path / "dump.json")] * 2).count("48 bytes, 20 %") == 2
 
 
 def test_a_spec_tells_of_no_memory_after_its_last_byte(capsys, tmp_path):
