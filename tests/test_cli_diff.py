@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kvplan import KVLayout
@@ -46,6 +48,8 @@ better   for B, on the host; 240 orders tried:
            160 runs of 8 KiB instead of 2,560 runs of 512 bytes; 2 extents
          layer block kv token head dim
            160 runs of 8 KiB instead of 2,560 runs of 512 bytes; 80 extents
+or       for A, on the device: block kv token layer head dim: 2 runs of 640 KiB
+         (--change A)
 """,
     (HOST, HOST): """\
 * differs      A                              B
@@ -104,8 +108,10 @@ better   for B, on the host; 12 orders tried:
          layer block token dim
            2 runs of 32 bytes instead of 8 runs of 8 bytes; 2 extents
          block layer token dim, blocks of 2 tokens
-           2 runs of 16 bytes a unit of 2 tokens instead of 8 runs of 8 bytes; 1
-         extent
+           2 runs of 16 bytes a unit of 2 tokens; 1 extent
+           instead of 8 runs of 8 bytes a unit of 4 tokens; 1 extent
+or       for A, on the device: block token layer dim: 1 run of 64 bytes
+         (--change A)
 """,
 }
 
@@ -144,7 +150,7 @@ def test_a_pair_that_does_not_compile(capsys):
     facts = document(capsys, "diff", GPU, X_PACKED, code=1)
     assert facts["refused"].startswith("the destination lacks layers 32-79")
     assert (facts["matched"], facts["program"], facts["first_break"]) == (None, None, None)
-    assert facts["advice"] == {"change": "B", "tried": 0, "present": None, "orders": []}
+    assert facts["advice"] == {"change": "B", "tried": 0, "present": None, "orders": [], "other_side": None}
 
 
 def test_an_order_would_mend_it(capsys):
@@ -201,6 +207,52 @@ def test_heads_that_stay(capsys):
     text = answer(capsys, "diff", *argv)
     assert "in B     heads 2-7 stay where they are" in text
     assert document(capsys, "diff", *argv)["matched"]["b_keeps"] == ["heads 2-7 stay where they are"]
+
+
+def test_the_other_side_is_told_only_where_it_is_better_and_no_side_was_asked_for(capsys):
+    advice = document(capsys, "diff", *SMALL)["advice"]
+    # Of B at best 2 runs a block; A laid out as B is, a block is one.
+    assert advice["orders"][0]["runs"] == 2
+    other = advice["other_side"]
+    assert (other["change"], other["orders"][0]["runs"], other["orders"][0]["unit_nbytes"]) == ("A", 1, 64)
+    assert "\nor  " not in answer(capsys, "diff", *SMALL, "--change", "B")
+    assert document(capsys, "diff", *SMALL, "--change", "B")["advice"]["other_side"] is None
+    assert document(capsys, "diff", HOST, HOST)["advice"]["other_side"] is None
+
+
+UNLIKE_PARTS = """\
+unit     4 tokens, 80 bytes; 1 a block of A, 1 a block of B
+         of kv: 4 tokens, 64 bytes
+         of index: a block whole, 16 bytes
+runs     a unit is 10 runs of 8 bytes
+         of kv: 8 runs of 8 bytes
+         of index: 2 runs of 8 bytes
+extents  a unit is 4 extents of 8 to 32 bytes in A
+         of kv: 2 extents of 32 bytes in A
+         of index: 2 extents of 8 bytes in A
+         a unit is 2 extents of 16 to 64 bytes in B
+         of kv: 1 extent of 64 bytes in B
+         of index: 1 extent of 16 bytes in B
+"""
+
+
+def test_parts_that_are_unlike_have_a_line_each(capsys, tmp_path):
+    """Latents of 8 bytes a token, 4 tokens a block; indexer pages of 8 bytes that move whole; 2 layers."""
+    sizes = {"layer": 2, "block": 3, "token": 4, "dim": 8}
+    index = {"layer": 2, "block": 3, "dim": 8}
+    for name, kv, page in (("a", "layer: block token dim", "layer: block dim"),
+                           ("b", "(block token) layer dim", "block layer dim")):  # fmt: skip
+        parts = [{"notation": kv, "dtype": "uint8", "sizes": sizes},
+                 {"notation": page, "dtype": "uint8", "part": "index", "sizes": index}]  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps({"layouts": parts}))
+    pair = [str(tmp_path / f"{name}.json") for name in "ab"]
+    assert UNLIKE_PARTS in answer(capsys, "diff", *pair)
+    parts = document(capsys, "diff", *pair)["parts"]
+    assert [(one["parts"], one["opaque"], one["runs"], one["unit_tokens"]) for one in parts] == [
+        (["kv"], False, 8, 4),
+        (["index"], True, 2, 1),
+    ]
+    assert document(capsys, "diff", GPU, HOST)["parts"] == []
 
 
 @pytest.mark.parametrize("change", ["C", "a", ""])

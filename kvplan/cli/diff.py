@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvplan.advise import Advice, Numbers, advise
-from kvplan.cli.facts import extent_facts, layout_facts
-from kvplan.cli.inspect import padding_words
-from kvplan.cli.screen import binary, count_of, exact, fact_table, number_table, print_json, ranges, show
+from kvplan.advise import Advice, Numbers
+from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
+from kvplan.cli.difference import NAMES, Difference, difference_of, differing
+from kvplan.cli.facts import extent_facts
+from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
-from kvplan.compare import Break, Onward, first_break, untouched
-from kvplan.compiler import Passes, passes
-from kvplan.errors import IncompatibleLayoutsError
-from kvplan.explain import match_lines
-from kvplan.layout import KVLayout
+from kvplan.compare import Break, Onward, untouched
+from kvplan.compiler import Passes
 from kvplan.plan import direction_of
+from kvplan.program import Program
 
 EXAMPLES = """examples:
   kvplan diff examples/specs/gpu_split_kv.toml examples/specs/host_token_major.toml
@@ -26,12 +24,6 @@ EXAMPLES = """examples:
       --sizes block=64,token=16,head=8,dim=128
 
 A is the source (SRC), B the destination (DST). Exit code 1: they cannot be compiled."""
-
-NAMES = {"src": "A", "dst": "B"}
-FACTS = (
-    "notation", "dtype", "device", "layers", "parts", "heads", "num_blocks", "block_tokens", "token_nbytes",
-    "block_nbytes", "padding_nbytes", "block_extents",
-)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,65 +49,24 @@ def run(args: argparse.Namespace) -> int:
     return int(found.made is None)
 
 
-class Difference(NamedTuple):
-    """Everything that is told of a pair; ``made`` and ``broken`` are None where it cannot be compiled."""
-
-    src: KVLayout
-    dst: KVLayout
-    sides: dict[str, dict[str, Any]]
-    made: Passes | None
-    refused: str | None
-    broken: Break | None
-    advice: Advice
-
-
-def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
-    """Work it out; ``change`` is the side that may change its order: A, B, or None for the one on the host, else B."""
-    sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
-             for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
-    side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
-    made, refused, broken = None, None, None
-    try:
-        made = passes(src.geometry, dst.geometry)
-        broken = first_break(src, dst, made)
-    except IncompatibleLayoutsError as error:
-        refused = " ".join(str(error).split())
-    return Difference(src, dst, sides, made, refused, broken, advise(src, dst, side))
-
-
-def _may_change(src: KVLayout, dst: KVLayout) -> str:
-    """The host's pool is ours to order, the engine's cache is not."""
-    return "src" if src.device == "cpu" and dst.device != "cpu" else "dst"
-
-
-# ---- as facts ------------------------------------------------------------------------------------------------
-
-
 def _facts(found: Difference) -> dict[str, Any]:
     """The difference as plain facts; bytes unless the name says otherwise."""
     made = found.made
     return {
         "a": found.sides["src"],
         "b": found.sides["dst"],
-        "differs": _differing(found.sides),
+        "differs": differing(found.sides),
         "direction": direction_of(found.src, found.dst),
         "refused": found.refused,
         "matched": None if made is None else _matched(made),
-        "program": None if made is None else _program(made),
+        "program": None if made is None else _program(made.program),
         "first_break": None if found.broken is None else _broken(found.broken),
-        "advice": _advice(found.advice),
+        "parts": [{"parts": list(one.parts), "opaque": one.opaque, **_program(one.program)} for one in found.parts],
+        "advice": {
+            **_advice(found.advice),
+            "other_side": None if found.other is None else _advice(found.other),
+        },
     }
-
-
-def _differing(sides: dict[str, dict[str, Any]]) -> list[str]:
-    src, dst = sides["src"], sides["dst"]
-    return [key for key in FACTS if src[key] != dst[key] and not (key == "dtype" and _alike(src[key], dst[key]))]
-
-
-def _alike(dtype: str, other: str) -> bool:
-    """Whether two names are of one dtype: torch's and numpy's, and the short ones of specs."""
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
-    return short.get(dtype, dtype) == short.get(other, other)
 
 
 def _matched(made: Passes) -> dict[str, Any]:
@@ -130,8 +81,7 @@ def _matched(made: Passes) -> dict[str, Any]:
     }
 
 
-def _program(made: Passes) -> dict[str, Any]:
-    program = made.program
+def _program(program: Program) -> dict[str, Any]:
     return {
         "unit_tokens": program.unit_tokens,
         "unit_nbytes": program.unit_nbytes,
@@ -184,116 +134,6 @@ def _numbers(numbers: Numbers) -> dict[str, Any]:
     }
 
 
-# ---- for people ----------------------------------------------------------------------------------------------
-
-
-FACT_HEADER = ("* differs", "", "A", "B")
-
-
 def _show(found: Difference) -> None:
     facts = number_table(FACT_HEADER, fact_rows(found), right=())
     show(facts, fact_table([*told_rows(found), *advice_rows(found)]))
-
-
-def fact_rows(found: Difference) -> list[tuple[str, ...]]:
-    """Facts of both sides, under :data:`FACT_HEADER`."""
-    differs = _differing(found.sides)
-    return [
-        (
-            name,
-            "*" if key in differs else "",
-            *(_said(key, found.sides[side], getattr(found, side)) for side in NAMES),
-        )
-        for key, name in zip(FACTS, _FACT_NAMES, strict=True)
-    ]
-
-
-_FACT_NAMES = (
-    "layout", "dtype", "device", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block", "padding",
-    "contiguous",
-)  # fmt: skip
-
-
-def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
-    value = facts[key]
-    if key == "heads" and not any(component.form.headed for component in layout.components):
-        return "no axis of heads"
-    if key in ("layers", "heads"):
-        return f"{len(value):,} ({ranges(value)})"
-    if key == "parts":
-        return ", ".join(value)
-    if key == "block_extents":
-        return _times(value["count"], value["min_nbytes"], value["max_nbytes"])
-    if key == "padding_nbytes":
-        return padding_words(facts)
-    if value is None:
-        return "none: moves whole"
-    if key.endswith("nbytes"):
-        return exact(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """What is matched, and where the sides part."""
-    if found.made is None or found.broken is None:
-        yield "no program", found.refused or ""
-        return
-    program, broken = found.made.program, found.broken
-    pairs, *heads = match_lines(found.made.pairs)
-    yield "matched", pairs
-    for line in heads if any(pair.src.form.headed for pair in found.made.pairs) else ():
-        yield "", line
-    for side, line in untouched(found.made):
-        yield f"in {NAMES[side]}", line
-    units = f"; {program.src_units} a block of A, {program.dst_units} a block of B"
-    tokens = "a block" if found.src.opaque else count_of(program.unit_tokens, "token")
-    yield "unit", f"{tokens}, {exact(program.unit_nbytes)}{units}"
-    yield "runs", f"a unit is {_times(program.runs, *program.run_nbytes, 'run')}"
-    for side, name in NAMES.items():
-        yield "extents" if side == "src" else "", f"a unit is {_times(*program.extents(side))} in {name}"
-    if broken.axis is None:
-        yield "equal", f"one run a {'block' if program.src_units == program.dst_units == 1 else 'unit'}"
-        yield "after it", f"A {broken.src.text}, B {broken.dst.text}"
-        return
-    start = f"layer {broken.start.layer} {broken.start.part}"
-    yield "breaks", f"the first run, of {start}, ends after {exact(broken.nbytes)}: {broken.holds}"
-    yield "", f"then A {broken.src.text}"
-    yield "", f"and B {broken.dst.text}"
-    yield "axis", broken.axis
-
-
-def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """What would be better."""
-    advice = found.advice
-    name, layout = NAMES[advice.change], getattr(found, advice.change)
-    orders = count_of(advice.tried, "order")
-    if not advice.orders:
-        if advice.present is None:
-            yield "better", f"no order of {name} would make them meet"
-        else:
-            yield "better", f"nothing: {name} is as good as any of {orders} that were tried"
-        return
-    yield "better", f"for {name}, on the {'host' if layout.device == 'cpu' else 'device'}; {orders} tried:"
-    for order in advice.orders:
-        blocks = f", blocks of {count_of(order.block_tokens, 'token')}" * (order.block_tokens != layout.block_tokens)
-        yield "", f"{order.notation}{blocks}"
-        yield "", f"  {_instead(order.numbers, advice.present)}"
-
-
-def _instead(numbers: Numbers, present: Numbers | None) -> str:
-    """What an order gives, and what it gives instead of."""
-    gives, extents = _times(numbers.runs, *numbers.run_nbytes, "run"), numbers.extents
-    if present is None:
-        return f"{gives}, {_times(*extents)}"
-    if numbers.unit_tokens != present.unit_tokens:
-        gives += f" a unit of {count_of(numbers.unit_tokens, 'token')}"
-    if numbers.rank[0] != present.rank[0] or numbers.unit_tokens != present.unit_tokens:
-        was = _times(present.runs, *present.run_nbytes, "run")
-        return f"{gives} instead of {was}; {count_of(extents[0], 'extent')}"
-    return f"{gives}, {_times(*extents)} instead of {present.extents[0]:,}"
-
-
-def _times(count: int, least: int, most: int, noun: str = "extent") -> str:
-    """So many of such sizes: ``160 extents of 8 KiB``."""
-    size = binary(most) if least == most else f"{least:,} to {exact(most)}"
-    return f"{count_of(count, noun)} of {size}"

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.cli.diff import FACT_HEADER, advice_rows, difference_of, fact_rows, told_rows
+from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
+from kvplan.cli.difference import difference_of
 from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
 from kvplan.cli.facts import layout_facts
 from kvplan.cli.inspect import axis_rows, summary_rows, view_title
