@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
 from kvplan.draw.content import Gap
-from kvplan.draw.words import Label, caption, description, inside_run, labels, place, spoken, verdict
+from kvplan.draw.words import Label, caption, description, inside_run, labels, place, scale, spoken, verdict
 
 WIDTH, MARGIN = 960, 24
 BAR, CAPTION, LABELS, BETWEEN = 28, 20, 34, 18  # heights: a bar, the line above it, its labels, space to the next row
@@ -132,8 +132,7 @@ def _body(picture: BlockPicture) -> Iterator[str]:
 
 def _row(row: Zoom, boxes: Sequence[Box], top: int, fills: dict[str, str], *, inside: bool) -> Iterator[str]:
     what, nbytes = caption(row)
-    schematic = not _to_scale(row.band, boxes)
-    note = verdict(row, inside=inside) + (" · not to scale" if schematic else " · to scale")
+    note = f"{verdict(row, inside=inside)} · {scale(row.band, proportional=_proportional(boxes))}"
     left = INNER - text_width(note, 11) - 16
     rest = f" · {nbytes}" + (f" · {place(row)}" if row.path else "")
     rest = _clipped(rest, left - text_width(what, 13), 13)
@@ -236,9 +235,7 @@ def _boxes(band: Band) -> list[Box]:
     return boxes
 
 
-def _to_scale(band: Band, boxes: Sequence[Box]) -> bool:
-    if band.axis == "allocation" or any(isinstance(box.cell, Fold) for box in boxes):
-        return False
+def _proportional(boxes: Sequence[Box]) -> bool:
     rates = [box.cell.nbytes / box.width for box in boxes if not isinstance(box.cell, Fold)]
     return max(rates) < 1.01 * min(rates)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import log2
 from textwrap import wrap
 from typing import NamedTuple
 
 from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
 from kvplan.draw.content import Gap
-from kvplan.draw.words import TIMES, Label, caption, inside_run, labels, place, verdict
+from kvplan.draw.words import TIMES, Label, caption, inside_run, labels, place, scale, verdict
 
 NARROWEST = 40  # columns: below, nothing can be told apart
 
@@ -74,7 +74,7 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     block 0: 48 bytes in 4 runs of 12 bytes
     @ kv   / padding
     <BLANKLINE>
-    token x 4, 12 bytes each, 16 bytes apart; 4 runs
+    token x 4, 12 bytes each, 16 bytes apart; 4 runs; not to scale
     @@@@@@@@@/////////@@@@@@@@@/////////@@@@@@@@@/////////@@@@@@@@@/////////
     token 0  padding  token 1  padding  token 2  padding  token 3  padding
     12 B     4 B      12 B     4 B      12 B     4 B      12 B     4 B
@@ -88,8 +88,8 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     for row in rows:
         lines.append(())
         what, nbytes = caption(row)
-        note = verdict(row, inside=inside_run(rows, row))
-        text = f"{what}, {nbytes}; {note}"
+        drawn = scale(row.band, proportional=_widths(row.band, width)[2])
+        text = f"{what}, {nbytes}; {verdict(row, inside=inside_run(rows, row))}; {drawn}"
         if row.path:
             text = f"{place(row)}: {text}"
         lines += [(Span(line.replace(TIMES, chars.times), "bold"),) for line in wrap(text, width)]
@@ -127,7 +127,7 @@ def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, wid
 def _row(row: Zoom, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
     band = row.band
     apart = 2 if band.axis == "allocation" else 0
-    told, widths = _widths(band, width - apart * (len(band.cells) - 1))
+    told, widths, _ = _widths(band, width - apart * (len(band.cells) - 1))
     bar: list[Span] = []
     names, sizes = "", ""
     for k, (cell, columns, label) in enumerate(zip(band.cells, widths, told, strict=True)):
@@ -143,8 +143,11 @@ def _row(row: Zoom, fills: dict[str, str], chars: Characters, width: int) -> lis
     return [tuple(bar), (Span(names),), (Span(sizes),)]
 
 
-def _widths(band: Band, room: int) -> tuple[list[Label], list[int]]:
-    """The longest labels that find room, and columns for each cell: what its label needs, and some more."""
+def _widths(band: Band, room: int) -> tuple[list[Label], list[int], bool]:
+    """The longest labels that find room, and columns for each cell: by its bytes where all labels find room so.
+
+    Else what its label needs, and some more. Whether it is by bytes stands last.
+    """
     told = [labels(cell) for cell in band.cells]
     for k in range(len(told[0])):
         chosen = [variants[k] for variants in told]
@@ -153,12 +156,15 @@ def _widths(band: Band, room: int) -> tuple[list[Label], list[int]]:
             break
     else:
         least = [room // len(chosen)] * len(chosen)
-    weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in band.cells]
-    spare, ends, total = room - sum(least), [0], 0.0
-    for need, weight in zip(least, weights, strict=True):
-        total += need + spare * weight / sum(weights)
-        ends.append(round(total))
-    return chosen, [b - a for a, b in pairwise(ends)]
+    sizes = [0 if isinstance(cell, Fold) else cell.nbytes for cell in band.cells]
+    exact = [room * nbytes / sum(sizes) if sum(sizes) else 0.0 for nbytes in sizes]
+    proportional = all(share >= need for share, need in zip(exact, least, strict=True))
+    if not proportional:
+        weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in band.cells]
+        spare = room - sum(least)
+        exact = [need + spare * weight / sum(weights) for need, weight in zip(least, weights, strict=True)]
+    ends = [0, *(round(end) for end in accumulate(exact))]
+    return chosen, [b - a for a, b in pairwise(ends)], proportional
 
 
 def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:

@@ -109,6 +109,32 @@ def verdict(row: Zoom, *, inside: bool) -> str:
     return "one run" if row.band.runs == 1 else f"{row.band.runs:,} runs"
 
 
+def scale(band: Band, *, proportional: bool) -> str:
+    """Whether widths tell bytes.
+
+    Args:
+        band: whose inside a row draws.
+        proportional: whether its cells are as wide as their bytes ask for.
+
+    >>> token, pad = Band("token 0", ("k",), 48, 48, 1), Gap(16, 16)
+    >>> scale(Band("k", ("k",), 64, 48, 1, "token", 1, None, (token, pad)), proportional=True)
+    'to scale'
+    """
+    if not proportional or band.axis == "allocation" or any(isinstance(cell, Fold) for cell in band.cells):
+        return "not to scale"
+    return "to scale" if all(map(_even, band.cells)) else "bands to scale, not their inside"
+
+
+def _even(cell: Cell) -> bool:
+    """Whether a cell that is drawn small shows what is in it to scale: it does where all of that is of one size."""
+    if not isinstance(cell, Band) or not cell.cells or (cell.solid and len(cell.parts) == 1):
+        return True
+    if any(isinstance(inner, Fold) for inner in cell.cells):
+        return False
+    sizes = {inner.nbytes for inner in cell.cells if not isinstance(inner, Fold)}
+    return len(sizes) == 1 and all(map(_even, cell.cells))
+
+
 def inside_run(rows: list[Zoom], row: Zoom) -> bool:
     """Whether the band that a row is in is contiguous, so that the row shows a piece of one run."""
     return row.parent is not None and rows[row.parent].band.runs == 1
