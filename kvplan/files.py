@@ -12,6 +12,9 @@ from pathlib import Path
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside the file, then rename: a reader sees the old content or the new, never half of it.
 
+    What is there and no file, a pipe or a device, is written to as it is: a rename would put a file in its place. A
+    link stays one, and the file that it names is written.
+
     Args:
         path: the file; its folder exists.
         content: all of its bytes.
@@ -28,6 +31,10 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # one for each writer
     try:
         part.write_bytes(content)
