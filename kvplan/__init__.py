@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvplan.facade import CopyProgram, compile  # noqa: A004
     from kvplan.lower import StridedRows
     from kvplan.plan import Plan, join
+    from kvplan.resharding import PairProgram, Resharding, reshard
+    from kvplan.shards import Shard
     from kvplan.twin import Descriptors
     from kvplan.verification import Verification, verify
     from kvplan.where import Place, locate
@@ -44,10 +46,13 @@ __all__ = [
     "LayoutError",
     "NotationError",
     "OverlapError",
+    "PairProgram",
     "PathError",
     "Place",
     "Plan",
     "Policy",
+    "Resharding",
+    "Shard",
     "StridedRows",
     "Transfer",
     "TransferError",
@@ -58,6 +63,7 @@ __all__ = [
     "compile",
     "join",
     "locate",
+    "reshard",
     "verify",
 ]
 
@@ -66,9 +72,12 @@ _LATER = {
     "CopyProgram": "kvplan.facade",
     "Descriptors": "kvplan.twin",
     "Executor": "kvplan.execute",
+    "PairProgram": "kvplan.resharding",
     "Place": "kvplan.where",
     "Plan": "kvplan.plan",
     "Policy": "kvplan.execute",
+    "Resharding": "kvplan.resharding",
+    "Shard": "kvplan.shards",
     "StridedRows": "kvplan.lower",
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
@@ -77,6 +86,7 @@ _LATER = {
     "compile": "kvplan.facade",
     "join": "kvplan.plan",
     "locate": "kvplan.where",
+    "reshard": "kvplan.resharding",
     "verify": "kvplan.verification",
 }
 

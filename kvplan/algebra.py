@@ -54,6 +54,32 @@ def offset(factors: Factors, coordinate: int) -> int:
     return total
 
 
+def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
+    """An axis as two: stretches of ``at`` coordinates, and the coordinates of a stretch; None where no factors do that.
+
+    >>> cut(((4, 100), (16, 2)), 8)
+    (((4, 100), (2, 16)), ((8, 2),))
+    >>> cut(((4, 100), (16, 2)), 6) is None
+    True
+    """
+    inner: list[Factor] = []
+    left = list(factors)
+    while at > 1:
+        if not left:
+            return None
+        count, stride = left.pop()
+        if at % count == 0:
+            inner.insert(0, (count, stride))
+            at //= count
+        elif count % at == 0:
+            inner.insert(0, (at, stride))
+            left.append((count // at, stride * at))
+            at = 1
+        else:
+            return None
+    return tuple(left), tuple(inner)
+
+
 def span(factors: Factors) -> int:
     """Largest offset of any coordinate (strides are not negative).
 

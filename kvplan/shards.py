@@ -1,0 +1,267 @@
+"""Ranks of a deployment: which layers, heads and tokens each one's cache holds, and who else holds them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd, lcm
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.layout import KVLayout
+from kvplan.program import Int64Array
+from kvplan.slicing import number_ranges
+
+Heads = range | None  # None: content that belongs to no head
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's cache under context parallelism: its layout, and which tokens of a sequence lie in it.
+
+    Tokens are dealt to ``cp_size`` ranks in turn, ``interleave`` at a time: token ``t`` lies on rank
+    ``t // interleave % cp_size``. Blocks that follow one another in a rank's list hold its tokens in order, so that a
+    block id stands for ``block_tokens * cp_size`` tokens of the sequence, of which this rank has its share. With an
+    interleave of ``block_tokens``, whole blocks are dealt.
+
+    Args:
+        layout: what the rank holds; layers and heads by their global numbers.
+        cp_rank: number of the rank, from 0.
+        cp_size: ranks that share the tokens; 1 is every token.
+        interleave: tokens of one turn; divides the layout's block_tokens.
+
+    Raises:
+        LayoutError: numbers that are none, or opaque content, whose tokens cannot be told apart.
+
+    >>> import numpy as np
+    >>> cache = KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
+    >>> Shard(cache, cp_rank=1, cp_size=4).span_tokens
+    64
+    """
+
+    layout: KVLayout
+    cp_rank: int = 0
+    cp_size: int = 1
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layout, KVLayout):
+            raise LayoutError(f"a shard's layout is a {type(self.layout).__name__}; give a KVLayout")
+        for name in ("cp_rank", "cp_size", "interleave"):
+            value = getattr(self, name)
+            least = 0 if name == "cp_rank" else 1
+            if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < least:
+                raise LayoutError(f"{name} is {value!r}; it is an integer of at least {least}")
+        if self.cp_rank >= self.cp_size:
+            raise LayoutError(
+                f"cp_rank is {self.cp_rank}; of cp_size {self.cp_size} ranks it is 0 to {self.cp_size - 1}"
+            )
+        if self.cp_size > 1:
+            if any(c.form.opaque for c in self.layout.components):
+                raise LayoutError(f"{self.layout} has content without token slots, which no context parallelism splits")
+            tokens = self.layout.block_tokens
+            if tokens % self.interleave:
+                raise LayoutError(f"interleave is {self.interleave}; it divides the block_tokens of the rank, {tokens}")
+
+    @property
+    def span_tokens(self) -> int:
+        """Tokens of the sequence that one block id stands for, over all ranks."""
+        return self.layout.block_tokens * self.cp_size
+
+    @property
+    def period(self) -> int:
+        """Tokens after which the same rank has its turn again; 1 where every token is held."""
+        return self.interleave * self.cp_size if self.cp_size > 1 else 1
+
+    @property
+    def turn_tokens(self) -> int:
+        """Tokens that follow one another in the sequence and in this cache."""
+        return self.interleave if self.cp_size > 1 else self.layout.block_tokens
+
+    def holds(self, token: Int64Array) -> NDArray[np.bool_]:
+        """Whether tokens of a block's span lie on this rank."""
+        held: NDArray[np.bool_] = token // self.interleave % self.cp_size == self.cp_rank
+        return held
+
+    def slot(self, token: Int64Array) -> Int64Array:
+        """Slots of the rank's block in which those tokens lie."""
+        return token // (self.interleave * self.cp_size) * self.interleave + token % self.interleave
+
+    def meets(self, other: Shard) -> bool:
+        """Whether any token lies on both."""
+        token = np.arange(0, lcm(self.period, other.period), gcd(self.turn_tokens, other.turn_tokens))
+        return bool(np.any(self.holds(token) & other.holds(token)))
+
+    def __str__(self) -> str:
+        if self.cp_size == 1:
+            return str(self.layout)
+        return f"{self.layout} | tokens {self.cp_rank} of {self.cp_size}, {self.interleave} at a time"
+
+
+class Turn(NamedTuple):
+    """Of so many ranks that hold the same, this one: it moves the block ids that leave its number when divided."""
+
+    number: int
+    ranks: int
+
+
+class Share(NamedTuple):
+    """What one source moves to one destination in some of its turns: a product of layers, parts and heads.
+
+    Attributes:
+        turn: which block ids.
+        layers: global numbers.
+        src_parts, dst_parts: names on each side; ``"kv"`` on one may meet ``"k"`` and ``"v"`` on the other.
+        heads: global numbers, or None where the parts have no heads.
+    """
+
+    turn: Turn
+    layers: tuple[int, ...]
+    src_parts: tuple[str, ...]
+    dst_parts: tuple[str, ...]
+    heads: Heads
+
+
+class _Piece(NamedTuple):
+    """Content of one layer and destination part that one source moves in its turns."""
+
+    turn: Turn
+    src_parts: tuple[str, ...]
+    dst_part: str
+    heads: Heads
+
+
+def shares(
+    sources: Sequence[Shard], destinations: Sequence[Shard], *, complete: bool
+) -> dict[tuple[int, int], tuple[Share, ...]]:
+    """Who moves what to whom, so that every byte of every destination has one writer.
+
+    Args:
+        sources, destinations: the ranks of both sides.
+        complete: refuse destinations with content that no source holds.
+
+    Returns:
+        For each (source, destination) that meet, what is moved.
+
+    Raises:
+        IncompatibleLayoutsError: content of a destination that no source holds.
+        LayoutError: sources that deal the tokens of the same content in two ways.
+    """
+    held = [_held(shard.layout) for shard in sources]
+    pieces: dict[tuple[int, int], dict[int, list[_Piece]]] = defaultdict(lambda: defaultdict(list))
+    for d, destination in enumerate(destinations):
+        for (layer, part), heads in _held(destination.layout).items():
+            offers = [
+                (s, *found)
+                for s, layers in enumerate(held)
+                if (found := _offer(layers, layer, part, heads)) is not None
+            ]
+            for there, among in _split_heads(heads, offers):
+                _check_held(sources, among, d, layer, part, there, complete=complete)
+                for s, turn in _turns(sources, among).items():
+                    if sources[s].meets(destination):
+                        names = next(names for k, names, _ in offers if k == s)
+                        pieces[s, d][layer].append(_Piece(turn, names, part, there))
+    return {pair: tuple(_products(layers)) for pair, layers in sorted(pieces.items())}
+
+
+def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
+    return {(c.layer, c.part): c.form.heads if c.form.headed else None for c in layout.components}
+
+
+def _offer(
+    held: Mapping[tuple[int, str], Heads], layer: int, part: str, wanted: Heads
+) -> tuple[tuple[str, ...], Heads] | None:
+    """Names of a source's parts that hold a destination's part, and the heads both have."""
+    if (layer, part) in held:
+        names: tuple[str, ...] = (part,)
+    elif part == "kv" and (layer, "k") in held and (layer, "v") in held:
+        names = ("k", "v")
+    elif part in {"k", "v"} and (layer, "kv") in held:
+        names = ("kv",)
+    else:
+        return None
+    heads = held[layer, names[0]]
+    if heads is None or wanted is None:  # one of them has no head axis: compile says whether they meet
+        return names, None
+    both = range(max(heads.start, wanted.start), min(heads.stop, wanted.stop))
+    return (names, both) if both else None
+
+
+def _split_heads(
+    wanted: Heads, offers: Sequence[tuple[int, tuple[str, ...], Heads]]
+) -> Iterator[tuple[Heads, tuple[int, ...]]]:
+    """Ranges of heads with the same holders, and these."""
+    if wanted is None or any(heads is None for _, _, heads in offers):
+        yield wanted, tuple(s for s, _, _ in offers)
+        return
+    ranges = [(s, heads) for s, _, heads in offers if heads is not None]
+    edges = sorted({wanted.start, wanted.stop, *(edge for _, heads in ranges for edge in (heads.start, heads.stop))})
+    last: tuple[range, tuple[int, ...]] | None = None
+    for first, end in pairwise(edges):
+        among = tuple(s for s, heads in ranges if heads.start <= first and end <= heads.stop)
+        if last is not None and last[1] == among:
+            last = (range(last[0].start, end), among)
+            continue
+        if last is not None:
+            yield last
+        last = (range(first, end), among)
+    if last is not None:
+        yield last
+
+
+def _check_held(
+    sources: Sequence[Shard],
+    among: Sequence[int],
+    destination: int,
+    layer: int,
+    part: str,
+    heads: Heads,
+    *,
+    complete: bool,
+) -> None:
+    where = f"layer {layer} {part!r}" + (f", heads {number_ranges(heads)}" if heads is not None else "")
+    schemes = sorted({(sources[s].cp_size, sources[s].interleave if sources[s].cp_size > 1 else 1) for s in among})
+    if len(schemes) > 1:
+        told = " and ".join(f"{size} ranks, {interleave} tokens at a time" for size, interleave in schemes)
+        raise LayoutError(f"sources hold {where} by two ways of dealing tokens ({told}); name those of one way")
+    missing = sorted(set(range(schemes[0][0])) - {sources[s].cp_rank for s in among}) if schemes else []
+    if missing:
+        where += f", tokens of context-parallel rank {number_ranges(missing)} of {schemes[0][0]}"
+    if complete and (missing or not among):
+        raise IncompatibleLayoutsError(
+            f"no source holds {where}, which destination {destination} holds; name the rank that does, slice the "
+            "destination, or pass complete=False to leave those bytes as they are"
+        )
+
+
+def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
+    """Of ranks that hold the same tokens, each one's place in the rotation."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for s in among:
+        alike[sources[s].cp_rank].append(s)
+    return {s: Turn(k, len(held)) for held in alike.values() for k, s in enumerate(held)}
+
+
+def _products(layers: Mapping[int, list[_Piece]]) -> Iterator[Share]:
+    """The pieces of all layers as few products: layers that are alike, then parts that are."""
+    alike: dict[tuple[_Piece, ...], list[int]] = defaultdict(list)
+    for layer, pieces in layers.items():
+        alike[tuple(pieces)].append(layer)
+    for held, numbers in alike.items():
+        grouped: dict[tuple[Turn, Heads], list[_Piece]] = defaultdict(list)
+        for piece in held:
+            grouped[piece.turn, piece.heads].append(piece)
+        for turn in {turn for turn, _ in grouped}:
+            ranges = [heads for there, heads in grouped if there == turn and heads is not None]
+            if (turn, None) in grouped and len(ranges) == 1:  # a slice of heads keeps what has no heads whole
+                grouped[turn, ranges[0]] += grouped.pop((turn, None))
+        for (turn, heads), same in grouped.items():
+            src = tuple(dict.fromkeys(name for piece in same for name in piece.src_parts))
+            yield Share(turn, tuple(sorted(numbers)), src, tuple(piece.dst_part for piece in same), heads)
