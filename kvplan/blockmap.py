@@ -14,6 +14,7 @@ import numpy as np
 from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.program import BlockAxis, Int64Array, Program
+from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
 _INT64 = np.dtype(np.int64)
 
@@ -146,18 +147,18 @@ def place(
         BlockIndexError: an id that is negative or past the last block.
         OverlapError: a destination unit that is named twice.
     """
-    expand = loops()
+    expand = loops(count)
     out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
     seen = _scratch.of(dst.num_blocks * dst.units)
     kind, at = expand.place_units(
         src_ids, dst_ids, src_skip, dst_skip, src.axes, dst.axes, src.tables, dst.tables,
         src.num_blocks, dst.num_blocks, seen, out,
     )  # fmt: skip
-    if kind == expand.PLACED:
+    if kind == PLACED:
         return out
-    if kind == expand.TWICE:
+    if kind == TWICE:
         block, unit = divmod(at, dst.units)
         where = f" (unit {unit} of it)" if dst.units > 1 else ""
         raise OverlapError(f"dst_blocks name block {block}{where} more than once; each destination is written once")
-    ids, side, name = (src_ids, src, "src") if kind == expand.SRC_OUTSIDE else (dst_ids, dst, "dst")
+    ids, side, name = (src_ids, src, "src") if kind == SRC_OUTSIDE else (dst_ids, dst, "dst")
     raise BlockIndexError(f"{name}_blocks[{at}] is {int(ids[at])}; {name} blocks are 0 to {side.num_blocks - 1}")

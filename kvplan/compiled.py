@@ -1,14 +1,62 @@
-"""The planner's compiled loops, without loading numba before the first plan."""
+"""Which loops plan: numba's, loaded with the first plan; or numpy's, for little work in a process that soon ends.
+
+Numba takes half a second to load. A service has that behind it with its first plan; a command that plans once has not.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 
+# Contiguous copies: with so many, numpy is done before numba is loaded, also where each of them is cut at seams.
+LITTLE = 1 << 16
 
-@cache
-def loops() -> ModuleType:
-    """:mod:`kvplan.expand`. An import statement in a function costs a third of a microsecond a call; this does not."""
+_sparing: ContextVar[bool] = ContextVar("kvplan_sparing", default=False)
+loaded: ModuleType | None = None  # the compiled loops, once there are: who has them need not count its work
+
+
+@contextmanager
+def sparing(*, wanted: bool = True) -> Iterator[None]:
+    """Within, numba is not loaded for little work: for a process that plans once and ends. Results are equal.
+
+    >>> with sparing():
+    ...     spares(LITTLE), spares(LITTLE + 1)
+    (True, False)
+    >>> spares(1)
+    False
+    """
+    token = _sparing.set(wanted)
+    try:
+        yield
+    finally:
+        _sparing.reset(token)
+
+
+def spares(work: int) -> bool:
+    """Whether so many contiguous copies are no reason to load numba."""
+    return work <= LITTLE and _sparing.get()
+
+
+def loops(work: int) -> ModuleType:
+    """:mod:`kvplan.expand`; or, where numba is spared and not loaded, :mod:`kvplan.twin`, which has its functions.
+
+    An import statement in a function costs a third of a microsecond a call; this does not.
+
+    Args:
+        work: contiguous copies, or units, that are planned.
+    """
+    return loaded or _chosen(work)
+
+
+def _chosen(work: int) -> ModuleType:
+    global loaded  # noqa: PLW0603
+    if spares(work):
+        from kvplan import twin
+
+        return twin
     from kvplan import expand
 
-    return expand
+    loaded = expand
+    return loaded

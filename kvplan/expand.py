@@ -12,11 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvplan.jit import compiled as _compiled
-
-PLACED: Final = 0
-SRC_OUTSIDE: Final = 1
-DST_OUTSIDE: Final = 2
-TWICE: Final = 3
+from kvplan.twin import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
 
 TILE: Final = 1024  # units whose addresses stay in the first-level cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio

@@ -7,11 +7,12 @@ byte moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
-from kvplan import twin
+from kvplan import compiled, twin
 from kvplan.compiled import loops
 from kvplan.joints import Joint, joints
 from kvplan.program import Int64Array, Run, RunGroup
@@ -54,12 +55,13 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
     parts = together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
-    possible = joints(tuple(part.group for part in parts))
+    expand = compiled.loaded or loops(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))
+    possible = None if expand is twin else joints(tuple(part.group for part in parts))
     if possible is None:
         return twin.flat([(*part.group.offsets, part.units) for part in parts], seams.src, seams.dst, max_nbytes)
-    made = _expand(parts)
+    made = _expand(parts, expand)
     if possible:
-        made = _stitch(parts, possible, made)
+        made = _stitch(parts, possible, made, expand)
     if seams.any or max_nbytes is not None:
         made = cut(made, seams, max_nbytes)
     return made
@@ -75,9 +77,8 @@ def together(parts: Sequence[Part]) -> Sequence[Part]:
     return [Part(group, np.concatenate(units, axis=1)) for group, units in held.items()]
 
 
-def _expand(parts: Sequence[Part]) -> Descriptors:
+def _expand(parts: Sequence[Part], expand: ModuleType) -> Descriptors:
     """Every copy of every unit, each merged with its like in the neighbouring unit."""
-    expand = loops()
     plain: list[tuple[Int64Array, Int64Array]] = []
     chained: list[tuple[Int64Array, int, Int64Array]] = []
     total = 0
@@ -105,13 +106,13 @@ def _expand(parts: Sequence[Part]) -> Descriptors:
     return Descriptors(out[0], out[1], out[2])
 
 
-def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors) -> Descriptors:
+def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors, expand: ModuleType) -> Descriptors:
     """Merge where the end of one run meets the start of another, in those units of this plan that do."""
     bounds: list[Int64Array] = []
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
     for joint in possible:
         before, after = parts[joint.before].units, parts[joint.after].units
-        if not loops().can_meet(before, after, joint.src, joint.dst):
+        if not expand.can_meet(before, after, joint.src, joint.dst):
             continue
         src, dst = before[0] + joint.src, before[1] + joint.dst
         if joint.after not in sorted_dst:
@@ -124,14 +125,15 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors)
             bounds.append((before[1][met][:, None] + joint.ends).ravel())
     if not bounds:
         return made
-    expand = loops()
     left = expand.stitch(np.unique(np.concatenate(bounds)), *made)
     return Descriptors(*(column[:left] for column in made))
 
 
 def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Descriptors that cross no seam and are no longer than the cap."""
-    expand = loops()
+    expand = loops(made.size.size)
+    if expand is twin:
+        return twin.cut(made, *seams, max_nbytes)
     cap = NO_CAP if max_nbytes is None else min(max_nbytes, NO_CAP)
     none = np.empty(0, dtype=np.int64)
     count = int(expand.split(*seams, cap, *made, none, none, none, write=False))

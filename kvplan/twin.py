@@ -1,17 +1,25 @@
-"""Flat lowering in plain numpy: the slow twin of the compiled loops, and their fallback for irregular programs.
+"""The planner's loops in plain numpy: the slow twins of those in ``expand``, and their fallback.
 
-It sorts where the loops reason, so it holds several times the descriptors in memory and takes any input.
+Flat lowering sorts where the compiled loops reason, so it holds several times the descriptors in memory and takes any
+input: irregular programs go by it, too. The others have the names and arguments of the loops that they stand for, so
+that :func:`kvplan.compiled.loops` can give either module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from kvplan.program import Int64Array, merge_adjacent
+
+# What placing units finds; of both twins.
+PLACED: Final = 0
+SRC_OUTSIDE: Final = 1
+DST_OUTSIDE: Final = 2
+TWICE: Final = 3
 
 
 class Descriptors(NamedTuple):
@@ -76,3 +84,72 @@ def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nby
             rows.extend((src + at, dst + at, min(step, high - at)) for at in range(low, high, step))
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Descriptors(*(np.ascontiguousarray(table[:, k]) for k in range(3)))
+
+
+def place_units(
+    src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, src_axes: Int64Array, dst_axes: Int64Array,
+    src_tables: Int64Array, dst_tables: Int64Array, src_blocks: int, dst_blocks: int, seen: Any, out: Int64Array,
+) -> tuple[int, int]:  # fmt: skip
+    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`. ``seen`` is not needed.
+
+    Returns:
+        (PLACED, 0), or what is wrong and where: (SRC_OUTSIDE or DST_OUTSIDE, position), (TWICE, unit number).
+    """
+    del seen
+    count = out.shape[2]
+    for ids, num_blocks, kind in ((src_ids, src_blocks, SRC_OUTSIDE), (dst_ids, dst_blocks, DST_OUTSIDE)):
+        outside = np.flatnonzero((ids < 0) | (ids >= num_blocks))
+        if outside.size:
+            return kind, int(outside[0])
+    units = dst_axes.shape[1] - 3
+    numbers = (dst_ids[:, None] * units + np.arange(units)).ravel()[dst_skip : dst_skip + count]
+    again = np.ones(count, dtype=np.bool_)
+    again[np.unique(numbers, return_index=True)[1]] = False
+    if again.any():
+        return TWICE, int(numbers[np.argmax(again)])
+    _place_side(src_ids, src_skip, src_axes, src_tables, out[:, 0])
+    _place_side(dst_ids, dst_skip, dst_axes, dst_tables, out[:, 1])
+    return PLACED, 0
+
+
+def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array, out: Int64Array) -> None:
+    for group, (base, stride, row) in enumerate(axes[:, :3].tolist()):
+        blocks = tables[row, ids] if row >= 0 else ids * stride
+        out[group] = (base + blocks[:, None] + axes[group, 3:]).ravel()[skip : skip + out.shape[1]]
+
+
+def touching(units: Int64Array, nbytes: int) -> int:
+    """Units (2, n) whose next lies ``nbytes`` further on both sides, or as much before it.
+
+    >>> touching(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8)
+    1
+    """
+    src, dst = np.diff(units)
+    return int(np.count_nonzero((src == dst) & (np.abs(src) == nbytes)))
+
+
+def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
+    """Of every ``step``-th address from ``first`` on, those whose next lies ``nbytes`` further.
+
+    >>> rising(np.array([0, 8, 16, 24, 48]), 0, 2, 16)
+    1
+    """
+    return int(np.count_nonzero(np.diff(column[first::step]) == nbytes))
+
+
+def chain(units: Int64Array, nbytes: int, slots: Any, chains: Int64Array) -> int:
+    """Merge units where a run of ``nbytes`` of one is adjacent on both sides to that of another.
+
+    Args:
+        units: (2, n).
+        nbytes: of the run.
+        slots: not needed.
+        chains: (3, n), written: source and destination of the first unit of each chain, and the chain's bytes.
+
+    Returns:
+        How many chains there are.
+    """
+    del slots
+    made = merge_adjacent(units[0], units[1], np.full(units.shape[1], nbytes, dtype=np.int64))
+    chains[:, : made[0].size] = made
+    return made[0].size

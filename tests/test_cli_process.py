@@ -64,6 +64,8 @@ def test_python_dash_m(capsys, monkeypatch):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
+# What takes a tenth of a second or more to load, and of the standard library what takes more than a hundredth.
+HEAVY = ["torch", "triton", "cuda", "numba", "llvmlite", "matplotlib", "http", "xml", "ssl"]
 BLOCKED = """
 import sys
 class Blocker:
@@ -79,19 +81,25 @@ sys.exit(main({argv!r}))
 @pytest.mark.parametrize(
     ("argv", "blocked"),
     [
-        (["inspect", GPU], ["torch", "triton", "cuda", "numba"]),
-        (["inspect", GPU, "--json"], ["torch", "triton", "cuda", "numba", "rich"]),
-        (["which", "16@0x7f0000002000", GPU], ["torch", "triton", "cuda", "numba"]),
-        (["verify", GPU, HOST, "--blocks", "1", "--json"], ["torch", "triton", "cuda", "rich"]),
-        (["explain", GPU, HOST], ["torch", "triton", "cuda", "numba", "rich"]),
-        (["backends", "--json"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),
-        (["demo", "--help"], ["torch", "triton", "cuda", "numba", "rich", "transformers"]),
-        (["--help"], ["torch", "triton", "cuda", "numba", "rich"]),
-        (["plan", GPU, HOST, "--src", "0", "--dst", "1"], ["torch", "triton", "cuda"]),
+        (["inspect", GPU], HEAVY),
+        (["inspect", GPU, "--json"], [*HEAVY, "rich"]),
+        (["inspect", "--model", "llama-3.1-70b"], HEAVY),
+        (["which", "16@0x7f0000002000", GPU], HEAVY),
+        (["diff", GPU, HOST], HEAVY),
+        (["verify", GPU, HOST, "--blocks", "1", "--json"], [*HEAVY, "rich"]),
+        (["explain", GPU, HOST], [*HEAVY, "rich"]),
+        (["explain", HOST, GPU, "--blocks", "0-15"], [*HEAVY, "rich"]),
+        (["report", HOST, GPU, "--blocks", "0-15", "--output", "{folder}/report.html"], [*HEAVY, "rich"]),
+        (["backends", "--json"], [*HEAVY, "rich", "transformers"]),
+        (["demo", "--help"], [*HEAVY, "rich", "transformers"]),
+        (["pairs", "--device", "vllm-LBHNC", "--host", "page-first"], HEAVY),
+        (["--help"], [*HEAVY, "rich"]),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1"], HEAVY),
     ],
     ids=lambda value: " ".join(value[:1]),
 )
-def test_commands_start_light(argv, blocked):
+def test_commands_start_light(argv, blocked, tmp_path):
+    argv = [given.replace("{folder}", str(tmp_path)) for given in argv]
     done = python("-c", BLOCKED.format(blocked=blocked, argv=argv))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout

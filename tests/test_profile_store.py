@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_what_cannot_be_written_is_an_error_and_leaves_nothing(home):
     with pytest.raises(KVPlanError, match=r"cannot be written to .*/taken\.json: Is a directory"):
         store.save(MINE, home / "taken.json")
     assert not list(home.glob("*.part"))
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()), daemon=True)
+    reader.start()
+    store.save(MINE, pipe)
+    reader.join(10)
+    assert got == [MINE.to_json()]
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
+    assert not pipe.is_file()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable for root")

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvplan.compiled import sparing
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
 from kvplan.version import __version__
 
@@ -36,6 +37,9 @@ COMMANDS = {
     "bench": "time every path on this machine, and what else could move the same blocks",
     "doctor": "what of this machine is in the way of fast transfers, and what to do about it",
 }
+
+# What plans once and measures nothing need not load numba for it.
+SPARING = ("plan", "explain", "report", "verify")
 
 # With one of these, `inspect` asks what a model's cache would be, with options of its own.
 MODEL_OPTIONS = ("--model", "--config")
@@ -93,7 +97,8 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:  # argparse has printed help, the version or an error
         return int(stop.code or OK)
     try:
-        return int(import_module(args.module).run(args))
+        with sparing(wanted=args.command in SPARING):
+            return int(import_module(args.module).run(args))
     except IncompatibleLayoutsError as error:
         if getattr(args, "json", False):
             from kvplan.cli.screen import print_json

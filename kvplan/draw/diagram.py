@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
-from xml.sax.saxutils import escape
 
 from kvplan.explain import run_times
 from kvplan.program import RunGroup
@@ -43,7 +43,7 @@ def diagram(program: CopyProgram) -> str:
     height = 3 * CAPTION + MARGIN + len(groups) * (2 * BAND + GAP + 4 * CAPTION)
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(repr(program))}</title>",
+        f"<title>{escape(repr(program), quote=False)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}"/>',
         _text(MARGIN, 24, str(program.src)),
@@ -117,4 +117,4 @@ class _Band:
 
 def _text(x: float, y: float, text: str, *, small: bool = False) -> str:
     kind = ' class="small"' if small else ""
-    return f'<text x="{x}" y="{y}"{kind}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}"{kind}>{escape(text, quote=False)}</text>'

@@ -13,8 +13,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.compiled import spares, sparing
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.forks import generation
 from kvplan.execute.tally import Tally
@@ -48,9 +51,9 @@ def tasks(plan: Plan) -> tuple[list[Task], int]:
     Each loop is called for nothing first, so that one not loaded yet, for the types of these arrays, is loaded here.
     Runs are copied as the program has them; where they are longer than a task, as flat descriptors cut to size.
     """
-    from kvplan.execute import memcpy
-
     work: list[Task] = []
+    copies = sum(part.group.offsets[0].size * part.units.shape[1] for part in plan.parts)
+    memcpy = _hands(copies + plan.nbytes // TASK_NBYTES)
     copies = 0
     streaming = plan.nbytes >= STREAMING_NBYTES
     if any(run.nbytes > TASK_NBYTES for group, _ in plan.parts for run in group.runs):
@@ -95,6 +98,7 @@ class HostPath:
         self.tally = Tally()
         self.waiting_since: float | None = None
         self.loaded = threading.Event()
+        self._sparing = spares(0)  # as whoever makes it; the runner is a thread of its own
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()  # no job goes behind the None that ends them
@@ -168,10 +172,14 @@ class HostPath:
         return self._jobs.qsize()  # the one that waits is not in it; the None is
 
     def _serve(self) -> None:
+        with sparing(wanted=self._sparing):
+            self._serve_all()
+
+    def _serve_all(self) -> None:
         # What fails here fails again in the transfers that need it, where it is reported.
         with contextlib.suppress(Exception):
             if not self._closed or self.unfinished() > 1:
-                _load()
+                _hands(0).load()
         self.loaded.set()
         crew = _Crew(self.threads - 1)
         while (job := self._jobs.get()) is not None:
@@ -193,10 +201,10 @@ class HostPath:
         _live.discard(self)
 
 
-def _load() -> None:
-    from kvplan.execute import memcpy
-
-    memcpy.load()
+def _hands(copies: int) -> ModuleType:
+    """The loops that copy: compiled, or for so few copies that numba is spared, without it."""
+    name = "memmove" if spares(copies) else "memcpy"
+    return import_module(f"kvplan.execute.{name}")
 
 
 class _Crew:

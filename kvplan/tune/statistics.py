@@ -217,7 +217,8 @@ def chains(units: Int64Array, nbytes: int) -> int:
     >>> chains(np.array([[128, 0, 64], [128, 0, 64]]), 64), chains(np.array([[128, 64, 0], [128, 64, 0]]), 64)
     (1, 1)
     """
-    expand, count = loops(), int(units.shape[1])
+    count = int(units.shape[1])
+    expand = loops(count)
     left = count - int(expand.touching(units, nbytes))
     if left == 1 or int(np.ptp(units[1])) >= CLOSE * count * nbytes:
         return left
@@ -239,4 +240,5 @@ def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]
     """Granules that begin on the host where the one before ends."""
     host = 0 if direction == "load" else 1
     first = -skips[host] % facts.granule_units
-    return int(loops().rising(part.units[host], first, facts.granule_units, facts.granule_nbytes))
+    column = part.units[host]
+    return int(loops(column.size).rising(column, first, facts.granule_units, facts.granule_nbytes))

@@ -51,13 +51,17 @@ def path_of(here: Machine) -> Path:
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
-    """Write a profile; a reader sees the old one or the new one, never half.
+    """Write a profile; a reader sees the old one or the new one, never half. A pipe or a device stays what it is.
 
     Raises:
         KVPlanError: it cannot be written there.
     """
     part = None
     try:
+        path = Path(os.path.realpath(path))
+        if path.exists() and not path.is_file():
+            path.write_text(profile.to_json(), encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as made:
             part = Path(made.name)
