@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvplan.allocate import allocate
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
     from kvplan.facade import CopyProgram, compile  # noqa: A004
+    from kvplan.groups import Groups
     from kvplan.lower import StridedRows
     from kvplan.plan import Plan, join
     from kvplan.resharding import PairProgram, Resharding, reshard
@@ -39,6 +40,7 @@ __all__ = [
     "CopyProgram",
     "Descriptors",
     "Executor",
+    "Groups",
     "HostMemoryError",
     "IncompatibleLayoutsError",
     "KVLayout",
@@ -72,6 +74,7 @@ _LATER = {
     "CopyProgram": "kvplan.facade",
     "Descriptors": "kvplan.twin",
     "Executor": "kvplan.execute",
+    "Groups": "kvplan.groups",
     "PairProgram": "kvplan.resharding",
     "Place": "kvplan.where",
     "Plan": "kvplan.plan",

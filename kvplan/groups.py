@@ -1,0 +1,131 @@
+"""The KV-cache groups of one model, planned as one: each with its own blocks, its own ids, and its own front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, Protocol
+
+from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
+from kvplan.facade import CopyProgram
+from kvplan.plan import Plan, join
+from kvplan.resharding import PairProgram
+
+
+class Plans(Protocol):
+    """What plans one group: a copy program, or one pair of a resharding."""
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens that skips count in."""
+
+    def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
+        """Plan one transfer."""
+
+
+class Groups:
+    """Plans of a hybrid model: full attention beside sliding windows, states and indexer rows, in one submission.
+
+    Every group has a program of its own, between its layouts; block sizes may differ, and groups may lie over one
+    another in memory (as vLLM 0.33 places them), since their block ids tell them apart. A group without blocks moves
+    nothing.
+
+    Args:
+        programs: one a group, as :func:`kvplan.compile` makes them, or pairs of a :func:`kvplan.reshard`.
+
+    Raises:
+        LayoutError: no programs, or what is none.
+
+    >>> import kvplan, numpy as np
+    >>> def cache(layers, tokens):
+    ...     memory = np.zeros((len(layers), 64, 2, tokens, 2, 8), np.int8)
+    ...     return kvplan.KVLayout.from_tensors("layer block kv token head dim", memory, layers=layers)
+    >>> groups = kvplan.Groups([
+    ...     kvplan.compile(cache((0, 2), 16), cache((0, 2), 64)),  # full attention
+    ...     kvplan.compile(cache((1, 3), 16), cache((1, 3), 64)),  # of a window: what is before it is gone
+    ... ])
+    >>> groups.plan([range(8), [40, 41, 42]], [[0, 1], [5]], src_first=[0, 5])
+    Plan(host of 11 units, 11264 bytes)
+    """
+
+    def __init__(self, programs: Sequence[Plans]) -> None:
+        if not isinstance(programs, Iterable):
+            raise LayoutError(f"programs is {programs!r}; give one program a group")
+        self.programs: tuple[Plans, ...] = tuple(programs)
+        if not self.programs:
+            raise LayoutError("no groups; give at least one program")
+        spans = []
+        for k, program in enumerate(self.programs):
+            if isinstance(program, CopyProgram):
+                spans.append((program.src.block_tokens, program.dst.block_tokens))
+            elif isinstance(program, PairProgram):
+                spans.append((program.src.span_tokens, program.dst.span_tokens))
+            else:
+                raise LayoutError(f"programs[{k}] is a {type(program).__name__}; give what kvplan.compile makes")
+        self._spans = tuple(spans)
+
+    def plan(
+        self,
+        src_blocks: Sequence[Any],
+        dst_blocks: Sequence[Any],
+        *,
+        src_first: Sequence[int] | None = None,
+        dst_first: Sequence[int] | None = None,
+    ) -> Plan:
+        """Plan one transfer of all groups.
+
+        Where blocks of the two sides differ in size, a list that begins in the middle of a request may begin in the
+        middle of the other side's larger block. How far is told by the place of its first block in the request.
+
+        Args:
+            src_blocks, dst_blocks: of every group, block ids in order of tokens; both empty where it moves nothing.
+            src_first: of every group, how many source blocks of the request lie before the first of ``src_blocks``
+                (vLLM's ``block_indices``); 0 by default.
+            dst_first: the same of the destination; by default the destination's block that holds the first source
+                token, or 0 where ``src_first`` is not given either.
+
+        Returns:
+            One plan: one submission, one completion.
+
+        Raises:
+            BlockIndexError: lists that are not one a group, or ids, places or lengths that do not fit; it names the
+                group.
+            OverlapError: a destination written twice, also by two groups that lie over one another.
+        """
+        count = len(self.programs)
+        given = {"src_blocks": src_blocks, "dst_blocks": dst_blocks, "src_first": src_first, "dst_first": dst_first}
+        for name, value in given.items():
+            if value is not None and (not hasattr(value, "__len__") or len(value) != count):
+                raise BlockIndexError(f"{name} is {value!r}; give a sequence of {count}, one entry a group")
+        plans = []
+        for k, program in enumerate(self.programs):
+            ids = src_blocks[k], dst_blocks[k]
+            try:
+                if not (len(ids[0]) or len(ids[1])):
+                    plans.append(program.plan(*ids))
+                    continue
+                skips = self._skips(k, *(None if first is None else first[k] for first in (src_first, dst_first)))
+                plans.append(program.plan(*ids, *skips))
+            except KVPlanError as error:
+                raise type(error)(f"group {k}: {error}") from error
+        return join(plans)
+
+    def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
+        """Units of the first block of either side that lie before the first token both lists hold."""
+        for name, first in (("src_first", src_first), ("dst_first", dst_first)):
+            if first is not None and (isinstance(first, bool) or not hasattr(first, "__index__") or index(first) < 0):
+                raise BlockIndexError(f"{name} is {first!r}; it counts blocks of the request before the first given")
+        spans, unit = self._spans[group], self.programs[group].unit_tokens
+        src = index(src_first or 0) * spans[0]
+        dst = src // spans[1] * spans[1] if dst_first is None else index(dst_first) * spans[1]
+        start = max(src, dst)
+        for name, first, span in (("src", src, spans[0]), ("dst", dst, spans[1])):
+            if start - first >= span:
+                raise BlockIndexError(
+                    f"the {name} blocks begin at token {first} of the request and the other side's at {start}; leave "
+                    f"out the {(start - first) // span} {name} blocks before that"
+                )
+        return (start - src) // unit, (start - dst) // unit
+
+    def __repr__(self) -> str:
+        return f"Groups({', '.join(map(repr, self.programs))})"
