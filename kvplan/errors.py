@@ -6,6 +6,8 @@ anything moves.
 
 from __future__ import annotations
 
+AROUND = 60  # characters of a notation, shown before an offence and from there on, where a line is all there is
+
 
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
@@ -33,6 +35,20 @@ class NotationError(KVPlanError):
         self.column = column
         super().__init__(f"{problem} at column {column}\n    {text}\n    {' ' * (column - 1)}^")
 
+    @property
+    def one_line(self) -> str:
+        """The message where there is no second line for a caret: it stands in the text, before the offence.
+
+        >>> NotationError("unknown axis 'heads'", text="block heads", column=7).one_line
+        "unknown axis 'heads' at column 7: block ^heads"
+        """
+        at = self.column - 1
+        shown = "".join(mark if mark.isprintable() else " " for mark in self.text)
+        before, after = shown[max(at - AROUND, 0) : at], shown[at : at + AROUND]
+        before = "..." * (at > AROUND) + before
+        after += "..." * (len(shown) > at + AROUND)
+        return f"{str(self).splitlines()[0]}: {before}^{after}"
+
 
 class LayoutError(KVPlanError):
     """Tensors, sizes or a spec that do not make a layout."""
@@ -51,7 +67,7 @@ class OverlapError(KVPlanError):
 
 
 class HostMemoryError(KVPlanError):
-    """Host memory that a GPU cannot reach, asked of a path that must reach it."""
+    """Host memory that a GPU cannot reach, asked of a path that must reach it; or that cannot be shared."""
 
 
 class PathError(KVPlanError):

@@ -90,17 +90,38 @@ def test_bytes_that_are_no_text(capsys, tmp_path):
     assert "cannot read the spec" in fails(capsys, "inspect", str(path))
 
 
-def test_a_notation_error_keeps_its_caret(capsys, tmp_path):
-    assert main(["inspect", "layer: blok dim", "--sizes", "layer=1"]) == 2
-    first, text, caret = capsys.readouterr().err.splitlines()
-    assert first.startswith("kvplan: 'blok' is no axis")
-    assert text.index("blok") == caret.index("^")
+AXES = "axes are layer, kv, block, token, head, dim"
+HINT = 'one is "layer: kv block token head dim"'
+
+
+@pytest.mark.parametrize("json_too", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("notation", "said"),
+    [
+        ("layer: blok dim", f"'blok' is no axis ({AXES}) at column 8: layer: ^blok dim"),
+        ("block (token dim", "a '(' that is never closed at column 7: block ^(token dim"),
+        ("layer:", "no dims; a tensor has at least one at column 7: layer:^"),
+        ("block token block", "block stands twice at column 13: block token ^block"),
+        ("block\ttoken\x1b[31m dim", "unexpected character '\\x1b' at column 12: block token^ [31m dim"),
+        ("block " * 12 + "dim", f"block stands twice at column 7: block ^{'block ' * 10}..."),
+    ],
+)
+def test_a_notation_error_is_one_line_with_a_caret_in_the_text(capsys, notation, said, json_too):
+    assert fails(capsys, "inspect", notation, "--sizes", "layer=1", *json_too) == f"{said}; {HINT}"
+
+
+def test_a_notation_error_of_a_file_names_it(capsys, tmp_path):
     path = tmp_path / "a.toml"
     path.write_text('notation = "layer: blok dim"\nsizes = {}')
-    assert main(["inspect", str(path)]) == 2
-    first, text, caret = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"kvplan: {path}: 'blok' is no axis")
-    assert text.index("blok") == caret.index("^")
+    said = f"{path}: 'blok' is no axis ({AXES}) at column 8: layer: ^blok dim; {HINT}"
+    assert fails(capsys, "inspect", str(path)) == said
+    assert fails(capsys, "diff", GPU, str(path), "--json") == said
+
+
+def test_a_long_notation_is_shown_around_the_offence(capsys):
+    assert fails(capsys, "inspect", " " * 100 + "heads " + " " * 100 + "dim") == (
+        f"'heads' is no axis ({AXES}) at column 101: ... ^heads ...; {HINT}"
+    )
 
 
 @pytest.mark.parametrize("command", [("explain",), ("plan", "--src", "0", "--dst", "0")])

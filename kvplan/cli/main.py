@@ -38,6 +38,8 @@ COMMANDS = {
     "doctor": "what of this machine is in the way of fast transfers, and what to do about it",
 }
 
+NOTATION_HINT = 'one is "layer: kv block token head dim"'
+
 # What plans once and measures nothing need not load numba for it.
 SPARING = ("plan", "explain", "report", "verify")
 
@@ -110,7 +112,7 @@ def _dispatch(arguments: list[str]) -> int:
             raise
         return _complain('needs rich; pip install "kvplan[cli]"', USAGE)
     except NotationError as error:
-        return _complain(str(error), USAGE)  # three lines: the caret under the column needs them
+        return _complain(f"{_one_line(error.one_line)}; {NOTATION_HINT}", USAGE)
     except KVPlanError as error:
         return _complain(_one_line(error), USAGE)
     except RecursionError:
@@ -143,7 +145,7 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception | str) -> str:
     return " ".join(str(error).split())
 
 
