@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.algebra import Factors
-from kvplan.components import Component, Region
+from kvplan.components import NOT_HERE, Component, Region
 from kvplan.errors import LayoutError
 from kvplan.program import Int64Array
 
@@ -53,12 +54,12 @@ class Contents:
     """The memory of a layout.
 
     Raises:
-        LayoutError: addresses that are virtual, or memory of a device whose tensors are not at hand.
+        LayoutError: addresses that are not this process's, or memory of a device whose tensors are not at hand.
     """
 
     def __init__(self, layout: KVLayout) -> None:
-        if layout.virtual:
-            raise LayoutError(f"the addresses of {layout!r} are virtual; there is nothing to read")
+        if layout.addresses != "memory":
+            raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; there is nothing to read")
         # A region may lie in another (views of views): the widest of those that begin alike is met first.
         self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
         self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
@@ -78,6 +79,29 @@ class Contents:
                 memory[offsets] = values[chosen]
             else:
                 memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
+
+    def stretch(self, address: int, nbytes: int) -> Bytes:
+        """A copy of consecutive bytes, all of them in one region."""
+        memory, offset = self._at(address, nbytes)
+        held = memory[offset : offset + nbytes]
+        return held.copy() if isinstance(held, np.ndarray) else held.cpu().numpy().copy()
+
+    def write_stretch(self, address: int, values: Bytes) -> None:
+        """Set consecutive bytes, all of them in one region."""
+        memory, offset = self._at(address, len(values))
+        if isinstance(memory, np.ndarray):
+            memory[offset : offset + len(values)] = values
+        else:
+            import torch
+
+            memory[offset : offset + len(values)] = torch.from_numpy(np.array(values)).to(memory.device)
+
+    def _at(self, address: int, nbytes: int) -> tuple[Any, int]:
+        behind = bisect_right(self._regions, address, key=lambda region: region.address)
+        for k in range(behind - 1, -1, -1):
+            if address + nbytes <= self._regions[k].end:
+                return self._memory[k], address - self._regions[k].address
+        raise LookupError(f"{nbytes} bytes at {address:#x} lie in no one region")
 
     def _split(self, addresses: Int64Array) -> Any:
         """(which of the addresses, memory, offsets into it) for each region that holds some."""

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from kvplan.algebra import extent
 from kvplan.blockmap import block_ids
-from kvplan.compiler import Pair, match
-from kvplan.components import Component
-from kvplan.contents import Bytes, Contents, addresses_of
+from kvplan.components import INT64_MAX
+from kvplan.contents import Bytes, Contents
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor
 from kvplan.facade import compile  # noqa: A004
+from kvplan.guard import Guard, Stray
 from kvplan.layout import KVLayout
+from kvplan.moved import Moved, stray_in_words, stray_row
 from kvplan.program import Int64Array
 from kvplan.where import Row
 from kvplan.wording import row_in_words
 
 MAX_NBYTES = 64 << 20  # that one verification moves at most
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
+# What bytes hold that nothing should write: of the last round, what no marker's last byte is. Two values, since a byte
+# that is copied from where no marker stands is the same in all rounds: it differs from one of them.
+POISON = (0x5A, 0xFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,18 @@ class Verification:
     """What :func:`verify` found.
 
     Attributes:
-        ok: whether every byte arrived where it belongs, and none elsewhere in the blocks written.
+        ok: whether every byte arrived where it belongs, and none elsewhere that is watched.
         blocks: blocks read, and blocks written, by id.
         nbytes: bytes held against what they should be.
         markers: whether the source held markers; else its own content was moved, in which equal rows look alike.
         rounds: transfers it took: a marker is one byte, and a coordinate takes several.
         wrong_nbytes: bytes that are wrong.
-        row: coordinate in the destination of the first wrong byte, or None.
+        row: coordinate in the destination of the first wrong byte, or None: none is, or it is padding.
         held: coordinate in the source of what that byte holds instead, where markers tell.
         wrong: the same in words, or None.
+        stray: the first byte that changed beside the transfer's rows, with its values before and after, or None.
+        stray_nbytes: bytes that did; where only checksums tell, those of their pages.
+        watched_nbytes: bytes beside the transfer's rows that were looked at, outside the blocks' own content.
     """
 
     ok: bool
@@ -52,14 +58,9 @@ class Verification:
     row: Row | None = None
     held: Row | None = None
     wrong: str | None = None
-
-
-class _Match(NamedTuple):
-    """One pair of components, and where each of its bytes lies on both sides: (tokens, heads, bytes)."""
-
-    pair: Pair
-    first: int  # number of its first byte, over all pairs
-    shape: tuple[int, int, int]
+    stray: Stray | None = None
+    stray_nbytes: int = 0
+    watched_nbytes: int = 0
 
 
 def verify(
@@ -69,12 +70,14 @@ def verify(
     executor: Any = None,
     blocks: int | tuple[Any, Any] | None = None,
     markers: bool = True,
+    beside: Literal["poison", "watch", "ignore"] | None = None,
 ) -> Verification:
     """Move blocks as a transfer would, and hold every byte against :meth:`kvplan.KVLayout.address` of both layouts.
 
     The blocks that it writes are saved before and put back, also where something raises; nothing else may use them
-    meanwhile. What a wrong executor writes beside the rows that are compared is neither seen nor put back. What arrives
-    is compared byte by byte on the CPU, at some ten million bytes a second.
+    meanwhile. Of what lies beside the transfer's rows, the first byte that changes is told: the rest of the blocks is
+    poisoned for it and put back, and of the destination's regions around them ``beside`` says. What arrives is compared
+    byte by byte on the CPU, at some ten million bytes a second.
 
     Args:
         src: layout to read; written and put back, unless ``markers`` is False.
@@ -85,12 +88,19 @@ def verify(
         markers: write to the source blocks, too, and put them back: each byte tells its coordinate, so that no two look
             alike and what lies in the wrong place tells where it came from. Without, the source's own content moves,
             and rows that hold the same, as those of an empty pool do, are not told apart.
+        beside: of the destination's regions, outside its blocks (padding, other blocks): the 32 MiB nearest to them are
+            watched byte by byte, 128 MiB behind those by checksums of 4 KiB. ``"poison"``: nothing else uses these
+            regions meanwhile, so that the nearest bytes are overwritten first, and put back, with what a wrong transfer
+            did to them. ``"watch"``: they are read before and after, and never written. ``"ignore"``: something else
+            writes there meanwhile, which would look like the transfer. By default ``"watch"`` where blocks are given by
+            id, as those that an engine has free, else ``"poison"``.
 
     Raises:
         IncompatibleLayoutsError: the two do not compile.
         BlockIndexError, OverlapError: blocks that are none, that are named twice, or that cover different tokens.
-        LayoutError: virtual addresses, read-only memory, or more than 64 MiB to move.
-        KVPlanError: layouts on a GPU without an executor. What the executor raises is passed on.
+        LayoutError: addresses that are not this process's, read-only memory, or more than 64 MiB to move.
+        KVPlanError: layouts on a GPU without an executor, or a ``beside`` that is none. What the executor raises is
+            passed on.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -99,6 +109,8 @@ def verify(
     >>> found.ok, found.nbytes, found.wrong
     (True, 32768, None)
     """
+    if beside not in (None, "poison", "watch", "ignore"):
+        raise KVPlanError(f"beside is {beside!r}; it is 'poison', 'watch' or 'ignore'")
     program = compile(src, dst)
     for layout, written in ((src, markers), (dst, True)):
         if written and not layout.writable:
@@ -106,6 +118,8 @@ def verify(
                 f"{layout!r} holds a read-only array; verification writes to it, and puts back what it held"
             )
     ids = _chosen(src, dst, blocks)
+    if beside is None:
+        beside = "watch" if _by_id(blocks) else "poison"
     plan = program.plan(*ids)
     if plan.nbytes > MAX_NBYTES:
         raise LayoutError(f"the blocks hold {plan.nbytes:,} bytes; a verification moves at most {MAX_NBYTES:,}")
@@ -116,7 +130,7 @@ def verify(
         raise KVPlanError(f"from {src.device} to {dst.device} takes an executor of that GPU: verify(..., executor=...)")
     mover = Executor(device="cpu") if own else executor
     try:
-        return _Verifying(src, dst, ids, markers=markers).run(mover, plan)
+        return _Verifying(Moved(src, dst, ids), markers=markers, beside=beside).run(mover, plan)
     finally:
         if own:
             mover.close()
@@ -124,11 +138,15 @@ def verify(
 
 def _chosen(src: KVLayout, dst: KVLayout, blocks: Any) -> tuple[Int64Array, Int64Array]:
     """Block ids of both sides."""
-    if isinstance(blocks, tuple | list) and len(blocks) == 2:
+    if _by_id(blocks):
         return block_ids(blocks[0], "src_blocks"), block_ids(blocks[1], "dst_blocks")
     check_blocks(blocks)
     counts = block_counts(src, dst, blocks)
     return np.arange(counts[0], dtype=np.int64), np.arange(counts[1], dtype=np.int64)
+
+
+def _by_id(blocks: Any) -> bool:
+    return isinstance(blocks, tuple | list) and len(blocks) == 2
 
 
 def check_blocks(blocks: Any) -> None:
@@ -154,94 +172,103 @@ def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int,
 class _Verifying:
     """One verification under way: which bytes there are, and what they held."""
 
-    def __init__(self, src: KVLayout, dst: KVLayout, ids: tuple[Int64Array, Int64Array], *, markers: bool) -> None:
-        self.ids, self.markers = ids, markers
+    def __init__(self, moved: Moved, *, markers: bool, beside: str) -> None:
+        self.moved, self.markers = moved, markers
+        src, dst = moved.layouts
         self.src, self.dst = Contents(src), Contents(dst)
-        self.layouts = (src, dst)
-        self.matches: list[_Match] = []
-        self.nbytes = 0
-        for pair in match(src.geometry, dst.geometry):
-            held = (pair.src.form, ids[0]), (pair.dst.form, ids[1])
-            tokens = min(len(some) * extent(form.token) for form, some in held)
-            shape = (tokens, len(pair.heads), pair.nbytes)
-            self.matches.append(_Match(pair, self.nbytes, shape))
-            self.nbytes += tokens * len(pair.heads) * pair.nbytes
-        self.rounds = max(1, -(-(self.nbytes - 1).bit_length() // 8)) if markers else 1
+        self.partial = moved.nbytes < len(moved.ids[1]) * dst.block_nbytes
+        self.rounds = 2
+        while markers and moved.nbytes > POISON[1] * 256 ** (self.rounds - 1):
+            self.rounds += 1
+        _settle()
+        self.saved = [self.dst.read(at) for _, at in moved.whole_blocks()]
+        self.given = [self.src.read(moved.addresses(one, 0)) for one in moved.matches]
+        self.guard = None
+        if beside != "ignore":
+            self.guard = Guard(self.dst, dst.regions, moved.taken(), poison=beside == "poison")
 
     def run(self, executor: Any, plan: Any) -> Verification:
         """Move, compare, and put everything back."""
-        _settle()
-        saved = [self.dst.read(at) for at in self._whole_blocks()]
-        given = [self.src.read(self._addresses(m, 0)) for m in self.matches]
-        kept = [self.dst.read(self._addresses(m, 1)) for m in self.matches]
         found: list[list[Bytes]] = []
+        strays: list[Stray] = []
+        stray_nbytes = 0
         try:
             for number in range(self.rounds):
-                for k, one in enumerate(self.matches):
-                    expected = self._expected(one, given[k], number)
-                    if self.markers:
-                        self.src.write(self._addresses(one, 0), expected)
-                    # What is not written must not look as if it had arrived.
-                    self.dst.write(self._addresses(one, 1), ~expected)
+                self._prepare(number)
                 _settle()
                 _move(executor, plan)
                 _settle()
-                found.append([self.dst.read(self._addresses(one, 1)) for one in self.matches])
-            for one, held in zip(self.matches, kept, strict=True):
-                self.dst.write(self._addresses(one, 1), held)
-            stray = self._stray(saved)
+                found.append([self.dst.read(self.moved.addresses(one, 1)) for one in self.moved.matches])
+                seen = [self._beside_in_blocks(number), self._in_source(number)]
+                seen += [self.guard.check(sums=number == self.rounds - 1)] if self.guard is not None else []
+                strays += [stray for stray, _ in seen if stray is not None]
+                stray_nbytes = max(stray_nbytes, sum(nbytes for _, nbytes in seen))
         finally:
-            if self.markers:
-                for one, held in zip(self.matches, given, strict=True):
-                    self.src.write(self._addresses(one, 0), held)
-            for at, held in zip(self._whole_blocks(), saved, strict=True):
-                self.dst.write(at, held)
-            _settle()
-        return self._judge(given, found, stray)
+            self._put_back()
+        stray = min(strays, key=lambda stray: stray.address, default=None)
+        return self._judge(found, stray, stray_nbytes)
 
-    def _expected(self, one: _Match, given: Bytes, number: int) -> Bytes:
+    def _prepare(self, number: int) -> None:
+        poison = self._poison(number)
+        if self.guard is not None:
+            self.guard.poison(poison)
+        for _, at in self.moved.whole_blocks() if self.partial else ():
+            self.dst.write(at, np.full(at.shape, poison, np.uint8))
+        for k, one in enumerate(self.moved.matches):
+            expected = self._expected(k, number)
+            if self.markers:
+                self.src.write(self.moved.addresses(one, 0), expected)
+            # What is not written must not look as if it had arrived.
+            self.dst.write(self.moved.addresses(one, 1), ~expected)
+
+    def _poison(self, number: int) -> int:
+        return POISON[number == self.rounds - 1]
+
+    def _expected(self, k: int, number: int) -> Bytes:
         """What the bytes of one pair hold in one round: their own number's byte of that place, or the source's."""
+        given = self.given[k]
         if not self.markers:
             return given
-        numbers = np.arange(one.first, one.first + given.size, dtype=np.int64).reshape(given.shape)
+        first = self.moved.matches[k].first
+        numbers = np.arange(first, first + given.size, dtype=np.int64).reshape(given.shape)
         return (numbers >> (8 * number)).astype(np.uint8)
 
-    def _addresses(self, one: _Match, side: int) -> Int64Array:
-        pair = one.pair
-        component, dim = (pair.src, pair.src_dim) if side == 0 else (pair.dst, pair.dst_dim)
-        tokens, _, nbytes = one.shape
-        slots = extent(component.form.token)
-        blocks, slot = np.divmod(np.arange(tokens, dtype=np.int64), slots)
-        heads = np.arange(len(pair.heads), dtype=np.int64) + self._first_head(pair, component)
-        return addresses_of(component, self.ids[side][blocks], slot, heads, np.arange(dim, dim + nbytes))
+    def _beside_in_blocks(self, number: int) -> tuple[Stray | None, int]:
+        """What was written of the destination's blocks and is none of the transfer's; its rows are done with."""
+        if not self.partial:
+            return None, 0
+        poison = self._poison(number)
+        for one in self.moved.matches:
+            self.dst.write(self.moved.addresses(one, 1), np.full(one.shape, poison, np.uint8))
+        return _changed((at, self.dst.read(at), np.uint8(poison)) for _, at in self.moved.whole_blocks())
 
-    @staticmethod
-    def _first_head(pair: Pair, component: Component) -> int:
-        """Of the heads moved, the first, counted from the component's own first."""
-        return pair.heads.start - component.form.head_start if pair.src.form.headed and pair.dst.form.headed else 0
+    def _in_source(self, number: int) -> tuple[Stray | None, int]:
+        """What was written of the rows that are read; it is put right, lest the next round moves it."""
+        strays: list[Stray] = []
+        total = 0
+        for k, one in enumerate(self.moved.matches):
+            at, expected = self.moved.addresses(one, 0), self._expected(k, number)
+            stray, nbytes = _changed([(at, self.src.read(at), expected)])
+            if stray is not None:
+                self.src.write(at, expected)
+                strays, total = [*strays, stray], total + nbytes
+        return min(strays, key=lambda stray: stray.address, default=None), total
 
-    def _whole_blocks(self) -> Iterator[Int64Array]:
-        """Everything that the destination's blocks hold, moved or not."""
-        for component in self.layouts[1].components:
-            form = component.form
-            slots, heads, content = (np.arange(extent(axis)) for axis in (form.token, form.head, form.dim))
-            blocks = np.repeat(self.ids[1], len(slots))
-            yield addresses_of(component, blocks, np.tile(slots, len(self.ids[1])), heads, content)
+    def _put_back(self) -> None:
+        if self.guard is not None:
+            self.guard.put_back()
+        for one, held in zip(self.moved.matches, self.given, strict=True):
+            at = self.moved.addresses(one, 0)
+            if self.markers or not np.array_equal(self.src.read(at), held):  # what raised may have written it, too
+                self.src.write(at, held)
+        for (_, at), held in zip(self.moved.whole_blocks(), self.saved, strict=True):
+            self.dst.write(at, held)
+        _settle()
 
-    def _stray(self, saved: Sequence[Bytes]) -> Row | None:
-        """The first byte of the destination's blocks that was written and is none of the transfer's."""
-        for component, at, held in zip(self.layouts[1].components, self._whole_blocks(), saved, strict=True):
-            changed = np.argwhere(self.dst.read(at) != held)
-            if len(changed):
-                token, head, byte = changed[0].tolist()
-                block, slot = divmod(token, extent(component.form.token))
-                return _row(component, int(self.ids[1][block]), slot, head, byte)
-        return None
-
-    def _judge(self, given: Sequence[Bytes], found: Sequence[Sequence[Bytes]], stray: Row | None) -> Verification:
-        wrong_nbytes, first, untouched, number = 0, None, False, 0
-        for k, one in enumerate(self.matches):
-            expected = [self._expected(one, given[k], r) for r in range(self.rounds)]
+    def _judge(self, found: Sequence[Sequence[Bytes]], stray: Stray | None, stray_nbytes: int) -> Verification:
+        moved, wrong_nbytes, first, untouched, number = self.moved, 0, None, False, 0
+        for k, one in enumerate(moved.matches):
+            expected = [self._expected(k, r) for r in range(self.rounds)]
             differs = np.logical_or.reduce([found[r][k] != expected[r] for r in range(self.rounds)])
             wrong_nbytes += int(np.count_nonzero(differs))
             if first is None and differs.any():
@@ -249,44 +276,38 @@ class _Verifying:
                 first = (one, at)
                 untouched = all(found[r][k][at] == ~expected[r][at] for r in range(self.rounds))
                 number = sum(int(found[r][k][at]) << (8 * r) for r in range(self.rounds))
-        row, held, words = stray, None, None
+        row, held, said = None, None, []
         if first is not None:
-            row, source = self._coordinate(*first, 1), self._coordinate(*first, 0)
+            row, source = moved.coordinate(*first, 1), moved.coordinate(*first, 0)
             words = f"{_words(row)} of the destination should hold {_words(source)} of the source"
             if untouched:
                 words += ", and nothing arrived"
-            elif self.markers and number < self.nbytes:
-                held = self._coordinate(*self._numbered(number), 0)
+            elif self.markers and number < moved.nbytes:
+                held = moved.numbered(number)
                 words += f", and holds {_words(held)}"
             else:
                 words += ", and holds something else"
-            words += f"; {wrong_nbytes:,} of {self.nbytes:,} bytes are wrong"
-        elif stray is not None:
-            words = f"{_words(stray)} of the destination was written, though nothing belongs there"
-        ids = (tuple(self.ids[0].tolist()), tuple(self.ids[1].tolist()))
-        return Verification(words is None, ids, self.nbytes, self.markers, self.rounds, wrong_nbytes, row, held, words)
-
-    def _numbered(self, number: int) -> tuple[_Match, tuple[int, ...]]:
-        one = next(one for one in reversed(self.matches) if one.first <= number)
-        return one, tuple(int(k) for k in np.unravel_index(number - one.first, one.shape))
-
-    def _coordinate(self, one: _Match, at: tuple[int, ...], side: Literal[0, 1]) -> Row:
-        pair, (token, head, byte) = one.pair, at
-        component, dim = (pair.src, pair.src_dim) if side == 0 else (pair.dst, pair.dst_dim)
-        block, slot = divmod(token, extent(component.form.token))
-        return _row(component, int(self.ids[side][block]), slot, head + self._first_head(pair, component), byte + dim)
+            said.append(f"{words}; {wrong_nbytes:,} of {moved.nbytes:,} bytes are wrong")
+        if stray is not None:
+            row = row or stray_row(stray, moved.layouts)
+            said.append(stray_in_words(stray, stray_nbytes, moved.layouts))
+        ids = (tuple(moved.ids[0].tolist()), tuple(moved.ids[1].tolist()))
+        return Verification(
+            not said, ids, moved.nbytes, self.markers, self.rounds, wrong_nbytes, row, held, "; ".join(said) or None,
+            stray, stray_nbytes, 0 if self.guard is None else self.guard.nbytes,
+        )  # fmt: skip
 
 
-def _row(component: Component, block: int, token: int, head: int, byte: int) -> Row:
-    form = component.form
-    return Row(
-        component.layer,
-        component.part,
-        block,
-        None if form.opaque else token,
-        form.head_start + head if form.headed else None,
-        byte,
-    )
+def _changed(several: Iterable[tuple[Int64Array, Bytes, Any]]) -> tuple[Stray | None, int]:
+    """Of (addresses, what they hold, what they should hold), the first byte that differs, and how many do."""
+    strays, total = [], 0
+    for at, held, known in several:
+        differs = held != known
+        if differs.any():
+            total += int(np.count_nonzero(differs))
+            first = np.unravel_index(np.argmin(np.where(differs, at, INT64_MAX)), at.shape)
+            strays.append(Stray(int(at[first]), 1, int(np.broadcast_to(known, at.shape)[first]), int(held[first])))
+    return min(strays, key=lambda stray: stray.address, default=None), total
 
 
 def _words(row: Row) -> str:

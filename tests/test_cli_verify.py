@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from kvplan import verification
 from kvplan.cli import main
+from kvplan.twin import Descriptors
 from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
 from tests.test_verify import Wrong, exchanged, without
 from tests.unknown import FIVE
@@ -38,8 +40,8 @@ from     layer: kv block token head dim
 to       block kv head token layer dim
          2 of 4 blocks of 4 tokens
 markers  512 bytes each way, in CPU memory
-there    every byte arrived where it belongs
-back     every byte arrived where it belongs
+there    every byte arrived where it belongs; of 512 bytes beside, none changed
+back     every byte arrived where it belongs; of 512 bytes beside, none changed
 """
     )
 
@@ -52,9 +54,37 @@ def test_what_does_not_arrive_is_named(capsys, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_what_is_written_beside_is_named(capsys, monkeypatch, tmp_path):
+    """Rows of 8 bytes in 10: the first copy is one byte too long, which the pad takes."""
+
+    def overrun(made):
+        size = made.size.copy()
+        size[np.argmin(made.dst)] += 1
+        return Descriptors(made.src, made.dst, size)
+
+    sizes = {"block": 4, "token": 3, "dim": 8}
+    spec = {"notation": "block token dim", "dtype": "uint8", "sizes": sizes}
+    for name, more in (("dense", {}), ("padded", {"strides": [30, 10, 1]})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(spec | more))
+    pair = [str(tmp_path / f"{name}.json") for name in ("dense", "padded")]
+    assert document(capsys, "verify", *pair, "--blocks", "1")["ok"]
+    spoiled(monkeypatch, overrun)
+    there = document(capsys, "verify", *pair, "--blocks", "1", code=1)["there"]
+    assert (there["ok"], there["wrong_nbytes"], there["stray_nbytes"]) == (False, 0, 1)
+    assert there["stray"]["nbytes"] == 1
+    # Of the first round: the poison, and the marker of the source's second row, byte 8.
+    assert (there["stray"]["before"], there["stray"]["after"]) == (0x5A, 8)
+    text = answer(capsys, "verify", *pair, "--blocks", "1", code=1)
+    assert "there    wrong: 1 byte of padding, right after token 0 of block " in text
+    assert "0x5a before, 0x08 after" in " ".join(text.split())
+
+
 def test_document(capsys, monkeypatch):
     facts = document(capsys, "verify", GPU, HOST_64, "--blocks", "1")
-    good = {"ok": True, "rounds": 3, "wrong_nbytes": 0, "wrong": None}
+    # The block of 5 MiB, and what is left of the 160 MiB that are looked at.
+    assert facts["there"].pop("watched_nbytes") == 155 << 20
+    assert facts["back"].pop("watched_nbytes") > 100 << 20
+    good = {"ok": True, "rounds": 3, "wrong_nbytes": 0, "wrong": None, "stray": None, "stray_nbytes": 0}
     src, dst = facts.pop("src"), facts.pop("dst")
     assert facts == {"schema": "kvplan.verify/1", "nbytes": 5242880, "ok": True, "there": good, "back": good}
     assert (len(src.pop("blocks")), len(dst.pop("blocks"))) == (4, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvplan.cli.plan import count
@@ -56,10 +57,18 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, 
     ids = [drawn.sample(range(side.num_blocks), some) for side, some in zip((src, dst), counts, strict=True)]
 
     def found(one: Verification) -> dict[str, Any]:
-        return {"ok": one.ok, "rounds": one.rounds, "wrong_nbytes": one.wrong_nbytes, "wrong": one.wrong}
+        return {
+            "ok": one.ok,
+            "rounds": one.rounds,
+            "wrong_nbytes": one.wrong_nbytes,
+            "wrong": one.wrong,
+            "watched_nbytes": one.watched_nbytes,
+            "stray": None if one.stray is None else asdict(one.stray),
+            "stray_nbytes": one.stray_nbytes,
+        }
 
-    out = verify(here, there, blocks=(ids[0], ids[1]), markers=True)
-    back = verify(there, here, blocks=(ids[1], ids[0]), markers=True)
+    out = verify(here, there, blocks=(ids[0], ids[1]), beside="poison")
+    back = verify(there, here, blocks=(ids[1], ids[0]), beside="poison")
     return {
         "src": _side(src, ids[0]),
         "dst": _side(dst, ids[1]),
@@ -95,4 +104,8 @@ def _side_words(side: dict[str, Any]) -> str:
 
 
 def _found(direction: dict[str, Any]) -> str:
-    return "every byte arrived where it belongs" if direction["ok"] else f"wrong: {direction['wrong']}"
+    if not direction["ok"]:
+        return f"wrong: {direction['wrong']}"
+    watched = direction["watched_nbytes"]
+    beside = f"; of {exact(watched)} beside, none changed" if watched else ""
+    return f"every byte arrived where it belongs{beside}"
