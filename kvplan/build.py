@@ -294,6 +294,6 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
     marks.extend(touching_seams(ordered))
     return tuple(
         Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
-               tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner)
+               tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner, r.recorded)
         for r in ordered
     )  # fmt: skip

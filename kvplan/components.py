@@ -15,6 +15,9 @@ from kvplan.errors import LayoutError
 
 INT64_MAX = 2**63 - 1
 
+# Of addresses that are not this process's memory, by where they come from.
+NOT_HERE = {"spec": "virtual (made up, of a spec)", "dump": "those of the process that saved the dump"}
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -29,6 +32,7 @@ class Region:
         virtual: addresses are made up (a spec): nothing can be moved.
         seams: addresses inside that no descriptor may cross, ascending.
         owner: keeps the memory alive; never compared.
+        recorded: addresses are those of the process that saved a dump: nothing can be moved from here.
     """
 
     address: int
@@ -39,6 +43,7 @@ class Region:
     virtual: bool = False
     seams: tuple[int, ...] = ()
     owner: Any = field(default=None, compare=False, repr=False)
+    recorded: bool = False
 
     @property
     def end(self) -> int:

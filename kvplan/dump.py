@@ -1,7 +1,7 @@
 """Dumps: the layout of a running engine as JSON text, addresses and strides, no data.
 
-A dump has every fact of a layout but the memory itself. What is read from one keeps the engine's addresses; its
-regions are virtual, so that nothing can be moved through them.
+A dump has every fact of a layout but the memory itself. What is read from one keeps the engine's addresses, of memory
+that is not here, so that nothing can be moved through them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def document_of(layout: KVLayout) -> dict[str, Any]:
         "num_blocks": layout.num_blocks,
         "block_tokens": layout.block_tokens,
         "parts": list(layout.parts),
+        "virtual": layout.virtual,
         "regions": [
             {
                 "address": region.address,
@@ -134,7 +135,11 @@ def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
     num_blocks, block_tokens = (_integer(dump, key, "", least=1) for key in ("num_blocks", "block_tokens"))
     if sizes.get("block", num_blocks) != num_blocks:
         raise LayoutError(f"sizes say block={sizes['block']}, num_blocks says {num_blocks}")
-    regions = tuple(_region(entry, f"regions[{k}]") for k, entry in enumerate(_listed(dump, "regions", "", least=1)))
+    virtual = "virtual" in dump and _flag(dump, "virtual", "the dump")  # saved from a spec
+    regions = tuple(
+        _region(entry, f"regions[{k}]", virtual=virtual)
+        for k, entry in enumerate(_listed(dump, "regions", "", least=1))
+    )
     devices = sorted({region.device for region in regions})
     if len(devices) > 1:
         raise LayoutError(f"regions are on {' and '.join(devices)}; a layout lives on one device")
@@ -185,7 +190,7 @@ def _sizes(sizes: Any) -> dict[str, int]:
     return {axis: _integer(sizes, axis, "sizes.", least=1) for axis in sizes}
 
 
-def _region(entry: Any, where: str) -> Region:
+def _region(entry: Any, where: str, *, virtual: bool) -> Region:
     _table(entry, where)
     address, nbytes = _integer(entry, "address", f"{where}."), _integer(entry, "nbytes", f"{where}.", least=1)
     if address + nbytes > INT64_MAX:
@@ -195,7 +200,8 @@ def _region(entry: Any, where: str) -> Region:
         raise LayoutError(f"{where}.device is {_shown(device)}; it is a name as 'cpu' or 'cuda:0'")
     seams = _integers(entry, "seams", where, least=address, most=address + nbytes)
     pinned, writable = _flag(entry, "pinned", where), _flag(entry, "writable", where)
-    return Region(address, nbytes, device, pinned, writable, virtual=True, seams=tuple(sorted(set(seams))))
+    marks = tuple(sorted(set(seams)))
+    return Region(address, nbytes, device, pinned, writable, virtual, marks, recorded=not virtual)
 
 
 def _components(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Iterator[Component]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build, part_name
@@ -111,7 +111,7 @@ class KVLayout:
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
-        """Describe a cache that is not here: no tensors, no torch; addresses are virtual.
+        """Describe a cache that is not here: no tensors, no torch; addresses are made up.
 
         Args:
             spec: a ``.toml`` or ``.json`` file, or its content as a mapping; or a dump, which :meth:`save` wrote and
@@ -220,9 +220,20 @@ class KVLayout:
         return all(c.form.opaque for c in self._components)
 
     @cached_property
+    def addresses(self) -> Literal["memory", "dump", "spec"]:
+        """Whose the addresses are: of this process's memory; of the process that saved a dump; of a spec, made up.
+
+        >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
+        'spec'
+        """
+        if any(region.virtual for region in self.regions):
+            return "spec"
+        return "dump" if any(region.recorded for region in self.regions) else "memory"
+
+    @property
     def virtual(self) -> bool:
-        """Whether the addresses are made up, so that nothing can be moved."""
-        return any(region.virtual for region in self.regions)
+        """Whether the addresses are made up."""
+        return self.addresses == "spec"
 
     @cached_property
     def writable(self) -> bool:
@@ -417,5 +428,6 @@ def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
         merged[r.address, r.nbytes] = Region(
             r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
             tuple(sorted({*r.seams, *known.seams, *(s for s in touching if r.address <= s <= r.end)})), r.owner,
+            r.recorded,
         )  # fmt: skip
     return tuple(merged[key] for key in sorted(merged))

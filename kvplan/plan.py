@@ -191,8 +191,8 @@ def check_not_read(plan: Plan) -> None:
 
 
 def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
-    """Whether the allocations of two real layouts meet."""
-    if src.device != dst.device or src.virtual or dst.virtual:
+    """Whether the allocations of two layouts of this process meet."""
+    if src.device != dst.device or {src.addresses, dst.addresses} != {"memory"}:
         return False
     spans = sorted([(r.address, r.end, 0) for r in src.regions] + [(r.address, r.end, 1) for r in dst.regions])
     ends = [0, 0]

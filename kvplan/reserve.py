@@ -51,6 +51,7 @@ def reserve(layout: KVLayout) -> KVLayout:
             pinned=False,
             writable=True,
             virtual=False,
+            recorded=False,
             seams=tuple(seam + shift for seam in region.seams),
             owner=owner,
         )

@@ -1,4 +1,4 @@
-"""Layouts from a spec: TOML, JSON or a mapping; no tensors, no torch, virtual addresses."""
+"""Layouts from a spec: TOML, JSON or a mapping; no tensors, no torch, made-up addresses."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ from kvplan.slicing import number_ranges
 if TYPE_CHECKING:
     from kvplan.where import Place, Row, Spans
 
+# What is said of a layout's addresses, by :attr:`kvplan.KVLayout.addresses`.
+ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}
+
 
 def words_of(place: Place) -> str:
     """One line, however long."""

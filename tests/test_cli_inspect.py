@@ -22,7 +22,7 @@ def test_inspect_reads_well(capsys):
         answer(capsys, "inspect", GPU)
         == """\
 layout      layer: kv block token head dim
-content     bf16 on cuda:0, virtual addresses
+content     bf16 on cuda:0, made-up addresses
 layers      80 (0-79)
 parts       k, v
 heads       2 (0-1)
@@ -115,6 +115,7 @@ def test_inspect_document(capsys):
         "dtype": "bf16",
         "device": "cuda:1",
         "virtual": True,
+        "addresses": "spec",
         "layers": [0],
         "heads": [0, 1],
         "parts": ["k", "v"],

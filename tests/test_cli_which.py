@@ -30,7 +30,7 @@ def test_content_of_a_spec(capsys):
     assert (
         answer(capsys, "which", "16@0x7f0000002000", GPU)
         == """\
-layout          layer: kv block token head dim
+layout          layer: kv block token head dim, made-up addresses
 asked           16 bytes at 0x7f0000002000
 region          0 of 80 regions, 8,192 bytes into its 16,777,216
 0x7f0000002000  layer 0 k, block 1, token 0 (of 16), head 0 (of 2), bytes 0-15
@@ -43,7 +43,7 @@ def test_a_padded_page_of_a_dump(capsys, dumps):
     assert (
         answer(capsys, "which", "96@0x7f0000000030", "padded.json", code=1)
         == """\
-layout          layer: kv block token head dim
+layout          layer: kv block token head dim, made-up addresses
 asked           96 bytes at 0x7f0000000030
 region          0 of 2 regions, 48 bytes into its 480
 0x7f0000000030  layer 0 k, block 0, token 3 (of 4), all 2 heads, all 8 bytes
@@ -58,7 +58,7 @@ def test_padding_of_rows_and_what_lies_outside(capsys, dumps):
     assert (
         answer(capsys, "which", "0x7f0000000290", "mla.json", code=1)
         == """\
-layout          layer: block token dim
+layout          layer: block token dim, made-up addresses
 asked           1 byte at 0x7f0000000290
 region          0 of 2 regions, 656 bytes into its 11,216
 0x7f0000000290  1 byte of padding, right after token 0 of block 0 of layer 0 kv,
@@ -68,7 +68,7 @@ region          0 of 2 regions, 656 bytes into its 11,216
     assert (
         answer(capsys, "which", "4096", "mla.json", code=1)
         == """\
-layout  layer: block token dim
+layout  layer: block token dim, made-up addresses
 asked   1 byte at 0x1000
 0x1000  1 byte outside all regions; the nearest, region 0, begins
         139,637,976,723,455 bytes behind
@@ -80,7 +80,7 @@ def test_layers_of_a_token_are_one_line(capsys, dumps):
     assert (
         answer(capsys, "which", "96@4096", "tokens.json")
         == """\
-layout  kv (block token) layer head dim
+layout  kv (block token) layer head dim, made-up addresses
 asked   96 bytes at 0x1000
 region  0 of 1 region, 0 bytes into its 1,536
 0x1000  layers 0-2 k, block 0, tokens 0-1 (of 4), all 2 heads, all 8 bytes, of
@@ -138,6 +138,7 @@ def test_document(capsys):
         "layouts": [
             {
                 "notation": TINY,
+                "addresses": "spec",
                 "places": [
                     {
                         "kind": "content", "address": base + 160 + 16 * head, "nbytes": 16 - 8 * head, "region": 0,
@@ -212,3 +213,16 @@ def test_it_starts_light():
     assert (done.returncode, done.stderr) == (0, "")
     assert time.perf_counter() - start < 30
     assert HOST
+
+
+def test_the_addresses_of_a_dump_are_the_engine_s(capsys, tmp_path):
+    tensor = np.zeros((8, 4, 16), np.int8)
+    KVLayout.from_tensors("block token dim", tensor).save(tmp_path / "a.json")
+    path, address = str(tmp_path / "a.json"), tensor.ctypes.data + 64 + 16
+    said = answer(capsys, "which", f"16@{address:#x}", path)
+    assert said.splitlines()[0].split(maxsplit=1)[1] == "block token dim, addresses of the process that saved it"
+    assert "layer 0 kv, block 1, token 1 (of 4)" in said
+    assert document(capsys, "which", str(address), path)["layouts"][0]["addresses"] == "dump"
+    assert "content     int8 on cpu, addresses of the process that saved it\n" in answer(capsys, "inspect", path)
+    facts = document(capsys, "inspect", path)
+    assert (facts["addresses"], facts["virtual"]) == ("dump", False)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError
 from kvplan.dump import SCHEMA, document_of, text_of
+from kvplan.reserve import reserve
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, padded_split_kv
 
@@ -26,7 +27,7 @@ def check_same(layout, read):
         assert getattr(read, name) == getattr(layout, name), name
     assert str(read) == str(layout)
     for ours, theirs in zip(layout.regions, read.regions, strict=True):
-        assert theirs.virtual
+        assert (theirs.virtual, theirs.recorded) == (ours.virtual, not ours.virtual)
         assert theirs.owner is None
         assert [getattr(ours, n) for n in ("address", "nbytes", "device", "pinned", "writable", "seams")] == [
             getattr(theirs, n) for n in ("address", "nbytes", "device", "pinned", "writable", "seams")
@@ -95,6 +96,7 @@ def test_the_document_of_a_split_cache():
         "num_blocks": 3,
         "block_tokens": 4,
         "parts": ["k", "v"],
+        "virtual": True,
         "components": [
             {
                 "block": [[3, 80]],
@@ -129,9 +131,38 @@ def test_a_dump_is_for_looking_at(tmp_path):
     layout.save(str(tmp_path / "cache.dump"))  # by any name: JSON is known by its brace
     read = KVLayout.from_spec(str(tmp_path / "cache.dump"))
     assert read.address(layer=0, part="kv", block=3) == layout.address(layer=0, part="kv", block=3)
-    assert read.virtual
-    with kvplan.Executor() as executor, pytest.raises(LayoutError, match="virtual"):
+    assert (read.addresses, read.virtual, layout.addresses) == ("dump", False, "memory")
+    with kvplan.Executor() as executor, pytest.raises(LayoutError, match="those of the process that saved the dump"):
         executor.submit(kvplan.compile(read, layout).plan([0], [1]))
+    with pytest.raises(LayoutError, match="those of the process that saved the dump"):
+        kvplan.verify(read, layout)
+
+
+def test_a_dump_of_a_spec_has_made_up_addresses(tmp_path):
+    spec = KVLayout.from_spec({"notation": "block token dim", "sizes": {"block": 8, "token": 4, "dim": 16}})
+    spec.save(tmp_path / "a.json")
+    read = KVLayout.from_spec(tmp_path / "a.json")
+    assert (spec.addresses, read.addresses, read.virtual) == ("spec", "spec", True)
+    read.save(tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
+
+
+def test_a_dump_that_does_not_say_was_saved_by_an_engine(tmp_path):
+    dump = document_of(KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8)))
+    assert dump.pop("virtual") is False
+    assert KVLayout.from_spec(dump).addresses == "dump"
+    with pytest.raises(LayoutError, match=r"the dump\.virtual is 1; it is true or false"):
+        KVLayout.from_spec(dump | {"virtual": 1})
+
+
+def test_views_of_a_dump_keep_its_addresses():
+    read = KVLayout.from_spec(document_of(padded_split_kv()) | {"virtual": False})
+    assert read.slice(layers=read.layers[:1]).addresses == "dump"
+    spec = KVLayout.from_spec({"notation": "block token dim", "part": "other", "layers": [9], "address": 1 << 30,
+                               "sizes": {"block": read.num_blocks, "token": read.block_tokens, "dim": 16},
+                               "device": read.device})  # fmt: skip
+    assert KVLayout.merge([read, spec]).addresses == "spec"
+    assert reserve(read).addresses == "memory"
 
 
 def test_the_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
@@ -247,7 +278,7 @@ def test_every_key_is_needed_but_those_that_only_tell(where):
     del table[key]
     if where == ("schema",):
         message = "unknown key"  # a mapping without it is a spec
-    elif where == ("itemsize",) or (where[0] == "sizes" and len(where) > 1):
+    elif where in (("itemsize",), ("virtual",)) or (where[0] == "sizes" and len(where) > 1):
         assert KVLayout.from_spec(broken) == padded_split_kv()
         return
     else:

@@ -71,7 +71,7 @@ def layout_for(
     rank: int = 0,
     device: str | None = None,
 ) -> KVLayout:
-    """What one tensor-parallel rank holds of a group of layers, in a named layout; addresses are virtual.
+    """What one tensor-parallel rank holds of a group of layers, in a named layout; addresses are made up.
 
     A layout that all ranks share (its heads are split by ``"tp"``) is laid out whole and sliced to the rank's heads.
 

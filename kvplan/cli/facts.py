@@ -27,6 +27,7 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
         "dtype": layout.dtype,
         "device": layout.device,
         "virtual": layout.virtual,
+        "addresses": layout.addresses,
         "layers": list(layout.layers),
         "heads": list(layout.heads),
         "parts": list(layout.parts),

@@ -11,6 +11,7 @@ from kvplan.cli.facts import layout_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_layout, layout_of
+from kvplan.wording import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml
@@ -54,11 +55,10 @@ def run(args: argparse.Namespace) -> int:
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """A layout in words, a row a fact."""
     layers, heads = facts["layers"], facts["heads"]
-    virtual = ", virtual addresses" if facts["virtual"] else ""
     token = facts["token_nbytes"]
     return [
         ("layout", facts["notation"]),
-        ("content", f"{facts['dtype']} on {facts['device']}{virtual}"),
+        ("content", f"{facts['dtype']} on {facts['device']}{ADDRESSES[facts['addresses']]}"),
         ("layers", f"{len(layers):,} ({ranges(layers)})"),
         ("parts", ", ".join(facts["parts"])),
         ("heads", f"{len(heads):,} ({ranges(heads)})" if _headed(facts) else "no axis of heads"),

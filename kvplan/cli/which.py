@@ -12,7 +12,7 @@ from kvplan.cli.sources import add_layout, layout_of
 from kvplan.components import INT64_MAX
 from kvplan.layout import KVLayout
 from kvplan.where import Place, Row, locate
-from kvplan.wording import bytes_in_words
+from kvplan.wording import ADDRESSES, bytes_in_words
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     found = [(layout, locate(layout, address, nbytes)) for layout in layouts]
     content = any(all(place.kind == "content" for place in places) for _, places in found)
     if args.json:
-        held = [{"notation": layout.notation, "places": list(map(_place, places))} for layout, places in found]
+        held = [{"notation": layout.notation, "addresses": layout.addresses, "places": list(map(_place, places))}
+                for layout, places in found]  # fmt: skip
         print_json("which", {"address": address, "nbytes": nbytes, "content": content, "layouts": held})
         return 0 if content else 1
     show(*(fact_table(place_rows(layout, places, address, nbytes)) for layout, places in found))
@@ -51,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
 def place_rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes: int) -> list[tuple[str, str]]:
     """What lies at an address, a row a fact."""
     first = places[0]
-    rows = [("layout", layout.notation), ("asked", f"{bytes_in_words(nbytes)} at {address:#x}")]
+    rows = [
+        ("layout", f"{layout.notation}{ADDRESSES[layout.addresses]}"),
+        ("asked", f"{bytes_in_words(nbytes)} at {address:#x}"),
+    ]
     if first.kind != "outside":
         of = f"{first.region} of {count_of(len(layout.regions), 'region')}"
         rows.append(("region", f"{of}, {first.offset:,} bytes into its {first.region_nbytes:,}"))

@@ -9,6 +9,7 @@ from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 from kvplan.slicing import number_ranges
+from kvplan.wording import ADDRESSES
 
 
 def layout_html(layout: KVLayout) -> str:
@@ -24,7 +25,7 @@ def layout_html(layout: KVLayout) -> str:
         picture = ""
     facts = {
         "layout": layout.notation,
-        "content": f"{layout.dtype} on {layout.device}{', virtual addresses' if layout.virtual else ''}",
+        "content": f"{layout.dtype} on {layout.device}{ADDRESSES[layout.addresses]}",
         "layers": f"{len(layout.layers):,} ({number_ranges(layout.layers)})",
         "parts": ", ".join(layout.parts),
         "heads": number_ranges(layout.heads),

@@ -100,7 +100,7 @@ class Executor:
             TransferError: the executor is closed, or was made before a fork, in the parent process; ``after`` is a
                 transfer that failed; or the driver refuses a call, which is named with its code.
             KVPlanError: what is not a plan, or an ``after`` that cannot be waited for.
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
             HostMemoryError: pageable memory, for a path that needs it pinned.
             PathError: the plan is not for this path, or for any; or it cannot be captured.
 
@@ -124,7 +124,7 @@ class Executor:
 
         Raises:
             KVPlanError: what is not a plan.
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
             PathError: an executor of the CPU, or a plan within the GPU: nothing was measured of those.
         """
         if not isinstance(plan, Plan):

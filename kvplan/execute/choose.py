@@ -85,7 +85,7 @@ class Candidates:
         """The path for a plan; nothing has moved when it refuses.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
             HostMemoryError: the path is for pinned memory, and this is not.
             PathError: the path, or every path, cannot serve the plan.
         """
@@ -105,7 +105,7 @@ class Candidates:
         """Every path with what it is expected to take, the one that ``auto`` takes first; refused ones last.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
             PathError: within a GPU, where nothing was measured.
         """
         verdict = self._verdict(plan)
@@ -171,7 +171,7 @@ class Candidates:
         """Check the layouts, and say which paths cannot serve and why.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
         """
         reach = self._runtime.reach
         check_layouts(plan)

@@ -131,7 +131,7 @@ class HostPath:
         """Queue a plan; returns at once. All layers are there at its end, none before.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are virtual.
+            LayoutError: a destination that is read-only, or addresses that are not this process's.
             PathError: the plan touches memory that is not the CPU's.
             TransferError: it is closed, or this is a fork's child.
         """

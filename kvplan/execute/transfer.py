@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self
 
+from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layers import layers_of
 from kvplan.plan import Plan
@@ -145,12 +146,12 @@ def check_layouts(plan: Plan) -> None:
     """Both sides can be moved.
 
     Raises:
-        LayoutError: a destination that is read-only, or addresses that are virtual.
+        LayoutError: a destination that is read-only, or addresses that are not this process's.
     """
     for src, dst in plan.layouts:
         for layout in (src, dst):
-            if layout.virtual:
-                raise LayoutError(f"the addresses of {layout!r} are virtual (from a spec); nothing can be moved")
+            if layout.addresses != "memory":
+                raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; nothing can be moved")
         if not dst.writable:
             raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
 
