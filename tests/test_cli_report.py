@@ -12,6 +12,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.cli.main import main
+from tests.test_cli_verify import spoiled
+from tests.test_verify import without
 
 ROOT = Path(__file__).parents[1]
 GPU, HOST, MLA = (
@@ -64,7 +66,7 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, HOST, GPU, "--blocks", "0-15", "--profile", "h100")
     said = " ".join(page.said)
     assert code == 0
-    assert "Layouts, Difference, Program, Plan, Machine" in out
+    assert "Layouts, Difference, Program, Plan, Verification, Machine" in out
     assert sum(one.startswith("data:") for one in page.fetched) == 3
     for words in (
         "a block is 160 extents of 8,192 bytes",
@@ -72,6 +74,8 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         "2560*[8192]",
         "a unit is 160 runs of 8 KiB",
         "no CUDA driver",
+        "3,932,160 bytes (3.75 MiB) each way, in CPU memory",
+        "every byte arrived where it belongs; of ",
     ):
         assert words in said
 
@@ -94,7 +98,32 @@ def test_its_document(capsys, tmp_path):
     assert main(["report", MLA, "--output", str(path), "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
     assert given == {"schema": "kvplan.report/1", "path": str(path), "nbytes": path.stat().st_size,
-                     "sections": ["Layout", "Machine"], "compiles": True}  # fmt: skip
+                     "sections": ["Layout", "Machine"], "compiles": True, "verified": None}  # fmt: skip
+
+
+TINY = ("block token dim", "token block dim", "--sizes", "block=4,token=4,dim=8", "--dtype", "uint8")
+
+
+def test_bytes_that_do_not_arrive_are_a_finding_and_on_the_page(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "page.html"
+    assert main(["report", *TINY, "--output", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is True
+    spoiled(monkeypatch, without(0))
+    code, page, _ = report(capsys, tmp_path, *TINY)
+    assert code == 1
+    assert "wrong: token 0, byte 0 of block " in " ".join(page.said)
+    assert main(["report", *TINY, "--output", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verified"] is False
+
+
+def test_a_pair_that_cannot_be_reserved_says_so(capsys, tmp_path):
+    large = ("block dim", "block dim", "--sizes", f"block={1 << 40},dim={1 << 20}", "--dtype", "uint8")
+    code, page, _ = report(capsys, tmp_path, *large)
+    assert code == 0
+    assert "not tried: cannot reserve" in " ".join(page.said)
+    path = tmp_path / "page.html"
+    assert main(["report", *large, "--output", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is None
 
 
 def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):

@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; a finding where the pair cannot be compiled."""
-    sections, finding = _sections(args)
+    """Write the page; a finding where the pair cannot be compiled, or a byte did not arrive."""
+    sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
     made = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
@@ -65,10 +65,11 @@ def run(args: argparse.Namespace) -> int:
     nbytes = len(made.encode())
     if args.json:
         titles = [section.title for section in sections]
-        print_json("report", {"path": args.output, "nbytes": nbytes, "sections": titles, "compiles": not finding})
+        print_json("report", {"path": args.output, "nbytes": nbytes, "sections": titles, "compiles": compiles,
+                              "verified": verified})  # fmt: skip
     else:
         print(f"{args.output}: {', '.join(section.title for section in sections)}; {exact(nbytes)}")
-    return int(finding)
+    return int(not compiles or verified is False)
 
 
 def _called(source: str) -> str:
@@ -76,14 +77,15 @@ def _called(source: str) -> str:
     return Path(source).name if Path(source).is_file() else source
 
 
-def _sections(args: argparse.Namespace) -> tuple[list[Section], bool]:
+def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | None]:
+    """Sections, whether the pair compiles, and whether every byte arrived: None where that could not be tried."""
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are of a plan between two layouts; give B, too")
         one = argparse.Namespace(layout=args.source, sizes=args.src_sizes or args.sizes, dtype=args.dtype,
                                  device=args.src_device)  # fmt: skip
         layout = layout_of(one)
-        return [Section("Layout", _layout(layout)), *_address(layout, args), _machine()], False
+        return [Section("Layout", _layout(layout)), *_address(layout, args), _machine()], True, None
     src, dst = pair_of(args)
     found = difference_of(src, dst, None)
     told = table([*told_rows(found), *advice_rows(found)])
@@ -91,9 +93,11 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool]:
         Section("Layouts", sides(f"<h3>A</h3>{_layout(src)}", f"<h3>B</h3>{_layout(dst)}")),
         Section("Difference", table(fact_rows(found), FACT_HEADER) + told),
     ]
+    verified = None
     if found.made is not None:
-        made += _program(src, dst, args)
-    return [*made, *_address(src, args), _machine()], found.made is None
+        section, verified = _verified(src, dst)
+        made += [*_program(src, dst, args), section]
+    return [*made, *_address(src, args), _machine()], found.made is not None, verified
 
 
 def _layout(layout: KVLayout) -> str:
@@ -130,6 +134,17 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
     if plan is not None:
         profile, where = profile_named(args.profile)
         yield Section("Plan", text(f"{plan_line(plan)}\n{where}{candidates_of(plan, profile, policy)[1]}"))
+
+
+def _verified(src: KVLayout, dst: KVLayout) -> tuple[Section, bool | None]:
+    """Markers there and back, through memory reserved for both layouts; as many blocks as ``kvplan verify`` moves."""
+    from kvplan.cli.verify import verify_facts, verify_rows
+
+    try:
+        facts = verify_facts(src, dst, None)
+    except LayoutError as error:  # too large a block, or more addresses than the system gives
+        return Section("Verification", text(f"not tried: {error}")), None
+    return Section("Verification", table(verify_rows(facts))), facts["ok"]
 
 
 def _address(layout: KVLayout, args: argparse.Namespace) -> Iterator[Section]:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("verify", facts)
     else:
-        show(fact_table(_rows(facts)))
+        show(fact_table(verify_rows(facts)))
     return 0 if ok else 1
 
 
@@ -88,7 +88,8 @@ def _side(layout: KVLayout, blocks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def verify_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Both directions in words, a row a fact."""
     return [
         ("from", _side_words(facts["src"])),
         ("to", _side_words(facts["dst"])),
