@@ -174,6 +174,12 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         """
         return {pair: program.plan(src_blocks, dst_blocks, src_skip, dst_skip) for pair, program in self.items()}
 
+    def diagram(self) -> str:
+        """A picture of some blocks of every rank and the copies between them, as SVG text: the first layer and part."""
+        from kvplan.draw.ranks import ranks
+
+        return ranks(self)
+
     def __str__(self) -> str:
         counts = [f"{n} {name}{'s' * (n != 1)}" for n, name in (
             (len(self.sources), "source"), (len(self.destinations), "destination"), (len(self), "pair"),
