@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +17,17 @@ from kvplan.algebra import extent
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 from kvplan.notation import Notation, parse
+from kvplan.slicing import number_ranges
 from kvplan.spec import ITEMSIZE, extents_of, shape_of
+
+if TYPE_CHECKING:
+    from kvplan.shared import Shared
+
+# Short names that specs may have, as torch and numpy write them.
+_DTYPES = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
+    "double": "float64", "byte": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 def allocate(
@@ -23,9 +36,12 @@ def allocate(
     like: KVLayout,
     num_blocks: int | None = None,
     block_tokens: int | None = None,
+    layers: Iterable[int] | None = None,
+    heads: range | None = None,
     device: str = "cpu",
     pin: bool = True,
     sizes: Mapping[str, int] | None = None,
+    shared: str | PathLike[str] | None = None,
 ) -> KVLayout:
     """Allocate memory for the layers, parts and heads of ``like``, in the order of ``notation``.
 
@@ -38,18 +54,25 @@ def allocate(
             K and V), allocate each from ``like.slice(parts=...)`` and merge.
         num_blocks: blocks of the pool; by default as many as ``like`` has.
         block_tokens: token slots of a block; by default those of ``like``.
+        layers: global numbers of the pool's layers, where it holds more than those of ``like``: other ranks' beside.
+        heads: range of the pool's global KV heads, likewise.
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
         pin: page-lock host memory so that a GPU reaches it; means nothing where torch has no GPU. The memory is
             registered in pieces of at most 32 GiB that end on boundaries of the outermost dim where these are page
             boundaries; what lies between two is a seam of the layout. Where pinning fails, a warning says so and the
             pool is pageable.
         sizes: extents in elements of a split axis (``{"head.0": 4}``).
+        shared: a name in /dev/shm, or the absolute path of a file: processes that give the same one share the memory.
+            The first makes it, cleared; the last unlinks it. Of it, only what ``like`` uses is pinned. See
+            ``docs/shared-pool.md``.
 
     Returns:
         A layout; its ``tensors`` holds what was allocated, nested as the notation says.
 
     Raises:
-        NotationError, LayoutError: a notation that cannot hold ``like``, or a size that is none.
+        NotationError, LayoutError: a notation that cannot hold ``like``, or a size that is none; a shared pool that is
+            in use with another geometry, and both are named.
+        HostMemoryError: no room for a shared pool, or a file that cannot be one.
 
     >>> import numpy as np
     >>> gpu = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -61,11 +84,12 @@ def allocate(
         raise LayoutError(f"like is a {type(like).__name__}; it is the layout whose content the pool will hold")
     part, content = _parts(parsed, like)
     dtype, itemsize = _dtype(like, content)
+    held, span = _layers(layers, like), _heads(heads, like)
     axes = {
-        "layer": len(like.layers),
+        "layer": len(held),
         "block": like.num_blocks if num_blocks is None else num_blocks,
         "token": like.block_tokens if block_tokens is None else block_tokens,
-        "head": len(like.heads),
+        "head": len(span),
         "dim": content // itemsize,
     }
     for name in ("num_blocks", "block_tokens"):
@@ -82,21 +106,61 @@ def allocate(
             raise LayoutError(f"sizes make {axis} {prod(extents[name] for name in atoms)}; the pool needs {size}")
     shape = shape_of(parsed, extents)
     counts = [extents[axis] for axis in parsed.nesting]
-    seams: list[int] = []
+    told = {k: v for k, v in extents.items() if k != "kv" and k not in parsed.nesting}
+    described = partial(KVLayout.from_tensors, notation, sizes=told, layers=held, head_start=span.start, part=part)
     ordinal = (int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0) if pin else None
+    if shared is not None:
+        if device != "cpu":
+            raise LayoutError(f"shared memory is of the CPU; device is {device!r}")
+        from kvplan.shared import share
+
+        sized = " ".join(f"{name}={size}" for name, size in sorted(extents.items()))
+        numbered = f"layers {number_ranges(held)} | heads {number_ranges(span)} | part {part}"
+        nbytes = [prod(shape) * itemsize] * prod(counts)
+        memory = share(shared, f"{parsed} | {sized} | {dtype} | {numbered}", nbytes)
+        torch = _wants_torch(like, device)
+        tensors = _nest([_view(each, dtype, shape, torch=torch) for each in memory.tensors], counts)
+        pool = described(tensors)
+        strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
+        return _pin_used(pool, like, memory, strides, ordinal) if torch and ordinal is not None else pool
+    seams: list[int] = []
     flat = list(
         _tensors(shape, prod(counts), dtype, seams, device=device, pin=ordinal, torch=_wants_torch(like, device))
     )
-    told = {k: v for k, v in extents.items() if k != "kv" and k not in parsed.nesting}
-    return KVLayout.from_tensors(
-        notation,
-        _nest(flat, counts),
-        sizes=told,
-        layers=like.layers,
-        head_start=like.heads.start,
-        part=part,
-        seams=seams,
-    )
+    return described(_nest(flat, counts), seams=seams)
+
+
+def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
+    """Global numbers of the pool's layers, ascending."""
+    if layers is None:
+        return like.layers
+    given = tuple(layers) if isinstance(layers, Iterable) else ()
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") or n < 0 for n in given) or len(set(given)) != len(given):
+        given = ()
+    if not given:
+        raise LayoutError(f"layers is {layers!r}; give the global numbers of the pool's layers, each once")
+    if missing := sorted(set(like.layers) - set(given)):
+        raise LayoutError(
+            f"like holds layers {number_ranges(missing)}, and the pool would not: its layers are "
+            f"{number_ranges(sorted(given))}; slice like first"
+        )
+    return tuple(int(number) for number in sorted(given))
+
+
+def _heads(heads: range | None, like: KVLayout) -> range:
+    """Global numbers of the pool's heads."""
+    if heads is None:
+        return like.heads
+    if not isinstance(heads, range) or heads.step != 1 or not len(heads) or heads.start < 0:
+        raise LayoutError(f"heads is {heads!r}; give a range of step 1, from 0 on, that holds at least one head")
+    if len(heads) > 1 and not any(component.form.headed for component in like.components):
+        raise LayoutError(f"heads is {heads!r}, and like has no head axis: its content belongs to no head")
+    if like.heads.start < heads.start or like.heads.stop > heads.stop:
+        raise LayoutError(
+            f"like holds heads {number_ranges(like.heads)}, and the pool would not: its heads are "
+            f"{number_ranges(heads)}; slice like first"
+        )
+    return heads
 
 
 def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
@@ -124,7 +188,8 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
 def _dtype(like: KVLayout, content: int) -> tuple[str, int]:
     """Element type of the pool: that of ``like`` where it divides the content, else bytes."""
     itemsize = ITEMSIZE.get(like.dtype)
-    return (like.dtype, itemsize) if itemsize and content % itemsize == 0 else ("uint8", 1)
+    name = _DTYPES.get(like.dtype, like.dtype)
+    return (name, itemsize) if itemsize and content % itemsize == 0 else ("uint8", 1)
 
 
 def _wants_torch(like: KVLayout, device: str) -> bool:
@@ -138,19 +203,45 @@ def _tensors(
     if torch:
         yield from _torch_tensors(shape, count, dtype, device, seams, pin=pin)
         return
+    for _ in range(count):
+        yield np.empty(shape, _element(dtype))
+
+
+def _element(dtype: str) -> np.dtype[Any]:
+    """The type of that name; unsigned integers of its width stand in for those that numpy lacks (bfloat16, fp8)."""
     try:
-        element = np.dtype(dtype)
-    except TypeError:  # bfloat16, fp8: numpy has none, so the last dim counts bytes
-        yield from _byte_views(shape, count, ITEMSIZE[dtype])
-        return
-    for _ in range(count):
-        yield np.empty(shape, element)
+        return np.dtype(dtype)
+    except TypeError:
+        return np.dtype(f"u{ITEMSIZE[dtype]}")
 
 
-def _byte_views(shape: Sequence[int], count: int, itemsize: int) -> Iterator[Any]:
-    """Unsigned integers of the element's width stand in for types that numpy lacks."""
-    for _ in range(count):
-        yield np.empty(shape, np.dtype(f"u{itemsize}"))
+def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
+    """Bytes as an array or tensor of that type and shape."""
+    if not torch:
+        return memory.view(_element(dtype)).reshape(shape)
+    import torch as library
+
+    return library.from_numpy(memory).view(getattr(library, dtype, library.uint8)).view(tuple(shape))
+
+
+def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:
+    """The pool with what ``like`` uses of it pinned, and where registrations end as seams; else with a warning."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return pool
+    from kvplan.execute.pinning import pin_used
+
+    used = pool.slice(layers=like.layers)
+    if any(component.form.headed for component in used.components):
+        with contextlib.suppress(LayoutError):  # heads across a boundary of a split axis: all of them then
+            used = used.slice(heads=like.heads)
+    try:
+        return pin_used(pool, used, memory.memory, memory.page, strides, ordinal)
+    except RuntimeError as error:
+        warnings.warn(f"could not pin what this process uses of {pool.nbytes} bytes, the pool is pageable: {error}",
+                      stacklevel=3)  # fmt: skip
+        return pool
 
 
 def _torch_tensors(

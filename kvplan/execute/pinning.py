@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import gcd
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.build import Built
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.execute.forks import generation
+from kvplan.layout import KVLayout
+from kvplan.stretches import Rows, merged, registrations, stretches
 
 # Bytes of one registration at most: half a TiB at once fails and leaves an error behind (driver 580).
 MAX_REGISTERED = 32 << 30
@@ -53,15 +58,30 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
     Raises:
         TransferError: the driver refuses; nothing stays registered.
     """
-    device = Device(ordinal)
     # Shared, because of a private page the parent would get another copy after a fork, and the GPU keep the old one.
     array = np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), np.uint8)
     address = int(array.__array_interface__["data"][0])
     bounds = [address + at for at in edges(nbytes, row, MAX_REGISTERED)]
+    register(array, list(pairwise(bounds)), ordinal)
+    return array, tuple(bounds[1:-1])
+
+
+def register(array: Bytes, pieces: Sequence[tuple[int, int]], ordinal: int) -> None:
+    """Pin memory that is there, until the array, and all that is made of it, is gone.
+
+    Args:
+        array: keeps the memory.
+        pieces: first byte and first byte after of each registration; no two share a page.
+        ordinal: a GPU; the memory is pinned for all of them.
+
+    Raises:
+        TransferError: the driver refuses; nothing stays registered.
+    """
+    device = Device(ordinal)
     registered: list[int] = []
     try:
         with device.current(), Uncaptured(device):
-            for first, last in pairwise(bounds):
+            for first, last in pieces:
                 code = device.driver.cuMemHostRegister_v2(first, last - first, PORTABLE | DEVICE_MAP)
                 device.driver.check("cuMemHostRegister", code, f"{last - first} bytes at {first:#x}")
                 registered.append(first)
@@ -69,7 +89,40 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
         _unregister(device, registered, generation())
         raise
     weakref.finalize(array, _unregister, device, registered, generation()).atexit = False
-    return array, tuple(bounds[1:-1])
+
+
+def pin_used(
+    pool: KVLayout, used: KVLayout, memory: Bytes, page: int, strides: Sequence[int], ordinal: int
+) -> KVLayout:
+    """Pin what is used of a pool: the same pool, with the ends of registrations as seams.
+
+    Args:
+        pool: of tensors that are C-contiguous and begin pages.
+        used: a slice of it.
+        memory: keeps the pool's memory.
+        page: bytes of a page of it.
+        strides: of the tensors' dims, in bytes, outermost first: registrations end between rows.
+        ordinal: a GPU; the memory is pinned for all of them.
+
+    Raises:
+        TransferError: the driver refuses; nothing stays registered.
+    """
+    tensors = [Rows(region.address, tuple(strides)) for region in pool.regions]
+    pieces = registrations(stretches(used.components), tensors, page, MAX_REGISTERED)
+    register(memory, pieces, ordinal)
+    whole = merged(pieces)
+    start, end = tensors[0].address, pool.regions[-1].end
+    edges = sorted({edge for piece in pieces for edge in piece if start < edge < end})
+    regions = tuple(
+        replace(
+            region,
+            pinned=any(first <= region.address and region.end <= last for first, last in whole),
+            seams=tuple(edge for edge in edges if region.address <= edge <= region.end),
+        )
+        for region in pool.regions
+    )
+    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
+    return KVLayout(built, notation=pool.notation, tensors=pool.tensors)
 
 
 def _unregister(device: Any, registered: list[int], made_in: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from typing import NamedTuple
 
 from kvplan.components import Region
 from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
 from kvplan.layout import KVLayout
+from kvplan.stretches import stretches
 
 
 class Facts(NamedTuple):
@@ -41,11 +43,16 @@ class Reach:
         device = layout.device
         pageable, seams = "", []
         if device == "cpu":
-            low, high = _span(layout)
+            # What lies far between two may be pinned or not: of a pool that processes share, each pins its own.
+            touched = stretches(layout.components)
+            starts = [first for first, _ in touched]
             for region in layout.regions:
-                why, ends = self._walk(region, max(region.address, low), min(region.end, high))
-                pageable = pageable or why
-                seams += ends
+                for first, last in touched[max(bisect_right(starts, region.address) - 1, 0) :]:
+                    if first >= region.end:
+                        break
+                    why, ends = self._walk(region, max(region.address, first), min(region.end, last))
+                    pageable = pageable or why
+                    seams += ends
         facts = Facts(device, pageable, tuple(sorted(set(seams))))
         if not pageable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
@@ -69,8 +76,3 @@ class Reach:
             if at < last:
                 seams.append(at)
         return "", seams
-
-
-def _span(layout: KVLayout) -> tuple[int, int]:
-    hulls = [component.hull() for component in layout.components]
-    return min(low for low, _ in hulls), max(high for _, high in hulls)

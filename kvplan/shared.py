@@ -1,0 +1,310 @@
+"""Memory that processes of one machine share by name: a file they map, which the last of them unlinks.
+
+Every user holds a shared ``flock`` on the file, which the system takes back however the process ends. So a file that
+nobody has locked is nobody's: who finds it makes it anew, and who leaves it so unlinks it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import mmap
+import os
+import re
+import stat
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from math import lcm
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.errors import HostMemoryError, LayoutError
+
+FOLDER = Path("/dev/shm")  # noqa: S108  # where shm_open keeps what it names
+FORMAT = 1  # of the file; told in the header, so that another version is refused
+ATTEMPTS = 1000  # about 20 seconds, if each finds the file half made, or gone
+RESERVED = 1 << 30  # bytes asked of the file system at once: what a signal interrupts is done again
+
+_MAGIC = b"kvplan.pool\n"
+_MAKING, _WHOLE = b"making\n", b"whole.\n"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+Bytes = NDArray[np.uint8]
+
+
+class Shared(NamedTuple):
+    """A pool that is mapped here.
+
+    Attributes:
+        memory: the whole file; this process uses the pool for as long as it, or what is made of it, is there.
+        tensors: bytes of each tensor, each beginning a page.
+        page: bytes of a page of the file.
+    """
+
+    memory: Bytes
+    tensors: list[Bytes]
+    page: int
+
+
+def path_of(shared: Any) -> Path:
+    """The file behind a name: one of /dev/shm, or, with a slash, any other.
+
+    Raises:
+        LayoutError: neither a name nor an absolute path.
+
+    >>> path_of("kv"), path_of("/mnt/huge/kv")
+    (PosixPath('/dev/shm/kv'), PosixPath('/mnt/huge/kv'))
+    """
+    name = os.fspath(shared) if isinstance(shared, os.PathLike) else shared
+    if not isinstance(name, str):
+        raise LayoutError(f"shared is {shared!r}; give a name, as 'kv', or the absolute path of a file")
+    if "/" not in name:
+        if not _NAME.fullmatch(name):
+            raise LayoutError(
+                f"shared is {name!r}; a name has up to 200 letters, digits, '_', '-' and '.', the first no '-' or '.'"
+            )
+        return FOLDER / name
+    path = Path(name)
+    if not path.is_absolute() or ".." in path.parts or "\0" in name or name.endswith("/"):
+        raise LayoutError(f"shared is {name!r}; with a slash it is the absolute path of a file, without '..'")
+    if len(path.parts) == 2:
+        raise LayoutError(
+            f"shared is {name!r}, a file of the root folder; write {path.name!r} for {FOLDER / path.name}"
+        )
+    return path
+
+
+def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
+    """Map the pool of that name; the first user makes it, full of zeros, and all must mean the same geometry by it.
+
+    Args:
+        shared: see :func:`path_of`.
+        geometry: all that tells where which bytes lie, as text; it is compared, and shown where it differs.
+        sizes: bytes of each tensor.
+
+    Raises:
+        LayoutError: no name; or the pool is in use with another geometry, and both are named.
+        HostMemoryError: no room, or a file that is not ours to use.
+
+    >>> pool, again = share(f"kvplan-doctest-{os.getpid()}", "two of 100", [100, 100]), None
+    >>> again = share(f"kvplan-doctest-{os.getpid()}", "two of 100", [100, 100])
+    >>> again.tensors[1][7] = 1
+    >>> pool.tensors[1][:9].tolist()
+    [0, 0, 0, 0, 0, 0, 0, 1, 0]
+    """
+    path = path_of(shared)
+    _hook_exit(os.getpid())
+    try:
+        return _share(path, f"format {FORMAT} | {geometry}", sizes)
+    except OSError as error:
+        raise HostMemoryError(f"cannot share {str(path)!r}: {error.strerror or error}") from error
+
+
+def _share(path: Path, geometry: str, sizes: Sequence[int]) -> Shared:
+    for attempt in range(ATTEMPTS):
+        time.sleep(min(attempt, 20) / 1000)
+        use = _Use(path)
+        try:
+            page = _page(use.fd)
+            starts = [page]
+            for size in sizes:
+                starts.append(starts[-1] + -(-size // page) * page)
+            if not use.enter(geometry, page, starts[-1]):
+                use.leave()
+                continue
+            memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
+        except BaseException:
+            use.leave()
+            raise
+        # Runs before the mapping goes: an array lets go of what it was made of last.
+        weakref.finalize(memory, use.leave).atexit = False
+        whole = memoryview(memory)  # between an array and its views, so that each tensor is a region of its own
+        parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page)
+    raise HostMemoryError(
+        f"nobody finishes {str(path)!r}, which somebody keeps locked; remove it, or take another name"
+    )
+
+
+def _page(fd: int) -> int:
+    """Bytes of a page of the file's system: those of hugetlbfs are large, and the file is a whole number of them."""
+    block = os.fstatvfs(fd).f_bsize
+    return lcm(mmap.PAGESIZE, block) if 0 < block <= 1 << 30 else mmap.PAGESIZE
+
+
+def _mapping(use: _Use, nbytes: int) -> mmap.mmap:
+    """The file's memory, through a descriptor of its own.
+
+    A mapping keeps its descriptor, and the child of a fork its mapping: a lock on that one would stay with the child.
+    """
+    fd = os.open(use.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if not os.path.samestat(os.fstat(fd), os.fstat(use.fd)):
+            raise HostMemoryError(f"{str(use.path)!r} was replaced by another file while it was opened")
+        return mmap.mmap(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+class _Use:
+    """One use of a file by this process: a descriptor and the lock on it.
+
+    Args:
+        path: made, empty, where there is none.
+
+    Raises:
+        HostMemoryError: it is no file, or another user's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _uses.add(self)
+        told = os.fstat(self.fd)
+        what = "" if stat.S_ISREG(told.st_mode) else "is no file"
+        if told.st_uid != os.geteuid():
+            what = f"belongs to user {told.st_uid}, and this process to {os.geteuid()}"
+        if what:
+            _uses.discard(self)
+            os.close(self.fd)
+            raise HostMemoryError(f"{str(path)!r} {what}; take another name")
+
+    def enter(self, geometry: str, page: int, nbytes: int) -> bool:
+        """Lock the file, make it if nobody uses it, and compare; False where it is to be opened again.
+
+        Whatever was learnt before the shared lock was had is looked at again under it: no lock is exchanged for
+        another in one step.
+        """
+        if self._alone():
+            if not self._named():
+                return False
+            if os.fstat(self.fd).st_size:
+                # Of users that were killed, or of one that did not finish it. Theirs may still be mapped, by a child
+                # of a fork for example, so that it is not cut but replaced.
+                if not self._ours(page):
+                    raise HostMemoryError(f"{str(self.path)!r} is a file that kvplan did not make; remove it, "
+                                          "or take another name")  # fmt: skip
+                self.path.unlink()
+                return False
+            self._make(geometry, page, nbytes)
+        fcntl.flock(self.fd, fcntl.LOCK_SH)  # waits for who makes it
+        if not self._named():
+            return False
+        state, found = self._header(page)
+        if state != _WHOLE:
+            if self._ours(page):
+                return False
+            raise HostMemoryError(f"{str(self.path)!r} is in use, and no pool of kvplan's; take another name")
+        if found != geometry:
+            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is '{found}'; here it is "
+                              f"'{geometry}'")  # fmt: skip
+        size = os.fstat(self.fd).st_size
+        if size != nbytes:
+            raise HostMemoryError(
+                f"{str(self.path)!r} is in use, and has {size} bytes in place of {nbytes}: it was cut; end its users"
+            )
+        return True
+
+    def leave(self) -> None:
+        """Give up the lock, and unlink the file where nobody else has one."""
+        try:
+            _uses.remove(self)
+        except KeyError:  # left before, or the child of a fork, which has no use of its own
+            return
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # first, so that of two that leave at once one finds itself alone
+            if self._alone() and self._named() and os.pread(self.fd, len(_MAGIC), 0) == _MAGIC:
+                self.path.unlink()
+        os.close(self.fd)
+
+    def _alone(self) -> bool:
+        """Lock the file against all others, if there are none."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _named(self) -> bool:
+        """Whether the path still leads to this file; only who has it locked alone unlinks it."""
+        try:
+            return os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
+    def _header(self, page: int) -> tuple[bytes, str]:
+        """State and geometry, or what stands in their place."""
+        head = os.pread(self.fd, page, 0)
+        state = head[len(_MAGIC) : len(_MAGIC) + len(_WHOLE)] if head.startswith(_MAGIC) else b""
+        return state, head[len(_MAGIC) + len(_WHOLE) :].partition(b"\n")[0].decode(errors="replace")
+
+    def _ours(self, page: int) -> bool:
+        """Whether losing the content loses nothing but a pool, or the beginning of one."""
+        head, size = os.pread(self.fd, page, 0), os.fstat(self.fd).st_size
+        return head.startswith(_MAGIC) or (size in (0, page) and not head.strip(b"\0"))
+
+    def _make(self, geometry: str, page: int, nbytes: int) -> None:
+        """Reserve all of the file, so that no page of it is missing when it is touched: that would end the process."""
+        header = _MAGIC + _MAKING + geometry.encode() + b"\n"
+        if len(header) > page:
+            raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {geometry}")
+        try:
+            os.fchmod(self.fd, 0o600)
+            self._check_room(nbytes)
+            os.posix_fallocate(self.fd, 0, page)
+            with _mapping(self, page) as head:  # hugetlbfs cannot be written otherwise
+                head[: len(header)] = header
+                for at in range(page, nbytes, RESERVED):
+                    os.posix_fallocate(self.fd, at, min(RESERVED, nbytes - at))
+                head[len(_MAGIC) : len(_MAGIC) + len(_WHOLE)] = _WHOLE
+        except BaseException as error:
+            self.path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise HostMemoryError(
+                    f"cannot reserve {nbytes:,} bytes for {str(self.path)!r}: {error.strerror or error}"
+                ) from error
+            raise
+
+    def _check_room(self, nbytes: int) -> None:
+        """Rather than fill up what is free, and then fail."""
+        told = os.fstatvfs(self.fd)
+        every, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+        if every > 0 and free < nbytes:  # of file systems without a limit all is 0
+            raise HostMemoryError(
+                f"{str(self.path)!r} needs {nbytes:,} bytes; {free:,} of {every:,} are free in "
+                f"{str(self.path.parent)!r}: take fewer blocks, make more room (docker run --shm-size), or remove "
+                "pools that nobody uses"
+            )
+
+
+_uses: set[_Use] = set()
+
+
+@functools.cache
+def _hook_exit(process: int) -> None:  # noqa: ARG001  # once in each
+    atexit.register(_leave_all)
+    # Children that multiprocessing forks end without atexit.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _leave_all, exitpriority=0)
+
+
+def _leave_all() -> None:
+    for use in tuple(_uses):
+        use.leave()
+
+
+def _forked() -> None:
+    """The child of a fork has the parent's memory, but no use of its own: a copy of a lock could outlive the parent."""
+    while _uses:
+        os.close(_uses.pop().fd)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,131 @@
+"""Which stretches of memory components touch, and where these are cut into registrations; pure integers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from math import lcm
+from typing import NamedTuple
+
+from kvplan.algebra import Factors
+from kvplan.components import Component, Form
+
+# Untouched bytes that part two stretches. Fewer are taken with them: a registration of its own, and the seams it
+# leaves, cost more than so many bytes pinned in vain.
+APART = 64 << 20
+
+Stretch = tuple[int, int]
+
+
+class Rows(NamedTuple):
+    """One tensor, C-contiguous, as registrations see it.
+
+    Attributes:
+        address: of its first byte, on a page boundary.
+        strides: of its dims in bytes, outermost first.
+    """
+
+    address: int
+    strides: tuple[int, ...]
+
+
+def stretches(components: Iterable[Component], apart: int | None = None) -> list[Stretch]:
+    """First byte and first byte after, ascending, of all that components touch; blocks of a table count as one.
+
+    Args:
+        components: of one layout.
+        apart: bytes between two components, or two steps of one, from which on they lie in two stretches; by default
+            64 MiB.
+
+    >>> from kvplan import KVLayout
+    >>> pool = KVLayout.from_spec({"notation": "kv layer block dim", "dtype": "int8", "address": 4096,
+    ...                            "sizes": {"layer": 4, "block": 10, "dim": 100}})
+    >>> stretches(pool.slice(layers=[1, 2]).components, apart=2000)
+    [(5096, 7096), (9096, 11096)]
+    >>> stretches(pool.slice(layers=[1, 2]).components)
+    [(5096, 11096)]
+    """
+    apart = APART if apart is None else apart
+    groups: dict[int, list[Component]] = {}  # forms are shared, so that identity finds most that are alike
+    for component in components:
+        groups.setdefault(id(component.form), []).append(component)
+    found: list[Stretch] = []
+    for group in groups.values():
+        form = group[0].form
+        if form.table is not None:
+            found += [component.hull() for component in group]
+            continue
+        nbytes, outer = _piece(form, apart)
+        # Merged before they are repeated: layers side by side in a block are one stretch of every block.
+        bases = merged([(component.address, component.address + nbytes) for component in group], apart)
+        steps = [0]
+        for count, stride in outer:
+            steps = [step + k * stride for step in steps for k in range(count)]
+        found += [(first + step, last + step) for step in steps for first, last in bases]
+    return merged(found, apart)
+
+
+def _piece(form: Form, apart: int) -> tuple[int, Factors]:
+    """Bytes from a first byte to the last one that is not apart, and the factors that repeat them."""
+    nbytes, outer = 1, []
+    for count, stride in sorted((*form.block, *form.inner), key=lambda factor: factor[1]):
+        if stride - nbytes < apart:
+            nbytes += (count - 1) * stride
+        else:
+            outer.append((count, stride))
+    return nbytes, tuple(outer)
+
+
+def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
+    """Stretches in order, those less than so many bytes apart as one; by default those that touch.
+
+    >>> merged([(20, 30), (0, 10), (10, 15)])
+    [(0, 15), (20, 30)]
+    """
+    joined: list[Stretch] = []
+    for first, last in sorted(found):
+        if joined and first - joined[-1][1] < apart:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, most: int) -> list[Stretch]:
+    """Stretches in whole pages, cut so that none is larger than ``most``: between tensors or rows, where pages end.
+
+    Rows are those of the outermost dim that can be cut so; where none can, any page boundary will do. No two share a
+    page.
+
+    Args:
+        found: stretches, ascending, apart by two pages or more; inside the tensors.
+        tensors: in order of address, each beginning a page.
+        page: bytes of a page.
+        most: bytes of a registration, at least a page.
+
+    >>> registrations([(8192, 50_000)], [Rows(8192, (12_288, 100)), Rows(32_768, (12_288, 100))], 4096, 20_000)
+    [(8192, 20480), (20480, 32768), (32768, 45056), (45056, 53248)]
+    >>> registrations([(5000, 20_000)], [Rows(0, (4100,))], 4096, 8192)
+    [(4096, 12288), (12288, 20480)]
+    """
+    starts = [tensor.address for tensor in tensors]
+    cut: list[Stretch] = []
+    for first, last in found:
+        at, end = first // page * page, -(-last // page) * page
+        while end - at > most:
+            tensor = tensors[bisect_right(starts, at + most) - 1]
+            upto = _row_end(tensor, at, at + most, page)
+            cut.append((at, upto))
+            at = upto
+        cut.append((at, end))
+    return cut
+
+
+def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
+    """The last place up to ``most``, behind ``after``, where a row and a page end."""
+    for stride in tensor.strides:
+        step = lcm(stride, page)
+        place = tensor.address + (most - tensor.address) // step * step
+        if place > after:
+            return place
+    return most // page * page
