@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -12,9 +13,12 @@ from kvplan.program import BlockAxis, Program, Run, RunGroup
 from kvplan.slicing import number_ranges
 
 MAX_ROWS = 8  # lines of one kind before the rest is counted
+TITLE = 13  # columns
+LEAST_WIDTH = 40
+_TOGETHER = re.compile(r"(?<=\d) (?=B\b)|(?<=\bx) (?=\d)| (?=\|)")  # 8,192 B; x 80(...); a bar ends its line
 
 
-def explain(src: KVLayout, dst: KVLayout) -> str:
+def explain(src: KVLayout, dst: KVLayout, width: int | None = None) -> str:
     """The program of a pair of layouts after each pass; see :meth:`kvplan.CopyProgram.explain`."""
     made = passes(src.geometry, dst.geometry)
     sections = (
@@ -28,8 +32,26 @@ def explain(src: KVLayout, dst: KVLayout) -> str:
     )
     lines: list[str] = []
     for title, body in sections:
-        lines += [f"{title if k == 0 else '':<13}{line}" for k, line in enumerate(body)]
+        for k, line in enumerate(body):
+            lines += fitted(f"{title if k == 0 else '':<{TITLE}}{line}", width, TITLE + 2)
     return "\n".join(lines) + "\n"
+
+
+def fitted(line: str, width: int | None, indent: int) -> list[str]:
+    """A line as several of at most ``width`` characters, those after the first indented; None is any width.
+
+    A number and its unit stay together. In less than 40 characters nothing is fitted.
+
+    >>> fitted("fuse  +0|+0: 512 B x 16(+512|+40,960) 80(+18,874,368|+512)", 44, 8)
+    ['fuse  +0|+0: 512 B x 16(+512|+40,960)', '        80(+18,874,368|+512)']
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    from textwrap import wrap
+
+    held = _TOGETHER.sub("\N{NO-BREAK SPACE}", line)
+    wrapped = wrap(held, max(width, LEAST_WIDTH), subsequent_indent=" " * indent, break_on_hyphens=False)
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in wrapped]
 
 
 def match_lines(pairs: Sequence[Pair]) -> Iterator[str]:

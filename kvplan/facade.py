@@ -118,11 +118,15 @@ class CopyProgram:
             self._of_layers[layers] = program
         return program
 
-    def explain(self) -> str:
-        """The program after each pass, as text."""
+    def explain(self, width: int | None = None) -> str:
+        """The program after each pass, as text.
+
+        Args:
+            width: characters that no line exceeds, at least 40; by default each fact is one line, however long.
+        """
         from kvplan.explain import explain
 
-        return explain(self.src, self.dst)
+        return explain(self.src, self.dst, width)
 
     def diagram(self) -> str:
         """A picture of one unit's runs between source and destination, as SVG text."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
+
+import pytest
 
 import kvplan
-from tests.commands import GPU, HOST, HOST_64, TINY, TINY_SIZES, answer, document
+from kvplan.cli import main
+from tests.commands import GPU, HOST, HOST_64, SPECS, TINY, TINY_SIZES, answer, document
 
 
 def test_plan_reads_well(capsys):
@@ -95,7 +99,58 @@ def test_plan_of_many_sizes_stays_short(capsys, tmp_path):
 
 def test_explain_is_the_programs_own_text(capsys):
     program = kvplan.compile(kvplan.KVLayout.from_spec(GPU), kvplan.KVLayout.from_spec(HOST))
-    assert answer(capsys, "explain", GPU, HOST) == program.explain().rstrip("\n") + "\n"
+    assert answer(capsys, "explain", GPU, HOST) == program.explain(80)
+    assert document(capsys, "explain", GPU, HOST)["text"] == program.explain()
+
+
+EXPLAINED = """\
+source       layer: kv block token head dim | layer=80 kv=2 block=1024 token=16
+               head=2 dim=128 | bf16 on cuda:0
+destination  block layer kv token head dim | layer=80 kv=2 block=1024 token=16
+               head=2 dim=128 | bf16 on cpu
+1 match      160 pairs: layers 0-79, parts k v
+             heads 0-1 of 0-1 in the source, 0-1 in the destination
+2 refine     unit of 16 tokens; 1 a source block, 1 a destination block
+             loops are count(+source stride|+destination stride), in bytes,
+               outermost first
+             160 x 16(+512|+512) 2(+256|+256) 256(+1|+1)
+3 coalesce   160 x 8,192 B
+4 fuse       +0|+0: 8,192 B x 80(+18,874,368|+16,384) 2(+8,388,608|+8,192)
+5 analyse    1,310,720 B a unit in 160 x 8,192 B
+             source extents a unit: 160 x 8,192 B
+             destination extents a unit: 1 x 1,310,720 B
+             alignment 8,192 B
+             source units:      0x7f0000000000 + block 1024(+8,192)
+             destination units: 0x7e0000000000 + block 1024(+1,310,720)
+             a unit reaches 1,499,471,872 B in the source, 1,310,720 B in the
+               destination
+"""
+
+
+def test_explain_fits_80_columns_without_a_terminal(capsys, monkeypatch):
+    assert answer(capsys, "explain", GPU, HOST) == EXPLAINED
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["explain", GPU, HOST]) == 0  # output is captured: no terminal
+    assert capsys.readouterr().out == EXPLAINED
+
+
+@pytest.mark.parametrize("columns", [40, 66, 80, 300])
+@pytest.mark.parametrize("pair", list(permutations(sorted(map(str, SPECS.glob("*.toml"))), 2)), ids=str)
+def test_explain_fits_and_says_all_of_it(capsys, monkeypatch, columns, pair):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    src, dst = map(kvplan.KVLayout.from_spec, pair)
+    try:
+        whole = kvplan.compile(src, dst).explain()
+    except kvplan.IncompatibleLayoutsError:
+        return
+    assert (
+        main(["explain", *pair, "--blocks", "0-2"] if src.block_tokens == dst.block_tokens else ["explain", *pair]) == 0
+    )
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert "".join(out.split()).startswith("".join(whole.split()))
+    if columns == 300:
+        assert out.startswith(whole.rstrip("\n") + "\n")
 
 
 def test_explain_document(capsys):

@@ -6,11 +6,16 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.explain import LEAST_WIDTH
 from kvplan.fold import limit_loops, merge_and_fold
 from kvplan.program import Run
+from tests.strategies import cases
+from tests.test_laws import compiled
 
 
 def spec(notation: str, device: str = "cpu", dtype: str = "bf16", part: str = "kv", **sizes: int) -> KVLayout:
@@ -186,6 +191,19 @@ def test_explain_shows_the_program_after_every_pass():
     program = kvplan.compile(split_kv(block=64, token=16), page_first(block=64, token=64))
     assert program.explain() == EXPLAINED
     assert repr(program) == "CopyProgram(store, unit of 16 tokens, 160 runs of 8192 bytes)"
+
+
+@given(case=cases(), width=st.integers(LEAST_WIDTH, 130))
+def test_explain_in_a_width_loses_nothing(case, width):
+    program = compiled(case)[2]
+    made, whole = program.explain(width), program.explain()
+    assert max(map(len, made.splitlines())) <= width
+    assert "".join(made.split()) == "".join(whole.split())
+
+
+def test_explain_in_less_than_40_columns_is_that_of_40():
+    program = kvplan.compile(split_kv(block=64, token=16), page_first(block=64, token=64))
+    assert program.explain(1) == program.explain(40) != program.explain(41)
 
 
 def test_explain_counts_what_does_not_fit():

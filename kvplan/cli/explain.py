@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.facts import extent_facts
@@ -11,6 +12,7 @@ from kvplan.cli.plan import block_ids, count, expanded, run_lengths
 from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import KVPlanError, TransferError
+from kvplan.explain import fitted
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.program import BlockAxis, Run, RunGroup
 
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the program after each pass, and the candidates of a plan if blocks are given."""
     from kvplan.execute import Policy
 
+    width = get_terminal_size().columns
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     program = compile(*pair_of(args))
     plan = plan_of(args, program)
@@ -57,15 +60,17 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json("explain", facts)
         else:
-            print(program.explain().rstrip("\n"))
+            print(program.explain(width).rstrip("\n"))
         return 0
     profile, where = profile_named(args.profile)
     made, text = candidates_of(plan, profile, policy)
     if args.json:
         print_json("explain", {**facts, "plan": made})
         return 0
-    print(program.explain().rstrip("\n"))
-    print(f"\n{plan_line(plan)}\n{where}{text}")
+    print(program.explain(width).rstrip("\n"))
+    print()
+    for line in f"{plan_line(plan)}\n{where}{text}".splitlines():
+        print("\n".join(fitted(line, width, 4)))
     return 0
 
 
