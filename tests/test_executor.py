@@ -256,7 +256,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     dropped = threading.Thread(target=lambda last: last.clear(), args=([executor],), daemon=True)
     del executor
     dropped.start()
-    dropped.join(10)
+    dropped.join(60)
     assert not dropped.is_alive()
     assert not transfer.done()
     with pytest.raises(TransferError, match="is closed"):
@@ -264,7 +264,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     gate.set()
     transfer.synchronize(10)
     assert (dst[2] == src[1]).all()
-    assert host_path.join(10)
+    assert host_path.join(60)
     assert host_path not in host._live
 
 

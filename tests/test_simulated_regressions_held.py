@@ -171,5 +171,5 @@ def test_what_was_refused_for_a_failed_after_is_not_held_by_it():
             with pytest.raises(kvplan.TransferError, match="never happened"):
                 executor.submit(pair.program.plan([k], [8 - k]), after=failed)
         del pair
-        assert gone(references, 3)
+        assert gone(references)
         assert repr(failed).endswith("failed)")

@@ -10,7 +10,7 @@ from typing import Any
 from tests.gpu.caches import Pair
 
 
-def gone(references: list[weakref.ref], seconds: float = 10.0) -> bool:
+def gone(references: list[weakref.ref], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while any(reference() is not None for reference in references):
         if time.monotonic() > end:
