@@ -83,7 +83,7 @@ def padding_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         between = [f"{exact(padding['between_nbytes'])} between content"] if padding["between_nbytes"] else []
         yield "", ", ".join([*between, *outside])
     elif nbytes:
-        yield "", "the regions end with the last byte of content: what may follow it is not counted"
+        yield "", "the regions end with the last byte of content"
     if nbytes and padding["block_nbytes"]:
         wasted, held = padding["block_nbytes"], padding["block_nbytes"] + facts["block_nbytes"]
         yield "waste", f"{exact(wasted)} a block of {held:,}, {percent(wasted / held)}"
