@@ -253,10 +253,9 @@ class _Use:
     def _make(self, geometry: str, page: int, nbytes: int) -> None:
         """Reserve all of the file, so that no page of it is missing when it is touched: that would end the process."""
         header = _MAGIC + _MAKING + geometry.encode() + b"\n"
-        if len(header) > page:
-            raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {geometry}")
         try:
             os.fchmod(self.fd, 0o600)
+            _check_name(header, page)
             self._check_room(nbytes)
             os.posix_fallocate(self.fd, 0, page)
             with _mapping(self, page) as head:  # hugetlbfs cannot be written otherwise
@@ -282,6 +281,12 @@ class _Use:
                 f"{str(self.path.parent)!r}: take fewer blocks, make more room (docker run --shm-size), or remove "
                 "pools that nobody uses"
             )
+
+
+def _check_name(header: bytes, page: int) -> None:
+    if len(header) > page:
+        text = header[:200].decode(errors="replace")
+        raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {text}...")
 
 
 _uses: set[_Use] = set()

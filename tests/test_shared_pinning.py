@@ -1,0 +1,256 @@
+"""What a process pins of a pool that it shares: its own part, in pieces that end with rows, and all or nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import contextmanager
+from itertools import count, pairwise, product
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout, expand, stretches
+from kvplan.components import Component, Form
+from kvplan.execute import cuda, memcpy, pinning
+from kvplan.stretches import Rows, registrations
+from tests.simulated import Device, Tensor
+from tests.simulated.entries import Entries, SimpleEntry
+from tests.simulated.executors import executor_on
+
+_numbers = count()
+PAGE = 4096
+BLOCKS, DIM = 4, 1024  # of bytes: a (layer, part) of a block is a page a head
+
+
+@pytest.fixture
+def name():
+    made = f"kvplan-pin-{os.getpid()}-{next(_numbers)}"
+    yield made
+    if Path(f"/dev/shm/{made}").exists():
+        gc.collect()  # what errors that were caught keep
+    assert not Path(f"/dev/shm/{made}").exists()
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """A driver that registers, and a torch that believes in it; two pages between stretches part them."""
+    # numba loads its own library, which this driver is not.
+    assert all((expand, memcpy))
+    made = Entries()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
+    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
+    monkeypatch.setattr(stretches, "APART", 2 * PAGE)
+    cuda.driver.cache_clear()
+    yield made
+    cuda.driver.cache_clear()
+
+
+def rank(layers, heads=range(2)):
+    tensors = [torch.zeros(BLOCKS, 2, 4, len(heads), DIM, dtype=torch.uint8) for _ in layers]
+    return KVLayout.from_tensors("layer: block kv token head dim", tensors, layers=layers, head_start=heads.start)
+
+
+def registered(entries, start):
+    """Pages from ``start`` of what was registered: first, and first after."""
+    pairs = [arguments[:2] for arguments in entries.named("cuMemHostRegister_v2")]
+    assert all((first - start) % PAGE == nbytes % PAGE == 0 for first, nbytes in pairs)
+    return [((first - start) // PAGE, (first + nbytes - start) // PAGE) for first, nbytes in pairs]
+
+
+# A (layer, part) of a block is 2 heads of 4 tokens: 2 pages. Blocks are 4 of them.
+CASES = {
+    "layers side by side": ("layer block kv token head dim", (2, 3), range(2), [(32, 64)]),
+    "the same, twice": ("kv layer block token head dim", (2, 3), range(2), [(16, 32), (48, 64)]),
+    "apart": ("layer block kv token head dim", (0, 3), range(2), [(0, 16), (48, 64)]),
+    "in every block": ("block layer kv token head dim", (1, 2), range(2), [(4, 12), (20, 28), (36, 44), (52, 60)]),
+    "heads outside": ("head layer block kv token dim", (0, 1), range(1, 2), [(32, 48)]),
+    "heads in every page": ("layer block kv token head dim", (0, 1, 2, 3), range(1, 2), [(0, 64)]),
+    "a tensor a layer": ("layer: block kv token head dim", (1, 2), range(2), [(16, 48)]),
+    # Blocks that are looked up count as one stretch, from the first byte to the last.
+    "a tensor a block": ("block: layer kv token head dim", (1, 2), range(2), [(4, 60)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_process_pins_the_layers_and_heads_of_like(name, entries, case):
+    notation, layers, heads, pages = CASES[case]
+    pool = kvplan.allocate(notation, like=rank(layers, heads), layers=range(4), heads=range(2), shared=name)
+    start, end = pool.regions[0].address, pool.regions[-1].end
+    assert registered(entries, start) == pages
+    edges = {start + edge * PAGE for pair in pages for edge in pair} - {start, end}
+    assert {seam for seam in pool.seams if seam in edges} == edges
+    covered = {page for pair in pages for page in range(*pair)}
+    spans = [((r.address - start) // PAGE, (r.end - start) // PAGE, r.pinned) for r in pool.regions]
+    assert all(pinned == (set(range(first, last)) <= covered) for first, last, pinned in spans)
+    firsts = [arguments[0] for arguments in entries.named("cuMemHostRegister_v2")]
+    tensors = pool.tensors
+    del pool
+    assert not entries.named("cuMemHostUnregister")
+    del tensors
+    assert [arguments[0] for arguments in entries.named("cuMemHostUnregister")] == firsts
+
+
+def test_pieces_end_with_rows(name, entries, monkeypatch):
+    monkeypatch.setattr(pinning, "MAX_REGISTERED", 7 * PAGE)
+    pool = kvplan.allocate("layer block kv token head dim", like=rank((1, 2)), layers=range(4), shared=name)
+    start = pool.regions[0].address
+    # A layer is 16 pages, more than a piece may have; a block is 4.
+    assert registered(entries, start) == [(k, k + 4) for k in range(16, 44, 4)] + [(44, 48)]
+    assert [(seam - start) // PAGE for seam in pool.seams] == list(range(16, 49, 4))
+
+
+def test_a_split_head_axis_that_cannot_give_the_heads_is_pinned_whole(name, entries):
+    like = rank((0, 1), range(1, 3))
+    pool = kvplan.allocate("head.0 layer block kv token head.1 dim", like=like, heads=range(4), sizes={"head.0": 2},
+                           shared=name)  # fmt: skip
+    assert registered(entries, pool.regions[0].address) == [(0, 64)]
+
+
+@pytest.mark.parametrize("more", [{"pin": False}, {}])
+def test_nothing_is_pinned_where_it_is_not_asked_for_or_no_gpu_is_there(name, entries, monkeypatch, more):
+    if not more:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pool = kvplan.allocate("layer block kv token head dim", like=rank((0, 1)), shared=name, **more)
+    assert not entries.named("cuMemHostRegister_v2")
+    assert (pool.seams, pool.regions[0].pinned) == ((), False)
+
+
+def test_where_pinning_fails_half_way_the_pool_is_pageable_and_right(name, entries, monkeypatch, executor):
+    whole = SimpleEntry.__call__
+
+    def second_fails(entry, *arguments):
+        code = whole(entry, *arguments)
+        return 2 if entry._name == "cuMemHostRegister_v2" and len(entries.named(entry._name)) == 2 else code
+
+    monkeypatch.setattr(SimpleEntry, "__call__", second_fails)
+    like = rank((2, 3))
+    with pytest.warns(UserWarning, match="the pool is pageable: cuMemHostRegister returned") as caught:
+        pool = kvplan.allocate("kv layer block token head dim", like=like, layers=range(4), shared=name)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    first, second = (arguments[0] for arguments in entries.named("cuMemHostRegister_v2"))
+    assert first != second
+    assert entries.named("cuMemHostUnregister") == [(first,)]
+    assert (pool.seams, pool.regions[0].pinned) == ((), False)
+    for k, tensor in enumerate(like.tensors):
+        tensor[...] = torch.arange(tensor.numel()).reshape(tensor.shape) % 251 + k
+    executor.submit(kvplan.compile(like, pool.slice(layers=(2, 3))).plan([3, 0], [1, 2])).synchronize()
+    for k, tensor in enumerate(like.tensors):
+        assert torch.equal(pool.tensors[:, 2 + k, [1, 2]], tensor[[3, 0]].transpose(0, 1))
+    assert not pool.tensors[:, :2].any()
+
+
+@contextmanager
+def pinned_on(device):
+    """Whatever is registered is pinned for the simulated device."""
+
+    def register(array, pieces, ordinal):
+        device.pinned += pieces
+
+    with (
+        mock.patch.object(pinning, "register", register),
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.Tensor, "is_pinned", return_value=False),
+        mock.patch.object(stretches, "APART", 2 * PAGE),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+@pytest.mark.parametrize("notation", ["kv layer block token head dim", "block layer kv token head dim"])
+def test_a_gpu_reaches_the_part_that_was_pinned_and_no_other(name, path, notation):
+    device = Device()
+    host = rank((1, 2))
+    cache = [np.zeros((BLOCKS, 2, 4, 2, DIM), np.uint8) for _ in range(2)]
+    gpu = KVLayout.from_tensors("layer: block kv token head dim", [Tensor(each, "cuda:0") for each in cache],
+                                layers=(1, 2))  # fmt: skip
+    with pinned_on(device):
+        pool = kvplan.allocate(notation, like=host, layers=range(4), shared=name)
+        pool.tensors[...] = torch.arange(pool.tensors.numel()).reshape(pool.tensors.shape) % 241
+        used = pool.slice(layers=(1, 2))
+        with executor_on(device, path) as executor:
+            executor.submit(kvplan.compile(used, gpu).plan([3, 0], [1, 2])).synchronize()
+            others = KVLayout.from_tensors("layer: block kv token head dim",
+                                           [Tensor(each, "cuda:0") for each in cache], layers=(2, 3))  # fmt: skip
+            plan = kvplan.compile(pool.slice(layers=(2, 3)), others).plan([3], [1])
+            if path != "copy_engine":
+                with pytest.raises(kvplan.HostMemoryError, match="is not pinned"):
+                    executor.submit(plan)
+    order = [notation.split().index(axis) for axis in ("layer", "block", "kv", "token", "head", "dim")]
+    wanted = pool.tensors.permute(order).numpy()
+    for layer in range(2):
+        np.testing.assert_array_equal(cache[layer][[1, 2]], wanted[layer + 1, [3, 0]])
+        assert not cache[layer][[0, 3]].any()
+
+
+# Laws of the stretches and of where they are cut.
+
+
+@st.composite
+def forms(draw):
+    """A few components of one form, non-overlapping factors, and the bytes that they touch."""
+    dim = draw(st.integers(1, 5))
+    factors, reach = [], dim
+    for _ in range(draw(st.integers(0, 3))):
+        size, stride = draw(st.integers(2, 4)), reach + draw(st.integers(0, 9))
+        factors.append((size, stride))
+        reach += (size - 1) * stride
+    cut = draw(st.integers(0, len(factors)))
+    form = Form(tuple(factors[cut:]), tuple(factors[:cut]), (), ((dim, 1),))
+    starts = draw(st.lists(st.integers(0, 200), min_size=1, max_size=3, unique=True))
+    steps = [sum(k * stride for k, (_, stride) in zip(at, factors, strict=True))
+             for at in product(*(range(size) for size, _ in factors))]  # fmt: skip
+    touched = {start + step + k for start in starts for step in steps for k in range(dim)}
+    return [Component(layer, "kv", start, form) for layer, start in enumerate(starts)], touched
+
+
+@given(made=forms(), apart=st.integers(1, 20))
+def test_stretches_hold_what_is_touched_and_end_where_little_follows(made, apart):
+    components, touched = made
+    found = stretches.stretches(components, apart)
+    inside = {byte for first, last in found for byte in range(first, last)}
+    assert touched <= inside
+    assert all({first, last - 1} <= touched for first, last in found)
+    ordered = sorted(touched)
+    parts = sum(after - byte - 1 >= apart for byte, after in pairwise(ordered))
+    assert len(found) == parts + 1
+
+
+def test_blocks_of_a_table_count_as_one_stretch():
+    form = Form((), (), (), ((10, 1),), table=(0, 500, 200))
+    assert stretches.stretches([Component(0, "k", 1000, form)], apart=1) == [(1000, 1510)]
+
+
+@given(
+    rows=st.lists(st.integers(1, 6), min_size=1, max_size=2),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 400), min_size=2, max_size=4, unique=True),
+    most=st.integers(1, 12),
+)
+def test_registrations_cover_stretches_in_pages_of_their_own(rows, sizes, cuts, most):
+    page, tensors, end = 4, [], 8
+    strides = tuple(sorted((row * 2 for row in rows), reverse=True))
+    for size in sizes:
+        tensors.append(Rows(end, strides))
+        end += -(-size // page) * page
+    places = sorted(min(8 + cut, end) for cut in cuts)
+    found = [(a, b) for a, b in zip(places[::2], places[1::2], strict=False) if a < b]
+    found = stretches.merged(found, 2 * page)
+    pieces = registrations(found, tensors, page, most * page)
+    assert all(first % page == last % page == 0 and 0 < last - first <= most * page for first, last in pieces)
+    assert all(last <= first for (_, last), (first, _) in pairwise(pieces))
+    pages = {at for first, last in pieces for at in range(first, last, page)}
+    assert pages == {at // page * page for first, last in found for at in range(first, last)}
+    for (_, last), (first, _) in pairwise(pieces):
+        if last == first and most * page >= np.lcm(strides[-1], page):  # a cut: between tensors, or between rows
+            held = max(tensor.address for tensor in tensors if tensor.address <= last)
+            assert any((last - held) % stride == 0 for stride in strides)
