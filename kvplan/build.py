@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -207,7 +208,17 @@ def assemble(
     counts = {axis: prod(count for count, _ in axis_factor) for axis, axis_factor in factors.items()} | dict(nested)
     regions = _regions([tensor.region for tensor in tensors], seams)
     num_blocks, layers = counts.get("block", 1), _layers(naming.layers, counts.get("layer", 1))
-    content = normal((*factors.get("dim", ()), (first.itemsize, 1)))
+    strided = normal(factors.get("block", ()))
+    alike = Form(
+        block=(),
+        token=normal(factors.get("token", ())),
+        head=normal(factors.get("head", ())),
+        dim=normal((*factors.get("dim", ()), (first.itemsize, 1))),
+        head_start=naming.head_start,
+        headed="head" in counts,
+        opaque="token" not in counts,
+    )
+    shared: dict[_BlockAxis, Form] = {}  # one object a form, so that identity can stand for equality downstream
     components: list[Component] = []
     for layer, number in enumerate(layers):
         for kv, part in enumerate(naming.kv_parts if "kv" in counts else (naming.part,)):
@@ -215,26 +226,17 @@ def assemble(
             inside += offset(factors["kv"], kv) if "kv" in factors else 0
             where = {"layer": layer, "kv": kv}
             held = [tensors[k].address for k in _indices(notation, nested, where)]
-            block, table = _block_axis(normal(factors.get("block", ())), held, regions)
-            form = Form(
-                block=block,
-                token=normal(factors.get("token", ())),
-                head=normal(factors.get("head", ())),
-                dim=content,
-                head_start=naming.head_start,
-                headed="head" in counts,
-                opaque="token" not in counts,
-                table=table,
-            )
-            components.append(Component(number, part, held[0] + inside, form))
-    shared: dict[Form, Form] = {}  # one object a form, so that identity can stand for equality downstream
-    components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+            axis = _block_axis(strided, held, regions)
+            if axis not in shared:
+                shared[axis] = replace(alike, block=axis[0], table=axis[1])
+            components.append(Component(number, part, held[0] + inside, shared[axis]))
     check_bounds(components, regions)
     check_disjoint(components, num_blocks)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     return Built(tuple(components), regions, num_blocks, counts.get("token", 1), order, first.dtype)
 
 
+_BlockAxis = tuple[Factors, tuple[int, ...] | None]  # factors, or a table
 _AXIS_ORDER = ("layer", "kv", "block", "token", "head", "dim")
 
 
@@ -262,9 +264,7 @@ def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, 
         yield flat
 
 
-def _block_axis(
-    factors: Factors, held: Sequence[int], regions: Sequence[Region]
-) -> tuple[Factors, tuple[int, ...] | None]:
+def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]) -> _BlockAxis:
     """Blocks by stride, or by table where each block is an allocation of its own."""
     if len(held) == 1:
         return factors, None

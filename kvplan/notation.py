@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvplan.errors import NotationError
@@ -103,6 +104,11 @@ def parse(text: str) -> Notation:
     """
     if not isinstance(text, str):
         raise NotationError(f"a notation is a str, not {type(text).__name__}", text=repr(text), column=1)
+    return _parsed(text)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Notation:
     pieces = _tokenize(text)
     colons = [k for k, piece in enumerate(pieces) if piece.text == ":"]
     if len(colons) > 1:

@@ -57,11 +57,11 @@ def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Ca
         other: the side that does not.
         refused: the pair cannot be compiled as it is.
     """
-    sizes = _block_sizes(mine, other)
+    sizes, present = _block_sizes(mine, other), _storage_order(mine)
     for held in _contents(mine, other, refused=refused):
         for tokens in sizes if any(not content.opaque for content in held) else (1,):
             for order in _orders(held, mine, tokens):
-                distance = _distance(_storage_order(mine), order) + 2 * (tokens != mine.block_tokens)
+                distance = _distance(present, order) + 2 * (tokens != mine.block_tokens)
                 yield Candidate(tuple((one, _dims(one, order, tokens)) for one in held), tokens, distance)
     if other.layers == mine.layers and other.heads == mine.heads and _split(other):
         for outer in (("block", "layer"), ("layer", "block")):
