@@ -207,14 +207,14 @@ def memory(facts: Facts) -> Finding:
 
 
 def shared(facts: Facts) -> Finding:
-    """Is there room in /dev/shm? Pools of kvplan are not kept there, those shared by name between processes are."""
+    """Is there room in /dev/shm? Pools that processes share by name are kept there, others are not."""
     if facts.shared is None:
         return _unknown(facts, "shared memory", "shared")
     every, free = facts.shared
     what = f"{_size(free)} of {_size(every)} free in /dev/shm"
     if free >= LITTLE_MEMORY:
         return Finding("shared memory", "ok", what)
-    what += ": too little for a pool that processes share by name; pools of kvplan do not use it"
+    what += ": too little for a pool that processes share by name; others do not use it"
     advice = "docker run --shm-size=64g or --ipc=host; of a pod: an emptyDir of medium Memory at /dev/shm"
     return Finding("shared memory", "warning", what, advice)
 
