@@ -265,7 +265,7 @@ def test_the_document_names_every_layout_and_the_refusal():
 
 
 def test_one_pair_reads_as_the_manual_shows(capsys):
-    command, shown = re.search(r"```\n\$ kvplan (pairs [^\n]*)\n(.*?)```", MANUAL, flags=re.DOTALL).groups()
+    command, shown = re.search(r"```console\n\$ kvplan (pairs [^\n]*)\n(.*?)```", MANUAL, flags=re.DOTALL).groups()
     assert answer(capsys, *shlex.split(command)) == shown
 
 
