@@ -213,6 +213,7 @@ def test_a_type_has_one_name_in_a_geometry(name):
     two = kvplan.allocate("block kv token head dim", like=long, shared=name)
     three = kvplan.allocate("block kv token head dim", like=real, shared=name)
     assert (one.tensors.dtype, two.tensors.dtype, three.tensors.dtype) == (np.uint16, np.uint16, torch.bfloat16)
+    assert kvplan.allocate("block kv token head dim", like=short, device="cpu:0").tensors.dtype == torch.bfloat16
     three.tensors[2, 1] = 1.0
     assert (one.tensors[2, 1] == 0x3F80).all()  # 1.0 in bfloat16
 
