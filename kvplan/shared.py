@@ -264,7 +264,8 @@ class _Use:
                     os.posix_fallocate(self.fd, at, min(RESERVED, nbytes - at))
                 head[len(_MAGIC) : len(_MAGIC) + len(_WHOLE)] = _WHOLE
         except BaseException as error:
-            self.path.unlink(missing_ok=True)
+            if self._named():
+                self.path.unlink()
             if isinstance(error, OSError):
                 raise HostMemoryError(
                     f"cannot reserve {nbytes:,} bytes for {str(self.path)!r}: {error.strerror or error}"

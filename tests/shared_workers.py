@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -10,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvplan
+from kvplan import shared
 from kvplan.shared import share
 
 LAYERS, HEADS, BLOCKS, TOKENS, DIM = range(4), range(8), 40, 4, 16
@@ -121,6 +124,21 @@ def race(name: str, number: int, barrier: Barrier, connection: Connection) -> No
         barrier.abort()
         connection.send((f"process {number}: {error!r}", had))
         raise
+
+
+def die_making(name: str, calls: int, connection: Connection) -> None:
+    """Make a pool, and be killed in place of one of the calls that reserve it."""
+    reserve, left = os.posix_fallocate, [calls]
+
+    def killed(*arguments: int) -> None:
+        if not left[0]:
+            connection.send("now")
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        reserve(*arguments)
+
+    os.posix_fallocate, shared.RESERVED = killed, 1 << 20
+    share(name, "never whole", [3 << 20])
 
 
 def hold(name: str, connection: Connection) -> None:

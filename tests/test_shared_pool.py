@@ -509,6 +509,7 @@ def test_a_file_that_is_replaced_by_hand_is_not_mapped(path, monkeypatch):
     monkeypatch.setattr(shared._Use, "_named", removed)
     with pytest.raises(kvplan.HostMemoryError, match="was replaced by another file while it was opened"):
         share(path, "mine", [100])
+    assert path.exists(), "the other file is not ours to unlink"
 
 
 def test_removing_a_pool_in_use_leaves_its_users_their_memory(path):

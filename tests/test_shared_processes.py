@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import random
+import signal
 from itertools import count
 from multiprocessing.connection import Connection, wait
 
@@ -23,6 +25,7 @@ from tests.shared_workers import (
     Write,
     cache_of,
     content,
+    die_making,
     hold,
     pool_of,
     race,
@@ -168,6 +171,17 @@ def test_eight_processes_make_use_and_leave_pools_at_once(name):
                 assert got == winner
             else:
                 assert f"there it is {texts[0]}; here it is {texts[1]}" in got
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_a_process_that_is_killed_while_it_makes_a_pool_is_in_nobody_s_way(name, calls):
+    child = Child(die_making, name, calls)
+    assert child.answer() == "now"
+    pool = share(name, "mine", [1 << 20])  # waits, if the other one is still dying
+    assert not pool.tensors[0].any()
+    child.process.join(PATIENCE)
+    assert child.process.exitcode == -signal.SIGKILL
+    assert path_of(name).stat().st_size == (1 << 20) + mmap.PAGESIZE
 
 
 def test_when_all_users_were_killed_the_name_is_free_for_any_pool(name):
