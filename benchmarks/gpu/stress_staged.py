@@ -2,25 +2,46 @@
 
 Before each transfer the ring is filled with 0xEE, and what may become its header with zeros: nothing stale can look
 right. ``--same`` verifies the second of two equal transfers instead (same slots, bytes and header); ``--streams 1``
-does without the second kernel stream; ``--others`` lets other executors move the same in between. What is wrong is
-told: which run and stream, whether it was left as it was, and what the ring, the header and the run table hold.
+does without the second kernel stream; ``--single`` without the driver's batch; ``--others`` lets other executors move
+the same in between. What is wrong is told: which run and stream, whether it was left as it was, and what the ring, the
+header and the run table hold; and how often a wait on the CPU came back before its event had passed.
 """
 
 import argparse
 import ctypes
+import os
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
 from kvplan.execute import Executor
+from kvplan.execute.cuda import NOT_READY, SUCCESS
 from kvplan.execute.policy import SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.execute.shape import cut
 from kvplan.execute.staged import StagedPath
 from kvplan.tune.workload import Buffers, Geometry, work
 
 seen = {}
+returns = Counter()  # of waits on the CPU: how they came back
+
+
+def watch_waits(driver):
+    """Note what a wait on an event returned, and whether the event had passed then: the executor asks later."""
+    whole = driver.cuEventSynchronize
+
+    def wait(event):
+        code = whole(event)
+        passed = driver.cuEventQuery(event)
+        returns["passed" if (code, passed) == (SUCCESS, SUCCESS) else f"returned {code}, then the query {passed}"] += 1
+        if passed == NOT_READY:
+            print(f"EARLY: cuEventSynchronize returned {code} before its event had passed", flush=True)
+        return code
+
+    driver.cuEventSynchronize = wait
 
 
 def watch():
@@ -93,7 +114,7 @@ def report(one, runtime, moved, later, expected, before):
             place = (
                 ring.piece.address + (first + chunk) % ring.slots * ring.slot_nbytes + unit % granules * staging.nbytes
             )
-            held = torch.from_numpy(read(place + int(places[run]), n.run_nbytes))
+            in_ring = torch.from_numpy(read(place + int(places[run]), n.run_nbytes))
             from_ = known.get(int(moved[run, unit, 0]))
             what = (
                 "untouched"
@@ -105,19 +126,39 @@ def report(one, runtime, moved, later, expected, before):
                 else f"unit {from_ % n.blocks} run {from_ // n.blocks}"
             )
             stream = "other" if load and chunk % 2 else "kernel"
-            now = "right" if bool((held == expected[run, unit].cpu()).all()) else "WRONG"
+            now = held_by(in_ring, expected[run, unit].cpu(), known, n)
+            if chunk + ring.slots <= (n.blocks - 1) // granules:
+                now = "taken by a later chunk"
             print(
                 f"    unit {unit} run {run} chunk {chunk} stream {stream} bytes"
                 f" {8 * int(off[0])}..{8 * int(off[-1]) + 8} ({off.numel()} words): {what}; ring now {now}"
             )
 
 
-def check(executor, one, same):
-    """One transfer, or the second of two equal ones as the benchmark has it; whether all arrived."""
+def held_by(there, wanted, known, n):
+    """What a run's place in the ring holds now: told in words, which say what put it there."""
+    off = (there != wanted).nonzero().flatten()
+    if not off.numel():
+        return "right"
+    poison = int((there[off] == -0x1111111111111112).sum())
+    other = known.get(int(there[0]))
+    whose = ""
+    if other is not None and int(off[0]) == 0:
+        whose = f", begins as unit {other % n.blocks} run {other // n.blocks}"
+    first, last = 8 * int(off[0]), 8 * int(off[-1]) + 8
+    return f"WRONG in bytes {first}..{last}, {off.numel()} words, {poison} of them never written{whose}"
+
+
+def check(executor, one, same, pool):
+    """One transfer, or the second of two equal ones as the benchmark has it; whether all arrived.
+
+    ``pool`` is the host's bytes on the GPU, which loads leave as they are: gathering there is much faster.
+    """
     n, (src, dst) = one.geometry, (torch.from_numpy(ids).to(one.device) for ids in (one.src_ids, one.dst_ids))
     if same:
         executor.submit(one.plan).synchronize()
-    expected = one.src.select(src, n.block_runs).contiguous()
+    source = one.src if n.direction == "store" or pool is None else one.src._replace(flat=pool[: one.src.flat.numel()])
+    expected = source.select(src, n.block_runs).contiguous()
     one.dst.flat.bitwise_not_()
     before = one.dst.select(dst, n.block_runs).contiguous()
     if not same:
@@ -138,30 +179,45 @@ def main():
     for name, kind, value in (
         ("minutes", float, 4.0), ("streams", int, None), ("runs", int, 8192), ("stop", int, 5), ("vary", int, 20),
         ("sizes", str, "16384,16384,8192,28672,65536"), ("directions", str, "load"),
+        ("hosts", str, "contiguous,scattered"),
     ):  # fmt: skip
         ask.add_argument(f"--{name}", type=kind, default=value)
     ask.add_argument("--same", action="store_true", help="as the benchmark: the second of two equal transfers")
     ask.add_argument("--others", action="store_true", help="other paths' executors move the same in between")
+    ask.add_argument("--single", action="store_true", help="one call of the driver a copy, no batches")
     a = ask.parse_args()
+    os.environ.setdefault(CONNECTIONS, MOST_CONNECTIONS)  # as the run had it that lost bytes
     watch()
     buffers, failed, count, ways = Buffers(1 << 30, "cuda:0"), 0, 0, a.directions.split(",")
+    pool = None if "store" in ways else buffers.host.to("cuda:0").view(torch.int64)
     executor = Executor("cuda:0", Policy(path="staged", streams=a.streams))
     others = (
-        [Executor("cuda:0", Policy(path=p)) for p in ("kernel", "copy_engine", "copy_engine_2d")] if a.others else []
+        [Executor("cuda:0", Policy(path=p)) for p in ("kernel", "copy_engine", "copy_engine_2d", "auto")]
+        if a.others
+        else []
     )
+    watch_waits(executor._backend.device.driver)
+    if a.single:
+        executor._backend.device.driver.cuMemcpyBatchAsync = None
+    tried, lost = Counter(), Counter()
     for way in ways:  # the ring grows to slots of 64 MiB first, as in the benchmark
-        check(executor, work(buffers, Geometry(way, "contiguous", 1 << 20, 128, 64)), a.same)
+        check(executor, work(buffers, Geometry(way, "contiguous", 1 << 20, 128, 64)), a.same, pool)
     until = time.time() + 60 * a.minutes
     for size, way, host in ((s, w, h) for _ in range(1 << 20) for s in map(int, a.sizes.split(",")) for w in ways
-                            for h in ("contiguous", "scattered")):  # fmt: skip
+                            for h in a.hosts.split(",")):  # fmt: skip
         if time.time() > until or failed >= a.stop:
             break
         runs = a.runs - 64 * (count // 10 % a.vary)  # other programs, so that run tables are new, and old ones dropped
         one, count = work(buffers, Geometry(way, host, size, runs, 64), count), count + 1
         for each in others:
             each.submit(one.plan).synchronize()
-        failed += not check(executor, one, a.same)
-    print(f"{count} transfers, {failed} wrong; {sys.argv[1:]}")
+        right = check(executor, one, a.same, pool)
+        failed += not right
+        tried[way, host, size] += 1
+        lost[way, host, size] += not right
+    for what, times in sorted(tried.items()):
+        print(f"  {what}: {times} transfers, {lost[what]} wrong")
+    print(f"{count} transfers, {failed} wrong; waits: {dict(returns)}; {sys.argv[1:]}")
     return failed
 
 
