@@ -226,10 +226,10 @@ def assemble(
             inside += offset(factors["kv"], kv) if "kv" in factors else 0
             where = {"layer": layer, "kv": kv}
             held = [tensors[k].address for k in _indices(notation, nested, where)]
-            axis = _block_axis(strided, held, regions)
-            if axis not in shared:
-                shared[axis] = replace(alike, block=axis[0], table=axis[1])
-            components.append(Component(number, part, held[0] + inside, shared[axis]))
+            blocks = _block_axis(strided, held, regions)
+            if blocks not in shared:
+                shared[blocks] = replace(alike, block=blocks[0], table=blocks[1])
+            components.append(Component(number, part, held[0] + inside, shared[blocks]))
     check_bounds(components, regions)
     check_disjoint(components, num_blocks)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
