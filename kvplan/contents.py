@@ -32,6 +32,15 @@ def offsets_of(factors: Factors) -> Int64Array:
     return out
 
 
+def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
+    """Byte offsets of some coordinates of an axis that may be long."""
+    out = np.zeros(len(coordinates), dtype=np.int64)
+    for count, stride in reversed(factors):
+        coordinates, digit = np.divmod(coordinates, count)
+        out += digit * stride
+    return out
+
+
 def addresses_of(
     component: Component, blocks: Int64Array, tokens: Int64Array, heads: Int64Array, content: Int64Array
 ) -> Int64Array:
@@ -45,7 +54,10 @@ def addresses_of(
         content: bytes within the row.
     """
     form = component.form
-    starts = np.array([form.block_offset(block) for block in blocks.tolist()], dtype=np.int64)
+    if form.table is not None:
+        starts = np.array(form.table, dtype=np.int64)[blocks]
+    else:
+        starts = _offsets_at(form.block, blocks)
     rows = component.address + starts + offsets_of(form.token)[tokens]
     return rows[:, None, None] + offsets_of(form.head)[heads][None, :, None] + offsets_of(form.dim)[content]
 
