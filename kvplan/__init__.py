@@ -22,7 +22,7 @@ from kvplan.layout import KVLayout
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.allocate import allocate
+    from kvplan.allocation import allocate
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
     from kvplan.facade import CopyProgram, compile  # noqa: A004
     from kvplan.groups import Groups
@@ -85,7 +85,7 @@ _LATER = {
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
     "Verification": "kvplan.verification",
-    "allocate": "kvplan.allocate",
+    "allocate": "kvplan.allocation",
     "compile": "kvplan.facade",
     "join": "kvplan.plan",
     "locate": "kvplan.where",

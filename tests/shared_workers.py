@@ -65,11 +65,21 @@ def pool_of(name: str, like: kvplan.KVLayout) -> kvplan.KVLayout:
     return kvplan.allocate(POOL, like=like, num_blocks=BLOCKS, layers=LAYERS, heads=HEADS, shared=name)
 
 
-def rank(name: str, topology: Topology, connection: Connection) -> None:
-    """One rank: writes and reads blocks as it is told, and says so after each; "" is a block that is right."""
+def elsewhere(topology: Topology) -> kvplan.KVLayout:
+    """A rank of another process, of which its shape alone is known here."""
+    layers, heads = topology
+    sizes = {"layer": len(layers), "kv": 2, "block": SLOTS, "token": TOKENS, "head": len(heads), "dim": DIM}
+    spec = {"notation": "layer: kv block token head dim", "sizes": sizes, "dtype": "uint8"}
+    return kvplan.KVLayout.from_spec(spec | {"layer_start": layers.start, "head_start": heads.start})
+
+
+def rank(name: str, ranks: list[Topology], number: int, connection: Connection) -> None:
+    """One of several ranks: writes and reads blocks as told, and says so after each; "" is a block that is right."""
+    topology = ranks[number]
     cache, layout = cache_of(topology)
-    pool = pool_of(name, layout).slice(layers=list(topology.layers), heads=topology.heads)
-    store, load = kvplan.compile(layout, pool), kvplan.compile(pool, layout)
+    pool = pool_of(name, layout)
+    side = [layout if k == number else elsewhere(other) for k, other in enumerate(ranks)]
+    store, load = kvplan.reshard(side, pool)[number, 0], kvplan.reshard(pool, side)[0, number]
     with kvplan.Executor(policy=kvplan.Policy(threads=1)) as executor:
         connection.send("torch was loaded" if "torch" in sys.modules else "")
         while (order := connection.recv()) is not None:

@@ -76,9 +76,9 @@ class Child:
 class Rank(Child):
     """A rank of one topology, ready for orders."""
 
-    def __init__(self, name: str, topology: Topology) -> None:
-        self.name, self.topology = name, topology
-        super().__init__(rank, name, topology)
+    def __init__(self, name: str, ranks: list[Topology], number: int) -> None:
+        self.topology = ranks[number]
+        super().__init__(rank, name, ranks, number)
         self.left = 0
 
     def ready(self) -> None:
@@ -121,7 +121,7 @@ def test_writers_and_readers_of_two_topologies_and_writers_that_are_killed(name)
             differ[np.ix_(list(written), list(torn.heads))] = False
         assert not differ.any(), f"blocks and heads {np.argwhere(differ).tolist()} are wrong"
 
-    writers, readers = ([Rank(name, topology) for topology in side] for side in (WRITERS, READERS))
+    writers, readers = ([Rank(name, side, k) for k in range(len(side))] for side in (WRITERS, READERS))
     for each in (*writers, *readers):
         each.ready()
     compare()
@@ -141,7 +141,8 @@ def test_writers_and_readers_of_two_topologies_and_writers_that_are_killed(name)
         compare(written, victim and victim.topology)
         if victim:
             kills += 1
-            heir = writers[writers.index(victim)] = Rank(name, victim.topology)
+            number = writers.index(victim)
+            heir = writers[number] = Rank(name, WRITERS, number)
             heir.ready()
             heir.order(Write(todo))
             moved += finish([heir])
