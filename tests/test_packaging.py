@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import shutil
 import site
 import subprocess
@@ -98,6 +99,13 @@ def wheel_and_sdist(clone, tmp_path_factory):
 def wheel_names(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def test_no_module_bears_the_name_of_a_public_function():
+    """Importing kvplan.allocate, were it a module, would put the module in the place of the function."""
+    import kvplan
+
+    assert not {module.name for module in pkgutil.iter_modules(kvplan.__path__)} & set(kvplan.__all__)
 
 
 def test_pyproject_names_every_package():
