@@ -54,10 +54,8 @@ def addresses_of(
         content: bytes within the row.
     """
     form = component.form
-    if form.table is not None:
-        starts = np.array(form.table, dtype=np.int64)[blocks]
-    else:
-        starts = _offsets_at(form.block, blocks)
+    table = form.table
+    starts = _offsets_at(form.block, blocks) if table is None else np.array(table, dtype=np.int64)[blocks]
     rows = component.address + starts + offsets_of(form.token)[tokens]
     return rows[:, None, None] + offsets_of(form.head)[heads][None, :, None] + offsets_of(form.dim)[content]
 
