@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             print(program.explain(width).rstrip("\n"))
         return 0
     profile, where = profile_named(args.profile)
-    made, text = candidates_of(plan, profile, policy)
+    made, text = candidates_of(plan, profile, policy, width)
     if args.json:
         print_json("explain", {**facts, "plan": made})
         return 0
@@ -100,8 +100,8 @@ def profile_named(name: str | None) -> tuple[DeviceProfile, str]:
         return profile, f"no GPU here: as on an {profile.gpu}\n"
 
 
-def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[dict[str, Any], str]:
-    """The plan's candidates as facts and as text; of plans that have none, why."""
+def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy, width: int = 80) -> tuple[dict[str, Any], str]:
+    """The plan's candidates as facts and as text of so many columns; of plans that have none, why."""
     from kvplan.execute.mixed import halves_of
     from kvplan.tune import cost
     from kvplan.tune.explain import explain, facts
@@ -120,11 +120,11 @@ def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy) -> tuple[d
     statistics = statistics_of(plan)
     refused, most = {}, policy.staging_bytes
     if most is not None and statistics.granule_nbytes > most:
-        refused["staged"] = f"a block takes {statistics.granule_nbytes} bytes of the ring, which has {most}"
+        refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
     large, small = halves_of(plan)
     halves = (statistics_of(large), statistics_of(small)) if large and small else None
     given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy
-    return {**about, **facts(*given)}, f"{line}\n\n{explain(*given)}"
+    return {**about, **facts(*given)}, f"{line}\n\n{explain(*given, width)}"
 
 
 def plan_line(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,11 @@ from kvplan.tune.statistics import Statistics
 
 LEAST_SHARE = 0.01  # of a candidate's time that is told
 PARTS = 3  # of a candidate's time that are told, the largest first
+WIDTH, LEAST_WIDTH = 80, 40  # columns of the text
+# Columns of the path and of its five figures, of the wide table first; 0 is a line of its own.
+COLUMNS = ((20, 9, 9, 9, 7, 11), (15, 9, 8, 8, 7, 9), (0, 8, 8, 8, 7, 9))
+NO_BREAK = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and what it counts
 # One of each, in words.
 WORDS = {
     "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "small_byte": "byte of small copies",
@@ -130,28 +136,47 @@ def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dic
     return [share._asdict() for share in (*made, other)]
 
 
-def explain(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> str:
-    """Candidates as text, at most 80 columns wide; see :meth:`kvplan.Executor.candidates`."""
-    lines = [f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}"]
+def explain(
+    found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy, width: int = WIDTH
+) -> str:
+    """Candidates as text, at most ``width`` columns wide, or 40; see :meth:`kvplan.Executor.candidates`."""
+    width = max(width, LEAST_WIDTH)
+    lines = _wrapped(f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}", width)
     if profile.note:
-        lines += _wrapped(f"note: {profile.note}", "")
+        lines += _wrapped(f"note: {profile.note}", width)
     beside = "nothing" if policy.overlap == "idle" else policy.overlap
-    lines += [f"beside:  {beside}", "", f"{'path':20}{'in all':>9}{'GPU':>9}{'CPU':>9}{'SMs':>7}{'compute':>11}"]
+    lines += [f"beside:  {beside}", "", *_row("path", ("in all", "GPU", "CPU", "SMs", "compute"), width)]
     for one in found:
-        if one.refused:
-            lines.append(f"{one.path:20}{'-':>9}{'-':>9}{'-':>9}{'-':>7}{'-':>11}")
-        else:
-            lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
-            times = "".join(f"{duration(value):>9}" for value in (one.wall, one.seconds, one.cpu_seconds))
-            lines.append(f"{one.path:20}{times}{one.sm_share:>7.1%}{lost:>11}")
-        lines += _wrapped(reason(one, plan, profile))
-    return "\n".join([*lines, "", *_wrapped(verdict(found, policy), "")])
+        lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
+        times = (duration(value) for value in (one.wall, one.seconds, one.cpu_seconds))
+        lines += _row(one.path, ("-",) * 5 if one.refused else (*times, f"{one.sm_share:.1%}", lost), width)
+        lines += _wrapped(reason(one, plan, profile), width, "    ")
+    return "\n".join([*lines, "", *_wrapped(verdict(found, policy), width)])
 
 
-def _wrapped(text: str, indent: str = "    ") -> list[str]:
+def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
+    """A path and its figures; where they do not fit side by side, the path in a line of its own.
+
+    >>> _row("copy_engine_2d", ("2.68 ms", "2.09 ms", "2.28 ms", "0.0%", "-"), 40)
+    ['copy_engine_2d', ' 2.68 ms 2.09 ms 2.28 ms   0.0%        -']
+    """
+    named, *columns = next((one for one in COLUMNS if sum(one) <= width), COLUMNS[-1])
+    told = "".join(f"{figure:>{column}}" for figure, column in zip(figures, columns, strict=True))
+    return [f"{path:{named}}{told}"] if named else [path, told]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Text in lines, broken between what commas part where that fits in one line.
+
+    >>> _wrapped("20 ms: 1 GB at 50.0 GB/s, 90 us to begin", 28)
+    ['20 ms: 1 GB at 50.0 GB/s,', '90 us to begin']
+    """
     from textwrap import wrap
 
-    return wrap(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    fits = width - len(indent)
+    held = (part.replace(" ", NO_BREAK) if len(part) < fits else _UNIT.sub(NO_BREAK, part) for part in text.split(", "))
+    wrapped = wrap(", ".join(held), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in wrapped]
 
 
 def duration(seconds: float) -> str:
