@@ -1,0 +1,151 @@
+"""Continuous batching of transformers with too little memory for its cache: three ways to go on.
+
+Requests that find no room leave the GPU. *recompute* drops their cache and computes it anew; *transformers* is the
+engine's own offloading to pinned host memory (it takes an accelerator); *kvplan* makes the same decisions and moves the
+bytes. The same prompts run with room for all of them first: whatever is done, their tokens must come out.
+
+    python examples/transformers_offload.py                          # a tiny model, on any machine
+    python examples/transformers_offload.py --model llama-8b --json result.json    # on a GPU, random weights
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from kvplan.engines import transformers as kvplan_engine
+
+MODELS = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1024},
+    "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
+}  # fmt: skip
+SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (48, 2000, 256, 256, 0.5)}  # requests, prompt, new tokens, page, room
+TIMEOUT = 600
+
+
+class Run(NamedTuple):
+    """One way, measured.
+
+    Attributes:
+        tokens: of every request.
+        seconds: from the first step to the last token.
+        first: seconds to each request's first token.
+        moved: bytes, and seconds of the transfers, where kvplan made them.
+    """
+
+    tokens: dict[str, list[int]]
+    seconds: float
+    first: list[float]
+    moved: tuple[int, float] | None
+
+
+def model_of(name: str, device: str) -> Any:
+    """A model of random weights: what it says means nothing, and always the same."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**MODELS[name], max_position_embeddings=1 << 16)
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config).eval()
+    return model.to(torch.bfloat16) if device != "cpu" else model
+
+
+def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, way: str) -> Run:
+    """All prompts at once, greedily."""
+    space = 0.0 if way in ("plenty", "recompute") else 64.0 if model.device.type != "cpu" else 0.1
+    manager = model.init_continuous_batching(
+        generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=new),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(
+            page_size=page, num_blocks=blocks, max_batch_tokens=max(2048, 4 * page), allow_block_sharing=False,
+            use_cuda_graph=False, use_async_batching=False, auto_switch_to_flash=False, cpu_offload_space=space,
+        ),
+    )  # fmt: skip
+    offloading = kvplan_engine.offload(manager) if way == "kvplan" else None
+    for k, prompt in enumerate(prompts):
+        manager.add_request(prompt, request_id=f"request {k}", streaming=True)
+    tokens: dict[str, list[int]] = {}
+    first: dict[str, float] = {}
+    finished = 0
+    start = time.perf_counter()
+    manager.start()
+    try:
+        while finished < len(prompts):
+            output = manager.get_result(timeout=TIMEOUT)
+            if output is None or output.error:
+                raise SystemExit(f"{way}: the engine failed: {output and output.error}")
+            first.setdefault(output.request_id, time.perf_counter() - start)
+            tokens[output.request_id] = list(output.generated_tokens)
+            finished += output.is_finished()
+    finally:
+        seconds = time.perf_counter() - start
+        manager.stop(hard_stop=True)
+    moved = None
+    if offloading is not None:
+        stats = offloading.executor.stats()
+        moved = stats.nbytes, stats.seconds
+        offloading.executor.close()
+    return Run(tokens, seconds, sorted(first.values()), moved)
+
+
+def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
+    """What is printed, and kept."""
+    made = sum(map(len, one.tokens.values()))
+    equal = sum(one.tokens[name] == tokens for name, tokens in wanted.items())
+    row: dict[str, Any] = {
+        "way": way, "tokens_equal": f"{equal} of {len(wanted)}", "tokens_per_second": made / one.seconds,
+        "first_token_median_s": statistics.median(one.first), "seconds": one.seconds,
+    }  # fmt: skip
+    if one.moved is not None:
+        nbytes, seconds = one.moved
+        row |= {"moved_gb": nbytes / 1e9, "gb_per_second": nbytes / seconds / 1e9 if seconds else 0.0}
+    return row
+
+
+def main() -> int:
+    """Run every way; 1 where a request's tokens differ on a CPU, whose arithmetic is the same for every batch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", help="file for the table")
+    chosen = parser.parse_args()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(
+        logging.ERROR if chosen.device != "cpu" else logging.CRITICAL
+    )
+    count, length, new, page, room = SIZES[chosen.model]
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(length // 2, length + 1, count).tolist()
+    prompts = [rng.integers(1, MODELS[chosen.model]["vocab_size"], n).tolist() for n in lengths]
+    needed = sum(math.ceil((n + new) / page) for n in lengths)
+    model = model_of(chosen.model, chosen.device)
+    run(model, prompts, new, page, 2 * needed, "plenty")  # warm
+    plenty = run(model, prompts, new, page, 2 * needed, "plenty")
+    ways = ["recompute", "kvplan"] if chosen.device == "cpu" else ["recompute", "transformers", "kvplan"]
+    runs = {"plenty": plenty} | {way: run(model, prompts, new, page, max(4, int(room * needed)), way) for way in ways}
+    rows = [row_of(way, one, plenty.tokens) for way, one in runs.items()]
+    print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
+    for row in rows:
+        print(
+            "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{value}" for name, value in row.items())
+        )
+    if chosen.json:
+        gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
+        about = {"schema": "kvplan.example.offload", "version": 1, "gpu": gpu, "torch": torch.__version__,
+                 "transformers": transformers.__version__, "model": chosen.model, "rows": rows}  # fmt: skip
+        Path(chosen.json).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    wrong = any(one.tokens != plenty.tokens for one in runs.values())
+    return int(wrong and chosen.device == "cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What plugs into serving engines: nothing here imports one before it is asked for."""

@@ -1,0 +1,181 @@
+"""Jobs of vLLM's offloading as plans: block ids of all groups in one list, chunks of the host, and where they begin.
+
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.blockmap import block_ids
+from kvplan.engines.vllm_pages import GroupLayouts, Page, layouts_of
+from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.facade import CopyProgram, compile  # noqa: A004  # the contract's name
+from kvplan.groups import Groups
+from kvplan.plan import Plan, join
+from kvplan.program import Int64Array
+from kvplan.views import split_blocks
+
+# Blocks of a job up to which its groups are one plan. Groups lie over one another in memory, so that joining looks at
+# every copy for two that meet; beyond this a submission for each group costs less than that.
+JOINED_BLOCKS = 128
+
+
+class GroupIds(NamedTuple):
+    """Of one group, what a job moves.
+
+    Attributes:
+        blocks: of the device, in order of tokens.
+        chunks: of the host; the first may be entered late and the last left early.
+        first: blocks of the request before the first one given.
+    """
+
+    blocks: Int64Array
+    chunks: Int64Array
+    first: int
+
+
+def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int) -> list[GroupIds]:
+    """The two id lists of a job, by group.
+
+    Args:
+        device_spec: has ``block_ids``, ``group_sizes`` and ``block_indices``, as vLLM's ``GPULoadStoreSpec``.
+        host_spec: has ``block_ids``, numbers of chunks.
+        groups: how many there are.
+        blocks_per_chunk: blocks of the device in a chunk of the host.
+
+    Raises:
+        BlockIndexError: lists that do not fit one another.
+
+    >>> from types import SimpleNamespace as Spec
+    >>> device = Spec(block_ids=[7, 8, 9, 20], group_sizes=[3, 1], block_indices=[3, 8])
+    >>> for group in ids_of(device, Spec(block_ids=[4, 5, 6]), groups=2, blocks_per_chunk=4):
+    ...     print(group)  # block 3 is the last of chunk 4
+    GroupIds(blocks=array([7, 8, 9]), chunks=array([4, 5]), first=3)
+    GroupIds(blocks=array([20]), chunks=array([6]), first=8)
+    """
+    blocks, chunks = block_ids(device_spec.block_ids, "block_ids"), block_ids(host_spec.block_ids, "chunk ids")
+    sizes, firsts = ([index(n) for n in given] for given in (device_spec.group_sizes, device_spec.block_indices))
+    for name, given in (("group_sizes", sizes), ("block_indices", firsts)):
+        if len(given) != groups or any(n < 0 for n in given):
+            raise BlockIndexError(f"{name} are {given}; give a count of blocks for each of {groups} groups")
+    counts = [-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0
+              for size, first in zip(sizes, firsts, strict=True)]  # fmt: skip
+    for name, ids, wanted in (("blocks of the device", blocks, sizes), ("chunks of the host", chunks, counts)):
+        if len(ids) != sum(wanted):
+            raise BlockIndexError(
+                f"{len(ids)} {name} are given; groups of {sizes} blocks, the first at {firsts} of the request, have "
+                f"{wanted}, {sum(wanted)} in all ({blocks_per_chunk} blocks a chunk)"
+            )
+    ends = [np.cumsum(given)[:-1] for given in (sizes, counts)]
+    return [GroupIds(*lists) for lists in zip(np.split(blocks, ends[0]), np.split(chunks, ends[1]), firsts, strict=True)]
+
+
+class Jobs:
+    """Plans loads and stores of all groups.
+
+    Args:
+        groups: pages of each, as :func:`~kvplan.engines.vllm_pages.pages_of` makes them.
+        device_rows, host_rows: of each tensor, as :func:`~kvplan.engines.vllm_pages.layouts_of` takes them.
+        blocks_per_chunk: blocks of the device in a chunk of the host.
+
+    Raises:
+        LayoutError: no groups, or rows that do not fit their pages.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Page]],
+        device_rows: Sequence[Any],
+        host_rows: Sequence[Any],
+        blocks_per_chunk: int,
+    ) -> None:
+        if not groups:
+            raise LayoutError("no KV-cache groups; give the pages of at least one")
+        self.blocks_per_chunk = blocks_per_chunk
+        whole = [layouts_of(pages, device_rows, host_rows, blocks_per_chunk) for pages in groups]
+        self._loads = Groups([compile(group.host, group.device) for group in whole])
+        self._stores = Groups([compile(group.device, group.host) for group in whole])
+        # Ranks that hold the same bytes store in turn, block by block: then blocks are planned one by one.
+        self._turns: list[list[_TurnStore]] | None = None
+        if any(page.turn.ranks > 1 for pages in groups for page in pages):
+            self._turns = [
+                [_TurnStore(layouts_of(same, device_rows, host_rows, blocks_per_chunk)) for same in _by_turn(pages)]
+                for pages in groups
+            ]
+
+    def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
+        """Plans of a job from the host: one, or for many blocks one a group; together they move each byte once.
+
+        Raises:
+            BlockIndexError, OverlapError: ids that do not fit, or that name a destination twice.
+        """
+        groups = self._ids(device_spec, host_spec)
+        firsts = {"src_first": [group.first // self.blocks_per_chunk for group in groups],
+                  "dst_first": [group.first for group in groups]}  # fmt: skip
+        return [
+            self._loads.plan([g.chunks for g in some], [g.blocks for g in some], **firsts) for some in _split(groups)
+        ]
+
+    def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
+        """Plans of a job to the host: as :meth:`load`; of ranks that hold the same, only those blocks whose turn it is.
+
+        Raises:
+            BlockIndexError, OverlapError: ids that do not fit, or that name a destination twice.
+        """
+        groups = self._ids(device_spec, host_spec)
+        if self._turns is not None:
+            found = [
+                [turn.plan(group, self.blocks_per_chunk) for turn in turns]
+                for group, turns in zip(groups, self._turns, strict=True)
+            ]
+            joined = sum(len(group.blocks) for group in groups) <= JOINED_BLOCKS
+            return [join([plan for plans in found for plan in plans])] if joined else [join(plans) for plans in found]
+        firsts = [group.first for group in groups]
+        return [
+            self._stores.plan([g.blocks for g in some], [g.chunks for g in some], src_first=firsts)
+            for some in _split(groups)
+        ]
+
+    def _ids(self, device_spec: Any, host_spec: Any) -> list[GroupIds]:
+        return ids_of(device_spec, host_spec, len(self._loads.programs), self.blocks_per_chunk)
+
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def _split(groups: list[GroupIds]) -> Iterator[list[GroupIds]]:
+    """All groups at once, or, of many blocks, one at a time and the others empty."""
+    moving = [k for k, group in enumerate(groups) if len(group.blocks)]
+    if len(moving) <= 1 or sum(len(group.blocks) for group in groups) <= JOINED_BLOCKS:
+        yield groups
+        return
+    for number in moving:
+        yield [group if k == number else GroupIds(_NONE, _NONE, group.first) for k, group in enumerate(groups)]
+
+
+def _by_turn(pages: Sequence[Page]) -> Iterator[list[Page]]:
+    for turn in dict.fromkeys(page.turn for page in pages):
+        yield [page for page in pages if page.turn == turn]
+
+
+class _TurnStore:
+    """Stores those blocks whose number on the host leaves this rank's, by a host in blocks and not in chunks."""
+
+    def __init__(self, group: GroupLayouts) -> None:
+        host = split_blocks(group.host, 1)
+        if host is None:
+            raise LayoutError(f"{group.host} cannot be taken block by block")
+        self._turn = group.turn
+        self._program: CopyProgram = compile(group.device, host)
+
+    def plan(self, group: GroupIds, blocks_per_chunk: int) -> Plan:
+        places = (group.chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)).ravel()
+        skip = group.first % blocks_per_chunk
+        places = places[skip : skip + len(group.blocks)]
+        mine = places % self._turn.ranks == self._turn.number
+        return self._program.plan(group.blocks[mine], places[mine])

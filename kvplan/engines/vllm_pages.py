@@ -1,0 +1,178 @@
+"""vLLM's canonical caches as layouts: one group's pages on the device, and its places in the rows of the host.
+
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
+``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
+
+A block of vLLM is one token slot here, because no transfer parts it: a layout of the device has blocks of one slot, one
+of the host has chunks of ``blocks_per_chunk`` slots. A layer is a reference, that is, a tensor in the order of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvplan.errors import LayoutError
+from kvplan.layout import KVLayout
+from kvplan.shards import Turn
+
+
+class Fragments(NamedTuple):
+    """Equal stretches of bytes inside a page, on the device and in its place on the host.
+
+    Attributes:
+        device_offset, host_offset: bytes from the beginning of the page to the first.
+        nbytes: bytes of one.
+        count: how many there are.
+        device_stride, host_stride: bytes from one to the next.
+    """
+
+    device_offset: int
+    host_offset: int
+    nbytes: int
+    count: int
+    device_stride: int
+    host_stride: int
+
+
+class Page(NamedTuple):
+    """One reference of a group.
+
+    Attributes:
+        tensor: which tensor.
+        fragments: what of its page is moved.
+        turn: which blocks this rank stores, by their numbers on the host; all are loaded.
+    """
+
+    tensor: int
+    fragments: tuple[Fragments, ...]
+    turn: Turn
+
+
+class GroupLayouts(NamedTuple):
+    """The pages of a group, or those of them that are stored in the same turn."""
+
+    turn: Turn
+    device: KVLayout
+    host: KVLayout
+
+
+def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
+    """References as pages, each tensor once: layers that share a cache name it several times.
+
+    Args:
+        references: vLLM's ``CanonicalKVCacheRef``, or what has its ``tensor_idx``, ``page_size_bytes``, ``mapping``.
+        canonical: whether the host holds pages of no rank, by ``mapping``, and not this worker's own.
+
+    Raises:
+        LayoutError: no references, or one without a mapping where there must be one.
+
+    >>> from types import SimpleNamespace as Ref
+    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments
+    (Fragments(device_offset=0, host_offset=0, nbytes=96, count=1, device_stride=96, host_stride=96),)
+    """
+    if not references:
+        raise LayoutError("a KV-cache group has no references; each has a layer's tensor at least")
+    found: dict[int, Page] = {}
+    for number, reference in enumerate(references):
+        page = _page(number, reference, canonical=canonical)
+        known = found.setdefault(page.tensor, page)
+        if known == page:
+            continue
+        if canonical or known.turn != page.turn:
+            raise LayoutError(f"references to tensor {page.tensor} have different mappings; a page has one")
+        if page.fragments[0].nbytes > known.fragments[0].nbytes:
+            found[page.tensor] = page
+    return tuple(found.values())
+
+
+def _page(number: int, reference: Any, *, canonical: bool) -> Page:
+    if not canonical:
+        nbytes = int(reference.page_size_bytes)
+        return Page(reference.tensor_idx, (Fragments(0, 0, nbytes, 1, nbytes, nbytes),), Turn(0, 1))
+    mapping = reference.mapping
+    if mapping is None:
+        raise LayoutError(
+            f"reference {number} (tensor {reference.tensor_idx}) has no canonical mapping; remove canonical_layout from "
+            "kv_connector_extra_config, or use a layout that vLLM can certify"
+        )
+    fragments = tuple(
+        Fragments(run.local_offset, run.canonical_offset, run.fragment_size, run.num_fragments, run.local_stride,
+                  run.canonical_stride)
+        for run in mapping.runs
+    )  # fmt: skip
+    return Page(reference.tensor_idx, fragments, Turn(mapping.writer_index, mapping.num_writers))
+
+
+def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
+    """Bytes of each tensor's canonical page: the largest of those that groups lay over one another.
+
+    Raises:
+        LayoutError: a reference without a mapping, or a tensor that no group names.
+    """
+    largest = [0] * tensors
+    for references in groups:
+        for number, reference in enumerate(references):
+            _page(number, reference, canonical=True)
+            page = reference.mapping.canonical_page_size_bytes
+            largest[reference.tensor_idx] = max(largest[reference.tensor_idx], page)
+    if 0 in largest:
+        raise LayoutError(f"tensor {largest.index(0)} is in no group; its page on the host has no size")
+    return largest
+
+
+def layouts_of(
+    pages: Sequence[Page], device_rows: Sequence[Any], host_rows: Sequence[Any], blocks_per_chunk: int
+) -> GroupLayouts:
+    """Layouts of both sides.
+
+    Args:
+        pages: of a group; the turn is the first one's.
+        device_rows: of each tensor, ``(blocks, page)`` bytes: torch tensors, rows perhaps further apart than a page.
+        host_rows: of each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
+        blocks_per_chunk: blocks of the device in a chunk of the host.
+
+    Raises:
+        LayoutError: rows that are no whole blocks, or pages that overlap.
+    """
+    alike: dict[object, list[tuple[int, Fragments, Any, Any]]] = {}
+    for layer, page in enumerate(pages):
+        device, host = device_rows[page.tensor], host_rows[page.tensor]
+        _check_rows(page.tensor, device, host, blocks_per_chunk)
+        for piece, fragments in enumerate(page.fragments):
+            key = piece, fragments, *((tuple(rows.shape), rows.stride()) for rows in (device, host))
+            alike.setdefault(key, []).append((layer, fragments, device, host))
+    sides: tuple[list[KVLayout], list[KVLayout]] = [], []
+    for key, found in alike.items():
+        layers = [layer for layer, *_ in found]
+        part = f"piece_{key[0]}"  # type: ignore[index]  # of the tuple above
+        views = [
+            [_view(device, 1, f.device_offset, f.device_stride, f) for _, f, device, _ in found],
+            [_view(host, blocks_per_chunk, f.host_offset, f.host_stride, f) for _, f, _, host in found],
+        ]
+        for side, tensors in zip(sides, views, strict=True):
+            side.append(KVLayout.from_tensors("layer: block token dim.0 dim.1", tensors, layers=layers, part=part))
+    device, host = (side[0] if len(side) == 1 else KVLayout.merge(side) for side in sides)
+    return GroupLayouts(pages[0].turn, device, host)
+
+
+def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> None:
+    for side, rows in (("device", device), ("host", host)):
+        if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
+            raise LayoutError(
+                f"tensor {tensor} on the {side} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and "
+                f"elements of {rows.element_size()} bytes; its rows are pages of single bytes, (blocks, bytes)"
+            )
+    if host.shape[1] % blocks_per_chunk:
+        raise LayoutError(
+            f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; a row is a chunk of {blocks_per_chunk} blocks"
+        )
+
+
+def _view(rows: Any, blocks: int, offset: int, stride: int, fragments: Fragments) -> Any:
+    """Fragments of every page of every row: (rows, pages of a row, fragments, bytes)."""
+    page, last = rows.shape[1] // blocks, offset + (fragments.count - 1) * stride + fragments.nbytes
+    if last > page:  # the allocation may go on, so that nothing else would notice
+        raise LayoutError(f"a page of {page} bytes has no bytes {offset} to {last - 1}")
+    shape = rows.shape[0], blocks, fragments.count, fragments.nbytes
+    return rows.as_strided(shape, (rows.stride()[0], page, stride, 1), rows.storage_offset() + offset)
