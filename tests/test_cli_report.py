@@ -80,6 +80,25 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         assert words in said
 
 
+def test_pictures_have_the_page_to_themselves_and_indents_are_kept(capsys, tmp_path):
+    _, page, _ = report(capsys, tmp_path, str(ROOT / "examples" / "specs" / "host_token_major.toml"), GPU)
+    made = (tmp_path / "report.html").read_text()
+    facts, _, rest = made[made.index('<div class="sides">') :].partition("</div></div>")
+    assert facts.count("<table>") >= 2
+    assert "<img" not in facts
+    assert re.findall(r'<h3>(.*?)</h3><figure><img alt="(.*?)"', rest) == [
+        ("A, block 0", "block 0 of kv (block token) layer head dim"),
+        ("B, block 0", "block 0 of layer: kv block token head dim"),
+    ]
+    assert "  160 runs of 8 KiB instead of 2,560 runs of 512 bytes; 1 extent" in page.said
+    assert "td{white-space:pre-wrap}" in made  # else a browser drops the two spaces
+
+
+def test_sizes_of_both_and_of_one_side_add_up(capsys, tmp_path):
+    _, page, _ = report(capsys, tmp_path, "block token dim", "--sizes", "block=4,token=4,dim=8", "--src-sizes", "dim=2")
+    assert "4 bytes" in page.said  # a token: 2 of bf16
+
+
 def test_one_layout_and_an_address(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, GPU, "--which", "16@0x7f0000002000")
     assert code == 0

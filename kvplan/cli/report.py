@@ -82,15 +82,17 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are of a plan between two layouts; give B, too")
-        one = argparse.Namespace(layout=args.source, sizes=args.src_sizes or args.sizes, dtype=args.dtype,
-                                 device=args.src_device)  # fmt: skip
+        given = (args.sizes or {}) | (args.src_sizes or {})
+        one = argparse.Namespace(layout=args.source, sizes=given or None, dtype=args.dtype, device=args.src_device)
         layout = layout_of(one)
-        return [Section("Layout", _layout(layout)), *_address(layout, args), _machine()], True, None
+        return [Section("Layout", _facts(layout) + _picture(layout)), *_address(layout, args), _machine()], True, None
     src, dst = pair_of(args)
     found = difference_of(src, dst, None)
     told = table([*told_rows(found), *advice_rows(found)])
+    beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
+    pictures = f"<h3>A, block 0</h3>{_picture(src)}<h3>B, block 0</h3>{_picture(dst)}"  # half a page is too narrow
     made = [
-        Section("Layouts", sides(f"<h3>A</h3>{_layout(src)}", f"<h3>B</h3>{_layout(dst)}")),
+        Section("Layouts", beside + pictures),
         Section("Difference", table(fact_rows(found), FACT_HEADER) + told),
     ]
     verified = None
@@ -100,20 +102,23 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     return [*made, *_address(src, args), _machine()], found.made is not None, verified
 
 
-def _layout(layout: KVLayout) -> str:
-    from kvplan.draw.block import block_picture
-    from kvplan.draw.svg import block_svg
-
+def _facts(layout: KVLayout) -> str:
     facts = layout_facts(layout)
     axes = "".join(
         table(axis_rows(view), (view_title(view, facts), "extent", "stride in bytes"), right=(1, 2))
         for view in facts["views"]
     )
+    return table(summary_rows(facts)) + folded("axes", axes)
+
+
+def _picture(layout: KVLayout) -> str:
+    from kvplan.draw.block import block_picture
+    from kvplan.draw.svg import block_svg
+
     try:
-        picture = figure(block_svg(block_picture(layout)), f"one block of {layout.notation}")
+        return figure(block_svg(block_picture(layout)), f"block 0 of {layout.notation}")
     except LayoutError as error:  # woven of too many runs to be drawn
-        picture = text(str(error))
-    return table(summary_rows(facts)) + picture + folded("axes", axes)
+        return text(str(error))
 
 
 def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:

@@ -16,11 +16,12 @@ padding:0 1rem}
 h1{font-size:1.5rem;margin:0 0 .25rem}h2{font-size:1.15rem;margin:2.25rem 0 .5rem;border-bottom:1px solid var(--rule)}
 p.about{color:var(--faint);margin:0 0 1.5rem}nav a{margin-right:1rem;color:var(--mark)}
 table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:left;vertical-align:top}
-th{color:var(--faint);font-weight:500}td.number{text-align:right;font-variant-numeric:tabular-nums}
+th{color:var(--faint);font-weight:500}td{white-space:pre-wrap}td.number{text-align:right;font-variant-numeric:tabular-nums}
 pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem 1rem;overflow-x:auto;border-radius:4px}
-figure{margin:.75rem 0}img{width:100%;height:auto}summary{cursor:pointer;color:var(--mark)}
-.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:0 2rem}
-@media print{nav{display:none}}
+figure{margin:.75rem 0;overflow-x:auto}img{width:100%;min-width:48rem;height:auto}
+h3{font-size:1rem;margin:1rem 0 .25rem}summary{cursor:pointer;color:var(--mark)}
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:0 2rem}
+@media print{nav{display:none}img{min-width:0}}
 """.strip()
 
 
