@@ -112,8 +112,9 @@ def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
                                      (dst_parts, src_parts, "destination", "source")):  # fmt: skip
         missing = sorted(set(here) - set(there))
         if missing:
+            layers, them = ("layer", "it") if len(missing) == 1 else ("layers", "them")
             raise IncompatibleLayoutsError(
-                f"the {other} lacks layers {number_ranges(missing)}, which the {name} holds; slice them away: "
+                f"the {other} lacks {layers} {number_ranges(missing)}, which the {name} holds; slice {them} away: "
                 "layout.slice(layers=...)"
             )
     pairs: list[Pair] = []

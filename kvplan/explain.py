@@ -11,6 +11,7 @@ from kvplan.compiler import Pair, Passes, passes
 from kvplan.layout import KVLayout
 from kvplan.program import BlockAxis, Program, Run, RunGroup
 from kvplan.slicing import number_ranges
+from kvplan.wording import ADDRESSES
 
 MAX_ROWS = 8  # lines of one kind before the rest is counted
 TITLE = 13  # columns
@@ -22,8 +23,8 @@ def explain(src: KVLayout, dst: KVLayout, width: int | None = None) -> str:
     """The program of a pair of layouts after each pass; see :meth:`kvplan.CopyProgram.explain`."""
     made = passes(src.geometry, dst.geometry)
     sections = (
-        ("source", iter([str(src)])),
-        ("destination", iter([str(dst)])),
+        ("source", iter([f"{src}{ADDRESSES[src.addresses]}"])),
+        ("destination", iter([f"{dst}{ADDRESSES[dst.addresses]}"])),
         ("1 match", match_lines(made.pairs)),
         ("2 refine", _refine(made)),
         ("3 coalesce", _coalesce(made)),
@@ -54,13 +55,13 @@ def fitted(line: str, width: int | None, indent: int) -> list[str]:
     return [part.replace("\N{NO-BREAK SPACE}", " ") for part in wrapped]
 
 
-def match_lines(pairs: Sequence[Pair]) -> Iterator[str]:
+def match_lines(pairs: Sequence[Pair], sides: tuple[str, str] = ("the source", "the destination")) -> Iterator[str]:
     """What the first pass paired: how many components, of which layers and parts, and which heads of each side."""
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
-    parts = " ".join(dict.fromkeys(pair.part for pair in pairs))
-    yield f"{len(pairs)} pairs: layers {layers}, parts {parts}"
+    parts = ", ".join(dict.fromkeys(pair.part for pair in pairs))
+    yield f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}: layers {layers}; parts {parts}"
     for heads, src, dst in dict.fromkeys((p.heads, p.src.form.heads, p.dst.form.heads) for p in pairs):
-        yield f"heads {_heads(heads)} of {_heads(src)} in the source, {_heads(dst)} in the destination"
+        yield f"heads {_heads(heads)} of {_heads(src)} in {sides[0]}, {_heads(dst)} in {sides[1]}"
 
 
 def _heads(heads: range) -> str:

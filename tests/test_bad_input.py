@@ -211,7 +211,7 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
 @pytest.mark.parametrize(
     ("src", "dst", "says"),
     [
-        (paged, lambda: paged(layer_start=1), "the destination lacks layers 0, which the source holds"),
+        (paged, lambda: paged(layer_start=1), "the destination lacks layer 0, which the source holds"),
         (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
         (paged, lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
         (paged, lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),

@@ -21,6 +21,7 @@ GOLDEN = {
 layout       *  layer: kv block token head dim  kv (block token) layer head dim
 dtype           bf16                            bf16
 device       *  cuda:0                          cpu
+addresses       made up                         made up
 layers          80 (0-79)                       80 (0-79)
 parts           k, v                            k, v
 heads           2 (0-1)                         2 (0-1)
@@ -31,8 +32,8 @@ a block         1,310,720 bytes (1.25 MiB)      1,310,720 bytes (1.25 MiB)
 padding         none                            none
 contiguous   *  160 extents of 8 KiB            2 extents of 640 KiB
 
-matched  160 pairs: layers 0-79, parts k v
-         heads 0-1 of 0-1 in the source, 0-1 in the destination
+matched  160 pairs: layers 0-79; parts k, v
+         heads 0-1 of 0-1 in A, 0-1 in B
 unit     16 tokens, 1,310,720 bytes (1.25 MiB); 1 a block of A, 1 a block of B
 runs     a unit is 2,560 runs of 512 bytes
 extents  a unit is 160 extents of 8 KiB in A
@@ -57,6 +58,7 @@ or       for A, on the device: block kv token layer head dim: 2 runs of 640 KiB
 layout         block layer kv token head dim  block layer kv token head dim
 dtype          bf16                           bf16
 device         cpu                            cpu
+addresses      made up                        made up
 layers         80 (0-79)                      80 (0-79)
 parts          k, v                           k, v
 heads          2 (0-1)                        2 (0-1)
@@ -67,8 +69,8 @@ a block        1,310,720 bytes (1.25 MiB)     1,310,720 bytes (1.25 MiB)
 padding        none                           none
 contiguous     1 extent of 1.25 MiB           1 extent of 1.25 MiB
 
-matched   160 pairs: layers 0-79, parts k v
-          heads 0-1 of 0-1 in the source, 0-1 in the destination
+matched   160 pairs: layers 0-79; parts k, v
+          heads 0-1 of 0-1 in A, 0-1 in B
 unit      16 tokens, 1,310,720 bytes (1.25 MiB); 1 a block of A, 1 a block of B
 runs      a unit is 1 run of 1.25 MiB
 extents   a unit is 1 extent of 1.25 MiB in A
@@ -83,6 +85,7 @@ better    nothing: B is as good as any of 240 orders that were tried
 layout       *  layer: block token dim  (block token) layer dim
 dtype           uint8                   uint8
 device       *  cuda:0                  cpu
+addresses       made up                 made up
 layers          2 (0-1)                 2 (0-1)
 parts           kv                      kv
 heads           no axis of heads        no axis of heads
@@ -93,7 +96,7 @@ a block         64 bytes                64 bytes
 padding         none                    none
 contiguous   *  2 extents of 32 bytes   1 extent of 64 bytes
 
-matched  2 pairs: layers 0-1, parts kv
+matched  2 pairs: layers 0-1; parts kv
 unit     4 tokens, 64 bytes; 1 a block of A, 1 a block of B
 runs     a unit is 8 runs of 8 bytes
 extents  a unit is 2 extents of 32 bytes in A
@@ -122,6 +125,7 @@ layout       *  layer: kv block token head dim  layer: kv block head dim.0 token
                                                 dim.1
 dtype        *  bf16                            fp16
 device          cuda:0                          cuda:0
+addresses       made up                         made up
 layers       *  80 (0-79)                       32 (0-31)
 parts           k, v                            k, v
 heads        *  2 (0-1)                         8 (0-7)
@@ -132,8 +136,8 @@ a block      *  1,310,720 bytes (1.25 MiB)      2,097,152 bytes (2 MiB)
 padding         none                            none
 contiguous   *  160 extents of 8 KiB            64 extents of 32 KiB
 
-no program  the destination lacks layers 32-79, which the source holds; slice
-            them away: layout.slice(layers=...)
+no program  B lacks layers 32-79, which A holds; slice them away:
+            layout.slice(layers=...)
 better      no order of B would make them meet
 """
 

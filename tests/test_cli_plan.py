@@ -16,8 +16,8 @@ def test_plan_reads_well(capsys):
     assert (
         answer(capsys, "plan", GPU, HOST_64, "--src", "0-10", "--dst", "0,1,3", "--dst-skip", "1", "--limit", "3")
         == """\
-from     layer: kv block token head dim on cuda:0
-to       block layer kv token head dim on cpu
+from     layer: kv block token head dim on cuda:0, made-up addresses
+to       block layer kv token head dim on cpu, made-up addresses
 store    11 units of 16 tokens, 14,417,920 bytes (13.8 MiB)
 flat     480 descriptors, merged from 1,760 runs
 sizes    320*[32768] | 160*[24576]
@@ -58,8 +58,8 @@ def test_plan_document(capsys):
     gpu, host = 0x7F00_0000_0000, 0x7E00_0000_0000
     assert facts == {
         "schema": "kvplan.plan/1",
-        "src": {"notation": TINY, "device": "cuda:0"},
-        "dst": {"notation": "block layer kv token head dim", "device": "cpu"},
+        "src": {"notation": TINY, "device": "cuda:0", "addresses": "spec"},
+        "dst": {"notation": "block layer kv token head dim", "device": "cpu", "addresses": "spec"},
         "direction": "store",
         "nbytes": 512,
         "units": 2,
@@ -105,10 +105,10 @@ def test_explain_is_the_programs_own_text(capsys):
 
 EXPLAINED = """\
 source       layer: kv block token head dim | layer=80 kv=2 block=1024 token=16
-               head=2 dim=128 | bf16 on cuda:0
+               head=2 dim=128 | bf16 on cuda:0, made-up addresses
 destination  block layer kv token head dim | layer=80 kv=2 block=1024 token=16
-               head=2 dim=128 | bf16 on cpu
-1 match      160 pairs: layers 0-79, parts k v
+               head=2 dim=128 | bf16 on cpu, made-up addresses
+1 match      160 pairs: layers 0-79; parts k, v
              heads 0-1 of 0-1 in the source, 0-1 in the destination
 2 refine     unit of 16 tokens; 1 a source block, 1 a destination block
              loops are count(+source stride|+destination stride), in bytes,
@@ -161,8 +161,8 @@ def test_explain_document(capsys):
     assert "match" in facts.pop("text")
     assert facts == {
         "schema": "kvplan.explain/1",
-        "src": {"notation": TINY, "device": "cuda:0"},
-        "dst": {"notation": "block kv layer token head dim", "device": "cpu"},
+        "src": {"notation": TINY, "device": "cuda:0", "addresses": "spec"},
+        "dst": {"notation": "block kv layer token head dim", "device": "cpu", "addresses": "spec"},
         "direction": "store",
         "unit_tokens": 4,
         "unit_nbytes": 256,

@@ -168,9 +168,9 @@ def test_unevenly_spaced_components_stay_rows():
 
 
 EXPLAINED = """\
-source       layer: kv block token head dim | layer=80 kv=2 block=64 token=16 head=2 dim=128 | bf16 on cuda:0
-destination  block layer kv token head dim | layer=80 kv=2 block=64 token=64 head=2 dim=128 | bf16 on cpu
-1 match      160 pairs: layers 0-79, parts k v
+source       layer: kv block token head dim | layer=80 kv=2 block=64 token=16 head=2 dim=128 | bf16 on cuda:0, made-up addresses
+destination  block layer kv token head dim | layer=80 kv=2 block=64 token=64 head=2 dim=128 | bf16 on cpu, made-up addresses
+1 match      160 pairs: layers 0-79; parts k, v
              heads 0-1 of 0-1 in the source, 0-1 in the destination
 2 refine     unit of 16 tokens; 1 a source block, 4 a destination block
              loops are count(+source stride|+destination stride), in bytes, outermost first

@@ -23,16 +23,13 @@ EXAMPLES = """examples:
   kvplan diff "block token head dim" "block head token dim" \\
       --sizes block=64,token=16,head=8,dim=128
 
-A is the source (SRC), B the destination (DST). Exit code 1: they cannot be compiled."""
+A is the source, B the destination. Exit code 1: they cannot be compiled."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EXAMPLES
-    add_pair(parser)
-    for action in parser._actions:
-        if action.dest in ("source", "destination"):
-            action.metavar = "A" if action.dest == "source" else "B"
+    add_pair(parser, ("A", "B"))
     parser.add_argument("--change", choices=("A", "B"), help="the side that may change its order (default: the one on "
                         "the host, else B)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.diff)")

@@ -31,9 +31,12 @@ def fact_rows(found: Difference) -> list[tuple[str, ...]]:
 
 
 _FACT_NAMES = (
-    "layout", "dtype", "device", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block", "padding",
+    "layout", "dtype", "device", "addresses", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block", "padding",
     "contiguous",
 )  # fmt: skip
+
+
+_WHOSE = {"memory": "of this process", "dump": "of the process that saved it", "spec": "made up"}
 
 
 def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
@@ -42,6 +45,8 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
         return "no axis of heads"
     if key in ("layers", "heads"):
         return f"{len(value):,} ({ranges(value)})"
+    if key == "addresses":
+        return _WHOSE[str(value)]
     if key == "parts":
         return ", ".join(value)
     if key == "block_extents":
@@ -58,10 +63,10 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
 def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
     """What is matched, and where the sides part."""
     if found.made is None or found.broken is None:
-        yield "no program", found.refused or ""
+        yield "no program", (found.refused or "").replace("the source", "A").replace("the destination", "B")
         return
     program, broken = found.made.program, found.broken
-    pairs, *heads = match_lines(found.made.pairs)
+    pairs, *heads = match_lines(found.made.pairs, ("A", "B"))
     yield "matched", pairs
     for line in heads if any(pair.src.form.headed for pair in found.made.pairs) else ():
         yield "", line

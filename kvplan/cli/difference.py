@@ -14,7 +14,7 @@ from kvplan.program import Program
 
 NAMES = {"src": "A", "dst": "B"}
 FACTS = (
-    "notation", "dtype", "device", "layers", "parts", "heads", "num_blocks", "block_tokens", "token_nbytes",
+    "notation", "dtype", "device", "addresses", "layers", "parts", "heads", "num_blocks", "block_tokens", "token_nbytes",
     "block_nbytes", "padding_nbytes", "block_extents",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.facts import extent_facts
+from kvplan.cli.facts import extent_facts, side_facts
 from kvplan.cli.plan import block_ids, count, expanded, run_lengths
 from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of
@@ -136,8 +136,8 @@ def program_facts(compiled: CopyProgram) -> dict[str, Any]:
     """The program as plain facts; bytes unless the name says otherwise."""
     program = compiled.program
     return {
-        "src": {"notation": compiled.src.notation, "device": compiled.src.device},
-        "dst": {"notation": compiled.dst.notation, "device": compiled.dst.device},
+        "src": side_facts(compiled.src),
+        "dst": side_facts(compiled.dst),
         "direction": compiled.direction,
         "unit_tokens": compiled.unit_tokens,
         "unit_nbytes": compiled.unit_nbytes,

@@ -45,6 +45,11 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
     }
 
 
+def side_facts(layout: KVLayout) -> dict[str, str]:
+    """What names one side of a pair, and whose its addresses are."""
+    return {"notation": layout.notation, "device": layout.device, "addresses": layout.addresses}
+
+
 def extent_facts(program: Program, side: str) -> dict[str, int]:
     """Maximal contiguous byte ranges of one unit on one side."""
     count, smallest, largest = program.extents(side)

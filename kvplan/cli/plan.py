@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Any
 
+from kvplan.cli.facts import side_facts
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import BlockIndexError
 from kvplan.layout import KVLayout
+from kvplan.wording import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan plan examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml \\
@@ -72,8 +74,8 @@ def plan_facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[s
     shown = order[: args.limit]
     triples = zip(*(column[shown].tolist() for column in made), strict=True)
     return {
-        "src": {"notation": src.notation, "device": src.device},
-        "dst": {"notation": dst.notation, "device": dst.device},
+        "src": side_facts(src),
+        "dst": side_facts(dst),
         "direction": plan.direction,
         "nbytes": plan.nbytes,
         "units": plan.units,
@@ -102,8 +104,8 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     src, dst = facts["src"], facts["dst"]
     whole = f"{count_of(facts['units'], 'unit')} of {count_of(facts['unit_tokens'], 'token')}"
     rows = [
-        ("from", f"{src['notation']} on {src['device']}"),
-        ("to", f"{dst['notation']} on {dst['device']}"),
+        ("from", f"{src['notation']} on {src['device']}{ADDRESSES[src['addresses']]}"),
+        ("to", f"{dst['notation']} on {dst['device']}{ADDRESSES[dst['addresses']]}"),
         (facts["direction"], f"{whole}, {exact(facts['nbytes'])}"),
         ("flat", _flat(facts["descriptors"], facts["runs"])),
         ("sizes", run_lengths([(size["count"], size["nbytes"]) for size in facts["sizes"]])),

@@ -26,16 +26,16 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="of a notation (default cpu)")
 
 
-def add_pair(parser: argparse.ArgumentParser) -> None:
+def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST")) -> None:
     """Arguments that name a source and a destination layout; read by :func:`pair_of`."""
-    parser.add_argument("source", metavar="SRC", help=SOURCE)
-    parser.add_argument("destination", metavar="DST", help="the same")
+    parser.add_argument("source", metavar=names[0], help=SOURCE)
+    parser.add_argument("destination", metavar=names[1], help="the same")
     parser.add_argument("--sizes", type=sizes, metavar=SIZES, help="of notations, in elements: layer=80,block=1024,...")
-    for side in ("src", "dst"):
-        parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {side.upper()} differs")
+    for side, name in zip(("src", "dst"), names, strict=True):
+        parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {name} differs")
     parser.add_argument("--dtype", help="of notations (default bf16)")
-    for side in ("src", "dst"):
-        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {side.upper()}, a notation (default cpu)")
+    for side, name in zip(("src", "dst"), names, strict=True):
+        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default cpu)")
 
 
 def layout_of(args: argparse.Namespace) -> KVLayout:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_pair(parser)
     parser.add_argument(
-        "--blocks", type=count, metavar="N", help="blocks of the side whose are larger (default 8, or what 4 MiB hold)"
+        "--blocks", type=count, metavar="N", help="so many of the larger blocks (default 8, or as many as hold 4 MiB)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.verify)")
 
