@@ -184,7 +184,7 @@ destination  block layer kv token head dim | layer=80 kv=2 block=64 token=64 hea
              source units:      0x7f0000000000 + block 64(+8,192)
              destination units: 0x7e0000000000 + block 64(+5,242,880), unit 4(+8,192)
              a unit reaches 166,207,488 B in the source, 5,218,304 B in the destination
-"""
+"""  # noqa: E501
 
 
 def test_explain_shows_the_program_after_every_pass():

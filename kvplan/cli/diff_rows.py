@@ -31,8 +31,8 @@ def fact_rows(found: Difference) -> list[tuple[str, ...]]:
 
 
 _FACT_NAMES = (
-    "layout", "dtype", "device", "addresses", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block", "padding",
-    "contiguous",
+    "layout", "dtype", "device", "addresses", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block",
+    "padding", "contiguous",
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from kvplan.program import Program
 
 NAMES = {"src": "A", "dst": "B"}
 FACTS = (
-    "notation", "dtype", "device", "addresses", "layers", "parts", "heads", "num_blocks", "block_tokens", "token_nbytes",
-    "block_nbytes", "padding_nbytes", "block_extents",
+    "notation", "dtype", "device", "addresses", "layers", "parts", "heads", "num_blocks", "block_tokens",
+    "token_nbytes", "block_nbytes", "padding_nbytes", "block_extents",
 )  # fmt: skip
 
 
