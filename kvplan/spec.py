@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import tomllib
@@ -92,8 +93,17 @@ def read_whole(path: Path) -> str:
         UnicodeDecodeError: no text.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(f"no file: {path}")
+        raise OSError(errno.EINVAL, "no file, but a device or a pipe")
     return path.read_text(encoding="utf-8")
+
+
+def why_unread(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, without its name.
+
+    >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'No such file or directory'
+    """
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,7 +117,7 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         kind = "JSON" if path.suffix == ".json" or text.startswith("{") else "TOML"  # a dump, by whatever name
         content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise LayoutError(f"cannot read the spec {str(path)!r}: {error}") from error
+        raise LayoutError(f"cannot read the spec {str(path)!r}: {why_unread(error)}") from error
     except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
         raise LayoutError(f"{str(path)!r} is not {kind}: {error}") from error
     if not isinstance(content, dict):

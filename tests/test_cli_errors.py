@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,16 @@ def fails(capsys, *argv, code=2):
         (["inspekt"], "invalid choice: 'inspekt'"),
         (["inspect"], "arguments are required: SPEC; see 'kvplan inspect --help'"),
         (["inspect", GPU, "--jso"], "unrecognized arguments: --jso"),
-        (["inspect", "nowhere.toml"], "cannot read the spec 'nowhere.toml'"),
+        (["inspect", "nowhere.toml"], "cannot read the spec 'nowhere.toml': No such file or directory"),
+        (["inspect", "/dev/null"], "cannot read the spec '/dev/null': no file, but a device or a pipe"),
+        (["explain", GPU, HOST, "--blocks", "5000"], "--blocks names block 5000; blocks there are 0 to 1023"),
+        (["explain", GPU, HOST, "--blocks", "0", "--dst", "5000"], "--dst names block 5000"),
+        (["inspect", GPU, "--json", "--svg", ""], "--svg '' cannot be written"),
+        (["report", GPU, "--output", ""], "--output '' cannot be written"),
         (["inspect", str(ROOT)], "Is a directory"),
         (["inspect", str(ROOT / "pyproject.toml")], "pyproject.toml: spec has unknown key 'build-system'"),
         (["inspect", GPU, "--dtype", "int8"], "--dtype goes with a notation"),
-        (["inspect", ROWS], "needs sizes['block']"),
+        (["inspect", ROWS], "needs sizes['block']; sizes tell []; give --sizes block=EXTENT,..."),
         (["inspect", ROWS, *ROWS_SIZES, "--dtype", "int3"], "dtype 'int3' is unknown"),
         (["inspect", ROWS, "--sizes", "block"], "'block' is no AXIS=EXTENT, as in layer=80,block=1024"),
         (["inspect", ROWS, "--sizes", "block=1,block=2"], "'block' stands twice"),
@@ -108,6 +114,18 @@ HINT = 'one is "layer: kv block token head dim"'
 )
 def test_a_notation_error_is_one_line_with_a_caret_in_the_text(capsys, notation, said, json_too):
     assert fails(capsys, "inspect", notation, "--sizes", "layer=1", *json_too) == f"{said}; {HINT}"
+
+
+def test_a_file_of_one_word_needs_no_slash(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dump").write_text(Path(GPU).read_text())
+    assert main(["inspect", "dump", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layers"] == list(range(80))
+    assert "'dumb' is no axis" in fails(capsys, "inspect", "dumb")
+
+
+def test_a_folder_is_named_once(capsys):
+    assert fails(capsys, "inspect", f"{ROOT}/").count(str(ROOT)) == 1
 
 
 def test_a_notation_error_of_a_file_names_it(capsys, tmp_path):

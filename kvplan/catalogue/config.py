@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
-from kvplan.spec import read_whole
+from kvplan.spec import read_whole, why_unread
 
 # Models whose sliding_window holds for every layer, though nothing in the file says so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
@@ -39,7 +39,7 @@ def read_config(path: str | Path) -> Model:
     try:
         content = json.loads(read_whole(Path(path)))
     except (OSError, UnicodeDecodeError) as error:
-        raise LayoutError(f"cannot read the config {str(path)!r}: {error}") from error
+        raise LayoutError(f"cannot read the config {str(path)!r}: {why_unread(error)}") from error
     except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
         raise LayoutError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(content, dict):

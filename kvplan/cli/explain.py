@@ -81,7 +81,10 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
         return None
     if src is None or dst is None:
         raise KVPlanError(f"blocks of {'SRC' if src is None else 'DST'} are missing; give --blocks, or --src and --dst")
-    return program.plan(expanded("--src", src, program.src), expanded("--dst", dst, program.dst))
+    return program.plan(
+        expanded("--src" if args.src else "--blocks", src, program.src),
+        expanded("--dst" if args.dst else "--blocks", dst, program.dst),
+    )
 
 
 def profile_named(name: str | None) -> tuple[DeviceProfile, str]:

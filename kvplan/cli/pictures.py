@@ -48,23 +48,24 @@ def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
     """
     size = shutil.get_terminal_size()
     uninvited = not args.json and sys.stdout.isatty() and size.columns >= WIDE_ENOUGH
-    if not (args.picture or args.svg or args.png or uninvited):
+    wanted = args.svg is not None or args.png is not None
+    if not (args.picture or wanted or uninvited):
         return
     from kvplan.draw.block import block_picture
 
     try:
         picture = block_picture(layout, args.block)
     except LayoutError:
-        if args.picture or args.svg or args.png:
+        if args.picture or wanted:
             raise
         return  # nobody asked for what cannot be drawn
-    if args.svg or args.png:
+    if wanted:
         from kvplan.draw.svg import block_svg
 
         svg = block_svg(picture)
-        if args.svg:
+        if args.svg is not None:
             _write("--svg", args.svg, svg.encode())
-        if args.png:
+        if args.png is not None:
             from kvplan.draw.png import png_of
 
             _write("--png", args.png, png_of(svg))

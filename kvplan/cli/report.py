@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
     made = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
-    _write(Path(args.output), made)
+    _write(args.output, made)
     nbytes = len(made.encode())
     if args.json:
         titles = [section.title for section in sections]
@@ -167,15 +167,13 @@ def _machine() -> Section:
     return Section("Machine", table(rows, ("", "", "found, and what to do")))
 
 
-def _write(path: Path, made: str) -> None:
+def _write(path: str, made: str) -> None:
     """Whole or not at all.
 
     Raises:
         KVPlanError: it cannot be written.
     """
     try:
-        write_whole(path, made.encode())
+        write_whole(Path(path), made.encode())
     except (OSError, ValueError) as error:
-        raise KVPlanError(
-            f"--output {str(path)!r} cannot be written: {getattr(error, 'strerror', '') or error}"
-        ) from None
+        raise KVPlanError(f"--output {path!r} cannot be written: {getattr(error, 'strerror', '') or error}") from None

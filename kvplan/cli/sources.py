@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any
 
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout import KVLayout
 from kvplan.notation import parse
 
 SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."
 
+_LACKED = re.compile(r"needs sizes\['([a-z.0-9]+)'\]")
 _SIZE = re.compile(r"([a-z]+(?:\.[0-9]+)?)=([0-9]{1,18})")
 
 
@@ -78,7 +80,7 @@ def _from_file(path: str) -> KVLayout:
     try:
         return KVLayout.from_spec(path)
     except KVPlanError as error:
-        if path not in str(error):  # of two files, which
+        if str(Path(path)) not in str(error):  # of two files, which
             error.args = (f"{path}: {error}",)
         raise
     except RecursionError as error:
@@ -89,11 +91,19 @@ def _from_file(path: str) -> KVLayout:
 
 def _from_notation(notation: str, extents: dict[str, int], dtype: str | None, device: str | None) -> KVLayout:
     spec: dict[str, Any] = {"notation": notation, "sizes": extents, "dtype": dtype or "bf16", "device": device or "cpu"}
-    return KVLayout.from_spec(spec)
+    try:
+        return KVLayout.from_spec(spec)
+    except LayoutError as error:
+        lacked = _LACKED.search(str(error))
+        if lacked is None:
+            raise
+        raise LayoutError(f"{error}; give --sizes {lacked[1]}=EXTENT,...") from error
 
 
 def _is_file(source: str) -> bool:
-    return source.endswith((".toml", ".json")) or "/" in source  # no notation holds a slash
+    if source.endswith((".toml", ".json")) or "/" in source:  # no notation holds a slash
+        return True
+    return not re.search(r"[\s:(]", source) and Path(source).is_file()  # of one word
 
 
 def _refuse(source: str, given: dict[str, Any]) -> None:
