@@ -69,10 +69,13 @@ class Stretches(NamedTuple):
         low, high = np.searchsorted(self.ends, address, "right"), np.searchsorted(self.starts, address + nbytes)
         if low == high:
             return None
-        steps = np.zeros(nbytes + 1, np.int32)
-        np.add.at(steps, np.maximum(self.starts[low:high] - address, 0), 1)
-        np.add.at(steps, np.minimum(self.ends[low:high] - address, nbytes), -1)
-        free: Bools = np.cumsum(steps[:-1]) == 0
+        # Free and taken bytes alternate, from the window's first byte to its last.
+        edges = np.empty(2 * (high - low) + 2, np.int64)
+        edges[0], edges[-1] = 0, nbytes
+        edges[1:-1:2] = np.maximum(self.starts[low:high] - address, 0)
+        edges[2:-1:2] = np.minimum(self.ends[low:high] - address, nbytes)
+        alternating = np.arange(len(edges) - 1) % 2 == 0
+        free: Bools = np.repeat(alternating, np.diff(edges))
         return free
 
 

@@ -212,3 +212,17 @@ def test_stretches_of_a_gpu_tensor_are_read_and_written_by_it():
     outside = replace(layout.regions[0], address=layout.regions[0].end)
     with pytest.raises(LookupError, match="lie in no one region"):
         contents.stretch(outside.address, 1)
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=8),
+    address=st.integers(0, 70),
+    nbytes=st.integers(1, 40),
+)
+def test_which_bytes_of_a_window_are_free(spans, address, nbytes):
+    stretches = Stretches.joined([(np.array([start], np.int64), size) for start, size in spans])
+    taken = {at for start, size in spans for at in range(start, start + size)}
+    one_by_one = [at not in taken for at in range(address, address + nbytes)]
+    free = stretches.free(address, nbytes)
+    assert ([True] * nbytes if free is None else free.tolist()) == one_by_one
+    assert (free is None) == all(one_by_one)
