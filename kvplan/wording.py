@@ -24,7 +24,8 @@ def words_of(place: Place) -> str:
     if place.kind == "outside":
         ended = place.offset >= place.region_nbytes
         away = place.offset - place.region_nbytes if ended else -place.offset - place.nbytes
-        side = f"ends {bytes_in_words(away)} before" if ended else f"begins {bytes_in_words(away)} behind"
+        far = bytes_in_words(away) if away else "right"
+        side = f"ends {far} before" if ended else f"begins {far} after"
         return f"{told} outside all regions; the nearest, region {place.region}, {side}"
     if place.kind == "unused":
         return f"{told} of region {place.region}, which holds nothing of this layout"

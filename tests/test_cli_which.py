@@ -71,7 +71,7 @@ region          0 of 2 regions, 656 bytes into its 11,216
 layout  layer: block token dim, made-up addresses
 asked   1 byte at 0x1000
 0x1000  1 byte outside all regions; the nearest, region 0, begins
-        139,637,976,723,455 bytes behind
+        139,637,976,723,455 bytes after
 """
     )
 

@@ -137,14 +137,14 @@ def test_rows_of_656_bytes():
         "1 byte of padding, 44 bytes after block 0 of layer 0 kv, 4 bytes before block 1"
     ]
     region = layout.regions[0]
-    assert words(layout, region.end, 2) == ["2 bytes outside all regions; the nearest, region 0, ends 0 bytes before"]
-    assert words(layout, GPU - 100, 2) == ["2 bytes outside all regions; the nearest, region 0, begins 98 bytes behind"]
+    assert words(layout, region.end, 2) == ["2 bytes outside all regions; the nearest, region 0, ends right before"]
+    assert words(layout, GPU - 100, 2) == ["2 bytes outside all regions; the nearest, region 0, begins 98 bytes after"]
     assert words(layout, layout.regions[1].address - 1) == [
-        "1 byte outside all regions; the nearest, region 1, begins 0 bytes behind"
+        "1 byte outside all regions; the nearest, region 1, begins right after"
     ]
     assert words(layout, region.end - 1, 2) == [
         "layer 0 kv, block 3, token 3 (of 4), byte 655 (of 656)",
-        "1 byte outside all regions; the nearest, region 0, ends 0 bytes before",
+        "1 byte outside all regions; the nearest, region 0, ends right before",
     ]
 
 
