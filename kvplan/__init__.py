@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kvplan.groups import Groups
     from kvplan.lower import StridedRows
     from kvplan.plan import Plan, join
-    from kvplan.resharding import PairProgram, Resharding, reshard
+    from kvplan.rank_pair import PairProgram
+    from kvplan.resharding import Resharding, reshard
     from kvplan.shards import Shard
     from kvplan.twin import Descriptors
     from kvplan.verification import Verification, verify
@@ -75,7 +76,7 @@ _LATER = {
     "Descriptors": "kvplan.twin",
     "Executor": "kvplan.execute",
     "Groups": "kvplan.groups",
-    "PairProgram": "kvplan.resharding",
+    "PairProgram": "kvplan.rank_pair",
     "Place": "kvplan.where",
     "Plan": "kvplan.plan",
     "Policy": "kvplan.execute",

@@ -231,7 +231,7 @@ def assemble(
                 shared[blocks] = replace(alike, block=blocks[0], table=blocks[1])
             components.append(Component(number, part, held[0] + inside, shared[blocks]))
     check_bounds(components, regions)
-    check_disjoint(components, num_blocks)
+    check_disjoint(components)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     return Built(tuple(components), regions, num_blocks, counts.get("token", 1), order, first.dtype)
 

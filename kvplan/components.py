@@ -81,6 +81,11 @@ class Form:
         return range(self.head_start, self.head_start + extent(self.head))
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks there are."""
+        return len(self.table) if self.table is not None else extent(self.block)
+
+    @property
     def block_nbytes(self) -> int:
         """Bytes of content a block."""
         return extent(self.token) * extent(self.head) * extent(self.dim)
@@ -153,7 +158,7 @@ def check_bounds(components: Iterable[Component], regions: Sequence[Region]) -> 
                 raise LayoutError(f"{component} ends at {region.end:#x}, past the largest int64 address")
 
 
-def check_disjoint(components: Sequence[Component], num_blocks: int) -> None:
+def check_disjoint(components: Sequence[Component]) -> None:
     """No byte belongs to two coordinates.
 
     Raises:
@@ -166,7 +171,7 @@ def check_disjoint(components: Sequence[Component], num_blocks: int) -> None:
                 "than what it steps over)"
             )
     if any(component.form.table is not None for component in components):
-        _check_disjoint_tables(components, num_blocks)
+        _check_disjoint_tables(components)
     else:
         _check_disjoint_strided(components)
 
@@ -221,7 +226,7 @@ def _check_disjoint_strided(components: Sequence[Component]) -> None:
         active.append((end, component))
 
 
-def _check_disjoint_tables(components: Sequence[Component], num_blocks: int) -> None:
+def _check_disjoint_tables(components: Sequence[Component]) -> None:
     """The same, where blocks are looked up: a sweep over (component, block) intervals."""
     if len({component.form.table for component in components}) == 1 and components[0].form.table is not None:
         low = min(component.address for component in components)
@@ -231,12 +236,14 @@ def _check_disjoint_tables(components: Sequence[Component], num_blocks: int) -> 
             alone = {id(c.form): replace(c.form, block=(), table=None) for c in components}
             _check_disjoint_strided([replace(c, form=alone[id(c.form)]) for c in components])
             return
-    tables = [
-        np.array([c.form.block_offset(b) for b in range(num_blocks)], dtype=np.int64) + c.address for c in components
-    ]
-    spans = [span(c.form.inner) + 1 for c in components]
-    starts = np.concatenate(tables)
-    ends = starts + np.repeat(np.array(spans, dtype=np.int64), num_blocks)
+    counts = [c.form.num_blocks for c in components]
+    starts = np.array(
+        [c.address + c.form.block_offset(b) for c, count in zip(components, counts, strict=True) for b in range(count)],
+        dtype=np.int64,
+    )
+    spans = np.array([span(c.form.inner) + 1 for c in components], dtype=np.int64)
+    owner, first = np.repeat(np.arange(len(components)), counts), np.cumsum(counts) - counts
+    ends = starts + spans[owner]
     order = np.argsort(starts, kind="stable")
     covered = np.maximum.accumulate(ends[order])
     if not np.any(starts[order][1:] < covered[:-1]):
@@ -245,15 +252,15 @@ def _check_disjoint_tables(components: Sequence[Component], num_blocks: int) -> 
     active: list[int] = []
     for index in order.tolist():
         active = [k for k in active if ends[k] > starts[index]]
-        here = components[index // num_blocks]
+        here = components[owner[index]]
         for k in active:
-            there = components[k // num_blocks]
+            there = components[owner[k]]
             case = (there.form.inner, here.form.inner, int(starts[index] - starts[k]))
             if case not in known:
                 known[case] = meets(*case)
             if known[case]:
+                numbers = k - first[owner[k]], index - first[owner[index]]
                 raise LayoutError(
-                    f"{there} of block {k % num_blocks} and {here} of block {index % num_blocks} overlap: "
-                    "they share bytes"
+                    f"{there} of block {numbers[0]} and {here} of block {numbers[1]} overlap: they share bytes"
                 )
         active.append(index)

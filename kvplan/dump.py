@@ -158,7 +158,7 @@ def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
     shared: dict[Form, Form] = {}
     components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
     check_bounds(components, regions)
-    check_disjoint(components, num_blocks)
+    check_disjoint(components)
     return Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype), notation
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from operator import index
 from typing import Any, Protocol
 
+from kvplan.blockmap import block_ids
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.facade import CopyProgram
 from kvplan.plan import Plan, join
-from kvplan.resharding import PairProgram
+from kvplan.rank_pair import PairProgram
 
 
 class Plans(Protocol):
@@ -59,7 +61,7 @@ class Groups:
             if isinstance(program, CopyProgram):
                 spans.append((program.src.block_tokens, program.dst.block_tokens))
             elif isinstance(program, PairProgram):
-                spans.append((program.src.span_tokens, program.dst.span_tokens))
+                spans.append(program.spans)
             else:
                 raise LayoutError(f"programs[{k}] is a {type(program).__name__}; give what kvplan.compile makes")
         self._spans = tuple(spans)
@@ -92,28 +94,37 @@ class Groups:
                 group.
             OverlapError: a destination written twice, also by two groups that lie over one another.
         """
-        count = len(self.programs)
-        given = {"src_blocks": src_blocks, "dst_blocks": dst_blocks, "src_first": src_first, "dst_first": dst_first}
-        for name, value in given.items():
-            if value is not None and (not hasattr(value, "__len__") or len(value) != count):
-                raise BlockIndexError(f"{name} is {value!r}; give a sequence of {count}, one entry a group")
+        lists = self._one_a_group("src_blocks", src_blocks), self._one_a_group("dst_blocks", dst_blocks)
+        firsts = self._one_a_group("src_first", src_first), self._one_a_group("dst_first", dst_first)
         plans = []
         for k, program in enumerate(self.programs):
-            ids = src_blocks[k], dst_blocks[k]
             try:
-                if not (len(ids[0]) or len(ids[1])):
-                    plans.append(program.plan(*ids))
-                    continue
-                skips = self._skips(k, *(None if first is None else first[k] for first in (src_first, dst_first)))
+                ids = block_ids(lists[0][k], "src_blocks"), block_ids(lists[1][k], "dst_blocks")
+                skips = self._skips(k, firsts[0][k], firsts[1][k]) if len(ids[0]) or len(ids[1]) else (0, 0)
                 plans.append(program.plan(*ids, *skips))
             except KVPlanError as error:
                 raise type(error)(f"group {k}: {error}") from error
         return join(plans)
 
+    def _one_a_group(self, name: str, given: Any) -> Sequence[Any]:
+        count = len(self.programs)
+        if given is None and name.endswith("first"):
+            return [None] * count
+        if (
+            isinstance(given, (str, bytes, AbstractSet, Mapping))
+            or not isinstance(given, Iterable)
+            or getattr(given, "ndim", 1) < 1
+        ):
+            raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry a group")
+        entries = list(given)
+        if len(entries) != count:
+            raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry a group")
+        return entries
+
     def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
         """Units of the first block of either side that lie before the first token both lists hold."""
         for name, first in (("src_first", src_first), ("dst_first", dst_first)):
-            if first is not None and (isinstance(first, bool) or not hasattr(first, "__index__") or index(first) < 0):
+            if first is not None and not _counts(first):
                 raise BlockIndexError(f"{name} is {first!r}; it counts blocks of the request before the first given")
         spans, unit = self._spans[group], self.programs[group].unit_tokens
         src = index(src_first or 0) * spans[0]
@@ -129,3 +140,10 @@ class Groups:
 
     def __repr__(self) -> str:
         return f"Groups({', '.join(map(repr, self.programs))})"
+
+
+def _counts(number: Any) -> bool:
+    try:
+        return not isinstance(number, bool) and index(number) >= 0
+    except TypeError:
+        return False

@@ -171,7 +171,7 @@ class KVLayout:
             raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
         components = tuple(sorted((c for layout in layouts for c in layout._components), key=lambda c: c.layer))
         if len(layouts) > 1:
-            check_disjoint(components, first.num_blocks)
+            check_disjoint(components)
         regions = _merge_regions([region for layout in layouts for region in layout.regions])
         sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
         if "layer" in sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd, lcm
 from operator import index
@@ -54,9 +54,12 @@ class Shard:
         if not isinstance(self.layout, KVLayout):
             raise LayoutError(f"a shard's layout is a {type(self.layout).__name__}; give a KVLayout")
         for name in ("cp_rank", "cp_size", "interleave"):
-            value = getattr(self, name)
-            least = 0 if name == "cp_rank" else 1
-            if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < least:
+            value, least = getattr(self, name), 0 if name == "cp_rank" else 1
+            try:
+                wrong = isinstance(value, bool) or index(value) < least
+            except TypeError:
+                wrong = True
+            if wrong:
                 raise LayoutError(f"{name} is {value!r}; it is an integer of at least {least}")
         if self.cp_rank >= self.cp_size:
             raise LayoutError(
@@ -150,24 +153,26 @@ def shares(
         For each (source, destination) that meet, what is moved.
 
     Raises:
-        IncompatibleLayoutsError: content of a destination that no source holds.
+        IncompatibleLayoutsError: content of a destination that no source holds, or whose heads one side does not name.
         LayoutError: sources that deal the tokens of the same content in two ways.
     """
     held = [_held(shard.layout) for shard in sources]
+    wanted = [_held(shard.layout) for shard in destinations]
+    _check_one_head(held, wanted)
     pieces: dict[tuple[int, int], dict[int, list[_Piece]]] = defaultdict(lambda: defaultdict(list))
     for d, destination in enumerate(destinations):
-        for (layer, part), heads in _held(destination.layout).items():
-            offers = [
-                (s, *found)
+        here = [source.meets(destination) for source in sources]
+        for (layer, part), heads in wanted[d].items():
+            offers = {
+                s: found
                 for s, layers in enumerate(held)
                 if (found := _offer(layers, layer, part, heads)) is not None
-            ]
-            for there, among in _split_heads(heads, offers):
-                _check_held(sources, among, d, layer, part, there, complete=complete)
+            }  # fmt: skip
+            for there, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
+                _check_held(sources, among, d, destination, layer, part, there, complete=complete)
                 for s, turn in _turns(sources, among).items():
-                    if sources[s].meets(destination):
-                        names = next(names for k, names, _ in offers if k == s)
-                        pieces[s, d][layer].append(_Piece(turn, names, part, there))
+                    if here[s]:
+                        pieces[s, d][layer].append(_Piece(turn, offers[s][0], part, there))
     return {pair: tuple(_products(layers)) for pair, layers in sorted(pieces.items())}
 
 
@@ -175,37 +180,59 @@ def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
     return {(c.layer, c.part): c.form.heads if c.form.headed else None for c in layout.components}
 
 
+def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:
+    """Names of the parts that hold a part: ``"kv"`` on one side may be ``"k"`` and ``"v"`` on the other."""
+    if (layer, part) in held:
+        return (part,)
+    if part == "kv" and (layer, "k") in held and (layer, "v") in held:
+        return ("k", "v")
+    return ("kv",) if part in {"k", "v"} and (layer, "kv") in held else ()
+
+
+def _check_one_head(
+    sources: Sequence[Mapping[tuple[int, str], Heads]], destinations: Sequence[Mapping[tuple[int, str], Heads]]
+) -> None:
+    """What has no head axis on one rank is one head, and the same one, on all.
+
+    Raises:
+        IncompatibleLayoutsError: several heads, of which such a rank does not tell which it holds.
+    """
+    for layer, part in {key: None for held in destinations for key in held}:
+        named = {held[layer, name] for held in (*sources, *destinations) for name in _names(held, layer, part)}
+        numbers = sorted({number for heads in named if heads is not None for number in heads})
+        if None in named and len(numbers) > 1:
+            raise IncompatibleLayoutsError(
+                f"layer {layer} {part!r} has heads {number_ranges(numbers)} on some ranks and no head axis on others; "
+                "name the heads on all of them, as in (head dim), with head_start"
+            )
+
+
 def _offer(
     held: Mapping[tuple[int, str], Heads], layer: int, part: str, wanted: Heads
 ) -> tuple[tuple[str, ...], Heads] | None:
-    """Names of a source's parts that hold a destination's part, and the heads both have."""
-    if (layer, part) in held:
-        names: tuple[str, ...] = (part,)
-    elif part == "kv" and (layer, "k") in held and (layer, "v") in held:
-        names = ("k", "v")
-    elif part in {"k", "v"} and (layer, "kv") in held:
-        names = ("kv",)
-    else:
+    """Names of a source's parts that hold a destination's part, and the heads all of them have."""
+    names = _names(held, layer, part)
+    if not names:
         return None
-    heads = held[layer, names[0]]
-    if heads is None or wanted is None:  # one of them has no head axis: compile says whether they meet
+    known = [heads for heads in (wanted, *(held[layer, name] for name in names)) if heads is not None]
+    if not known:
         return names, None
-    both = range(max(heads.start, wanted.start), min(heads.stop, wanted.stop))
+    both = range(max(heads.start for heads in known), min(heads.stop for heads in known))
     return (names, both) if both else None
 
 
-def _split_heads(
-    wanted: Heads, offers: Sequence[tuple[int, tuple[str, ...], Heads]]
-) -> Iterator[tuple[Heads, tuple[int, ...]]]:
+def _split_heads(wanted: Heads, offers: Mapping[int, Heads]) -> Iterator[tuple[Heads, tuple[int, ...]]]:
     """Ranges of heads with the same holders, and these."""
-    if wanted is None or any(heads is None for _, _, heads in offers):
-        yield wanted, tuple(s for s, _, _ in offers)
+    ranges = {s: heads for s, heads in offers.items() if heads is not None}
+    if wanted is None or len(ranges) < len(offers):  # no head axis somewhere: it is one head, on all ranks
+        yield next(iter(ranges.values()), wanted), tuple(offers)
         return
-    ranges = [(s, heads) for s, _, heads in offers if heads is not None]
-    edges = sorted({wanted.start, wanted.stop, *(edge for _, heads in ranges for edge in (heads.start, heads.stop))})
+    edges = sorted(
+        {wanted.start, wanted.stop, *(edge for heads in ranges.values() for edge in (heads.start, heads.stop))}
+    )
     last: tuple[range, tuple[int, ...]] | None = None
     for first, end in pairwise(edges):
-        among = tuple(s for s, heads in ranges if heads.start <= first and end <= heads.stop)
+        among = tuple(s for s, heads in ranges.items() if heads.start <= first and end <= heads.stop)
         if last is not None and last[1] == among:
             last = (range(last[0].start, end), among)
             continue
@@ -219,7 +246,8 @@ def _split_heads(
 def _check_held(
     sources: Sequence[Shard],
     among: Sequence[int],
-    destination: int,
+    number: int,
+    destination: Shard,
     layer: int,
     part: str,
     heads: Heads,
@@ -231,12 +259,15 @@ def _check_held(
     if len(schemes) > 1:
         told = " and ".join(f"{size} ranks, {interleave} tokens at a time" for size, interleave in schemes)
         raise LayoutError(f"sources hold {where} by two ways of dealing tokens ({told}); name those of one way")
-    missing = sorted(set(range(schemes[0][0])) - {sources[s].cp_rank for s in among}) if schemes else []
+    missing = []
+    if schemes:
+        absent = set(range(schemes[0][0])) - {sources[s].cp_rank for s in among}
+        missing = sorted(k for k in absent if replace(sources[among[0]], cp_rank=k).meets(destination))
     if missing:
         where += f", tokens of context-parallel rank {number_ranges(missing)} of {schemes[0][0]}"
     if complete and (missing or not among):
         raise IncompatibleLayoutsError(
-            f"no source holds {where}, which destination {destination} holds; name the rank that does, slice the "
+            f"no source holds {where}, which destination {number} holds; name the rank that does, slice the "
             "destination, or pass complete=False to leave those bytes as they are"
         )
 

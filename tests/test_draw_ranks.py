@@ -5,12 +5,15 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
 from kvplan.draw.ranks import PALETTE
+from tests.mixed_ranks import mixed
 from tests.test_reshard import HND, NHD, SPLIT, rank, tp
 from tests.topologies import reshards, shard_of
 
@@ -68,6 +71,21 @@ def test_ranks_of_other_layers_are_drawn_empty():
 def test_too_many_copies_are_counted():
     root = ET.fromstring(kvplan.reshard(tp(HND, 8, 8, tokens=256), tp(NHD, 1, 8, tokens=256)).diagram())
     assert texts(root)[0] == "8 ranks to 1 rank: layer 0, k; 512 of 2048 copies drawn"
+
+
+def test_a_cache_onto_itself_can_be_drawn():
+    cache = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+    root = ET.fromstring(kvplan.reshard(cache, cache).diagram())
+    assert len(list(root.iter(f"{SVG}polygon"))) == 1
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_ranks_that_are_not_alike_can_be_drawn(seed):
+    sides = mixed(seed).sides
+    root = ET.fromstring(kvplan.reshard(*sides).diagram())
+    assert texts(root).count("rank 0") == 2
+    assert list(root.iter(f"{SVG}polygon"))
 
 
 @pytest.mark.parametrize(

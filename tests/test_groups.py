@@ -111,6 +111,13 @@ def test_a_rank_of_a_resharding_is_a_group():
     [
         (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry a group"),
         ((3, [[0], [0]]), {}, "src_blocks is 3; give a sequence of 2"),
+        ((None, [[0], [0]]), {}, "src_blocks is None; give a sequence of 2"),
+        (({0, 1}, [[0], [0]]), {}, r"src_blocks is \{0, 1\}; give a sequence of 2"),
+        (([[0], [0]], np.array(7)), {}, r"dst_blocks is array\(7\); give a sequence of 2"),
+        (([[0], None], [[0], [0]]), {}, r"group 1: src_blocks has shape \(\)"),
+        (([[0], iter([0])], [[0], [0]]), {}, r"group 1: src_blocks has shape \(\)"),
+        (([[0], [0]], [[0], [0]]), {"src_first": {0, 1}}, r"src_first is \{0, 1\}; give a sequence of 2"),
+        (([[0], [0]], [[0], [0]]), {"src_first": np.zeros((2, 1), int)}, r"group 0: src_first is array\(\[0\]\)"),
         (([[0], [0]], [[0], [0]]), {"src_first": [0]}, r"src_first is \[0\]; give a sequence of 2"),
         (([[0], [0]], [[0], [0]]), {"src_first": [0, -1]}, "group 1: src_first is -1"),
         (([[0], [0]], [[0], [0]]), {"dst_first": [True, 0]}, "group 0: dst_first is True"),

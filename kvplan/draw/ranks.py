@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvplan.build import Built
 from kvplan.draw.diagram import COLOURS, STYLE
+from kvplan.layout import KVLayout
 from kvplan.slicing import number_ranges
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
     from kvplan.resharding import Resharding
     from kvplan.shards import Shard
 
@@ -54,12 +56,7 @@ def ranks(resharding: Resharding) -> str:
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}"/>',
         _text(MARGIN, MARGIN + 8, f"{counts[0]} to {counts[1]}: layer {layer}, {' '.join(names)}{note}"),
-        _text(
-            MARGIN,
-            MARGIN + 8 + CAPTION,
-            told,
-            small=True,
-        ),
+        _text(MARGIN, MARGIN + 8 + CAPTION, told, small=True),
     ]
     rows = [
         _Row([_touched(runs, side, k) for k in range(len(sides[side]))], at)
@@ -85,9 +82,8 @@ def ranks(resharding: Resharding) -> str:
     return "\n".join([*page, "</svg>\n"])
 
 
-def _block_counts(src: Shard, dst: Shard, turns: int) -> tuple[int, int]:
+def _block_counts(src: Shard, dst: Shard, spans: tuple[int, int], turns: int) -> tuple[int, int]:
     """Blocks of two ranks to draw: as many as hold the same tokens, and one of the destination for each turn."""
-    spans = src.span_tokens, dst.span_tokens
     tokens = lcm(*spans)
     tokens *= -(-turns * spans[1] // tokens)
     most = [min(shard.layout.num_blocks, MAX_BLOCKS) * span for shard, span in zip((src, dst), spans, strict=True)]
@@ -123,7 +119,7 @@ def _one_part(
     turns = max(share.turn.ranks for program in small.values() for share in program.shares)
     runs, counts = [], set()
     for (s, d), program in small.items():
-        blocks = _block_counts(program.src, program.dst, turns)
+        blocks = _block_counts(program.src, program.dst, program.spans, turns)
         counts.add(blocks)
         made = program.plan(range(blocks[0]), range(blocks[1])).descriptors()
         rows = zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True)
@@ -134,12 +130,14 @@ def _one_part(
 
 
 def _slice(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
-    from dataclasses import replace
-
+    """One layer and some parts of a rank, at made-up addresses: what is drawn is not moved, and may overlap."""
     layout: KVLayout = shard.layout
     if layer not in layout.layers or not set(parts) <= set(layout.parts):
         return None
-    return replace(shard, layout=layout.slice(layers=(layer,), parts=parts))
+    held = layout.slice(layers=(layer,), parts=parts)
+    regions = tuple(replace(region, virtual=True) for region in held.regions)
+    built = Built(held.components, regions, held.num_blocks, held.block_tokens, held.sizes, held.dtype)
+    return replace(shard, layout=KVLayout(built, notation=held.notation))
 
 
 def _rank_name(k: int, shard: Shard, layer: int) -> list[str]:

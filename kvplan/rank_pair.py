@@ -1,0 +1,283 @@
+"""What one rank moves to another: each share compiled, and planned by whose turn it is and who holds which tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.blockmap import block_ids, count_units
+from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
+from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.layout import KVLayout
+from kvplan.plan import Plan, check_not_read, shares_memory, together
+from kvplan.program import Int64Array
+from kvplan.shards import Shard, Share
+from kvplan.slicing import number_ranges
+from kvplan.views import some_tokens, split_blocks, stretch_of
+
+
+class _Tokens(NamedTuple):
+    """One side of a transfer: block ids, and tokens of the sequence skipped in the first of them."""
+
+    ids: Int64Array
+    skip: int
+
+
+class PairProgram:
+    """What one source moves to one destination. Made by :func:`kvplan.reshard`.
+
+    Attributes:
+        src, dst: the two shards.
+        shares: what is moved, as products of layers, parts and heads, each with the block ids whose turn it is.
+        unit_tokens: tokens of the sequence that skips count in: of one resharding the same for all pairs.
+        spans: tokens of the sequence that a block id of the source, and of the destination, stands for. Blocks without
+            token slots stand for as many as those of the other side.
+    """
+
+    def __init__(self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int) -> None:
+        self.src = src
+        self.dst = dst
+        self.shares = pieces
+        self.unit_tokens = unit_tokens
+        spans = [None if side.layout.opaque else side.span_tokens for side in (src, dst)]
+        self.spans = spans[0] or spans[1] or unit_tokens, spans[1] or spans[0] or unit_tokens
+        self._moves = tuple(move for share in pieces for move in _moves(src, dst, share))
+        for move in self._moves:
+            _ = move.program  # what does not meet is refused here, and not by the first plan
+        whole = (c for move in self._moves for c in move.program.src.components if c.form.opaque)
+        self._moves_whole = next(whole, None)
+        if self._moves_whole is not None and self.spans[0] != self.spans[1]:
+            raise IncompatibleLayoutsError(
+                f"{self._moves_whole} moves whole blocks, but blocks hold {self.spans[0]} tokens in the source and "
+                f"{self.spans[1]} in the destination; they have no common unit"
+            )
+        self._aliased = shares_memory(src.layout, dst.layout)
+
+    @property
+    def programs(self) -> tuple[CopyProgram, ...]:
+        """The compiled copy program of each share."""
+        return tuple(move.program for move in self._moves)
+
+    def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
+        """Plan this pair's part of a transfer: of the blocks, those whose turn it is, and the tokens both sides hold.
+
+        Args:
+            src_blocks, dst_blocks: block ids of the two ranks, in order of tokens. Under context parallelism a block id
+                stands for the tokens of all ranks (:attr:`kvplan.Shard.span_tokens`).
+            src_skip, dst_skip: units of :attr:`unit_tokens` skipped at the front of the first block.
+
+        Raises:
+            BlockIndexError: ids that are no blocks, lists that cover different tokens, a skip of a block or more.
+            OverlapError: a destination named twice, or memory both read and written.
+        """
+        src, dst = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
+        unit = self.unit_tokens
+        count = count_units(src, dst, src_skip, dst_skip, (self.spans[0] // unit, self.spans[1] // unit))
+        self._check_skips(src_skip, dst_skip)
+        for name, ids, side in (("src", src, self.src), ("dst", dst, self.dst)):  # also those of other ranks' turns
+            last = side.layout.num_blocks - 1
+            wrong = np.flatnonzero((ids < 0) | (ids > last))
+            if wrong.size:
+                raise BlockIndexError(
+                    f"{name}_blocks[{wrong[0]}] is {int(ids[wrong[0]])}; {name} blocks are 0 to {last}"
+                )
+        _check_once(dst)
+        sides = _Tokens(src, src_skip * unit), _Tokens(dst, dst_skip * unit)
+        plans = [move.plan(*sides, count * unit) for move in self._moves]
+        if len(plans) == 1:
+            return plans[0]
+        plan = together(plans)  # of shares that have no byte in common
+        if self._aliased:
+            check_not_read(plan)
+        return plan
+
+    def _check_skips(self, src_skip: int, dst_skip: int) -> None:
+        for name, skip in (("src", src_skip), ("dst", dst_skip)):
+            if skip and self._moves_whole is not None:
+                raise BlockIndexError(
+                    f"{name}_skip is {skip}; {self._moves_whole} has no token slots and moves whole blocks, so it is 0"
+                )
+        if self.src.cp_size > 1 and self.dst.cp_size > 1:
+            # Who has tokens in common was found for lists that begin together.
+            together, apart = gcd(self.src.period, self.dst.period), (src_skip - dst_skip) * self.unit_tokens
+            if apart % together:
+                raise BlockIndexError(
+                    f"src_skip is {src_skip} and dst_skip {dst_skip}: the two sides would begin {abs(apart)} tokens "
+                    f"apart, but they deal tokens to ranks in rounds that meet every {together}"
+                )
+
+    def told(self) -> list[str]:
+        """Each share in words."""
+        lines = []
+        for share in self.shares:
+            words = [f"layer{'s' * (len(share.layers) > 1)} {number_ranges(share.layers)}", " ".join(share.dst_parts)]
+            if share.heads is not None:
+                words.append(f"head{'s' * (len(share.heads) > 1)} {number_ranges(share.heads)}")
+            if share.turn.ranks > 1:
+                words.append(f"blocks {share.turn.number} modulo {share.turn.ranks}")
+            words += [
+                f"tokens {side.cp_rank} of {side.cp_size} of the {name}"
+                for name, side in (("source", self.src), ("destination", self.dst))
+                if side.cp_size > 1
+            ]
+            lines.append(", ".join(words))
+        return lines
+
+    def __repr__(self) -> str:
+        return f"PairProgram({'; '.join(self.told())})"
+
+
+def _check_once(ids: Int64Array) -> None:
+    ordered = np.sort(ids)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if twice.size:
+        raise OverlapError(
+            f"dst_blocks name block {int(ordered[twice[0]])} more than once; each destination is written once"
+        )
+
+
+def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
+    """A share as moves: one, unless split head axes on both sides refuse its range of heads."""
+    whole = share._replace(heads=None)
+    if share.heads is None:
+        yield _Move(src, dst, whole, *_layouts(src, dst, whole))
+        return
+    for sliced in (None, dst, src):  # one side is enough: compile takes the heads that both hold
+        try:
+            layouts = _layouts(src, dst, whole if sliced is None else share, sliced)
+        except LayoutError:
+            continue
+        if _hold_just(share.heads, layouts):
+            yield _Move(src, dst, share, *layouts)
+            return
+    middle = (share.heads.start + share.heads.stop) // 2
+    for heads in (range(share.heads.start, middle), range(middle, share.heads.stop)):
+        yield from _moves(src, dst, share._replace(heads=heads))
+
+
+def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:
+    """Whether these heads are all that both layouts hold; one without a head axis holds the head that is asked for."""
+    named = [layout.heads for layout in layouts if any(c.form.headed for c in layout.components)]
+    return not named or heads == range(max(held.start for held in named), min(held.stop for held in named))
+
+
+def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) -> tuple[KVLayout, KVLayout]:
+    """Both layouts with the layers and parts of a share, and one of them with its heads."""
+    return (
+        _cut(src.layout, share.layers, share.src_parts, share.heads if sliced is src else None),
+        _cut(dst.layout, share.layers, share.dst_parts, share.heads if sliced is dst else None),
+    )
+
+
+def _cut(layout: KVLayout, layers: tuple[int, ...], parts: tuple[str, ...], heads: range | None) -> KVLayout:
+    """A slice; the layout itself where that is all it holds, so that its programs are found again."""
+    if heads is None and set(layers) == set(layout.layers) and set(parts) == set(layout.parts):
+        return layout
+    return layout.slice(layers=layers, heads=heads, parts=parts)
+
+
+class _Move:
+    """A share, compiled. Plans whole blocks where it can, and else the stretches of tokens that both sides hold."""
+
+    def __init__(self, src: Shard, dst: Shard, share: Share, src_layout: KVLayout, dst_layout: KVLayout) -> None:
+        self._share = share
+        self._opaque = src_layout.opaque or dst_layout.opaque
+        self._src = replace(src, layout=src_layout)
+        self._dst = replace(dst, layout=dst_layout)
+        # Where one side's tokens are dealt to ranks, and the other side's blocks hold whole rounds of that, the tokens
+        # of this rank are a view of the other side: then blocks are planned as everywhere else.
+        self._period = 1
+        self._whole: tuple[KVLayout, KVLayout] | None = self._src.layout, self._dst.layout
+        if src.cp_size > 1 and dst.cp_size > 1:
+            self._whole = None
+        elif src.cp_size > 1:
+            view = _own_tokens(self._dst.layout, src)
+            self._whole, self._period = (self._src.layout, view) if view is not None else None, src.period
+        elif dst.cp_size > 1:
+            view = _own_tokens(self._src.layout, dst)
+            self._whole, self._period = (view, self._dst.layout) if view is not None else None, dst.period
+        self._cp = max(src.cp_size, dst.cp_size)
+        self._stretches: dict[int, CopyProgram] = {}
+
+    @cached_property
+    def program(self) -> CopyProgram:
+        """Of whole blocks where these can be planned, else of the longest stretches."""
+        return compile(*self._whole) if self._whole is not None else self._of_stretches(self._stretch(0))
+
+    def plan(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
+        """Plan so many tokens of the sequence."""
+        own = self._cp if self._whole is not None else 1  # tokens of the sequence for each of this rank's own
+        whole = self._whole is not None and not any(
+            skip % self._period or skip // own % self.program.unit_tokens for skip in (src.skip, dst.skip)
+        )
+        if not whole:
+            return self._plan_stretches(src, dst, tokens)
+        unit = self.program.unit_tokens
+        skips = src.skip // own // unit, dst.skip // own // unit
+        if self._share.turn.ranks == 1:
+            return self.program.plan(src.ids, dst.ids, *skips)
+        count = len(dst.ids) if self._opaque else tokens // own // unit
+        return self._plan_turns(src.ids, dst.ids, skips, count)
+
+    def _plan_turns(self, src: Int64Array, dst: Int64Array, skips: tuple[int, int], count: int) -> Plan:
+        """Blocks of the destination whose turn it is, whole; of the source, the units that go there."""
+        program, turn = self.program, self._share.turn
+        per_src, per_dst = (max(side.block_tokens // program.unit_tokens, 1) for side in (program.src, program.dst))
+        mine = dst % turn.ranks == turn.number
+        unit = np.arange(count)
+        unit = unit[mine[(unit + skips[1]) // per_dst]]
+        at = unit + skips[0]
+        units = src[at // per_src] * per_src + at % per_src
+        kept = dst[mine]
+        first = skips[1] if len(mine) and mine[0] else 0
+        return self._split_source.plan(units, kept, 0, first)
+
+    @cached_property
+    def _split_source(self) -> CopyProgram:
+        unit = self.program.unit_tokens
+        if unit == self.program.src.block_tokens:
+            return self.program
+        return compile(_split(self.program.src, unit), self.program.dst)
+
+    def _stretch(self, skip: int) -> int:
+        """Most tokens that follow one another on both sides, whatever the block."""
+        most = gcd(self._src.turn_tokens, self._dst.turn_tokens, skip)
+        return stretch_of((self._src.layout, self._dst.layout), most)
+
+    def _of_stretches(self, stretch: int) -> CopyProgram:
+        if stretch not in self._stretches:
+            self._stretches[stretch] = compile(*(_split(side.layout, stretch) for side in (self._src, self._dst)))
+        return self._stretches[stretch]
+
+    def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
+        """Stretches that both ranks hold, of blocks whose turn it is, one by one."""
+        stretch = self._stretch(gcd(src.skip, dst.skip))
+        at = np.arange(tokens // stretch) * stretch
+        turn, kept = self._share.turn, np.ones(len(at), dtype=bool)
+        places: list[tuple[Int64Array, Int64Array, int]] = []
+        for side, given in ((self._src, src), (self._dst, dst)):
+            block, token = np.divmod(at + given.skip, side.span_tokens)
+            kept &= side.holds(token)
+            places.append((given.ids[block], side.slot(token) // stretch, side.layout.block_tokens // stretch))
+        kept &= places[1][0] % turn.ranks == turn.number
+        src_units, dst_units = ((block * per_block + unit)[kept] for block, unit, per_block in places)
+        return self._of_stretches(stretch).plan(src_units, dst_units)
+
+
+def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
+    """Of another layout's blocks, the tokens of a context-parallel rank, if each block holds whole rounds."""
+    if layout.block_tokens % rank.period:
+        return None
+    return some_tokens(layout, rank.cp_rank, rank.cp_size, rank.interleave)
+
+
+def _split(layout: KVLayout, tokens: int) -> KVLayout:
+    view = split_blocks(layout, tokens)
+    if view is None:  # stretch_of and compile let no such stretch through
+        raise KVPlanError(f"blocks of {layout} cannot be split into {tokens} tokens")
+    return view
