@@ -23,7 +23,7 @@ from tests.commands import GPU, HOST, ROOT, answer
 from tests.test_docs import DOCUMENTS
 
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-KINDS = ("python", "python gpu", "console", "toml", "text")
+KINDS = ("python", "python gpu", "python nixl", "console", "toml", "text")
 
 # Commands that are not run, and why; their options are parsed all the same.
 NOT_RUN = {
@@ -122,6 +122,15 @@ def test_what_needs_a_gpu_is_python_at_least(block):
     compile(block.body, block.path.name, "exec")
     named = re.search(r"# (tests/gpu/\w+\.py) does this", block.body)
     assert (ROOT / named[1]).is_file(), "a GPU's test runs it, and is named there"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.kind == "python nixl"], ids=lambda b: f"{b.path.name}:{b.line}"
+)
+def test_what_needs_nixl_runs_where_it_is(block):
+    code = compile(block.body, block.path.name, "exec")
+    pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+    exec(code, {})
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.kind == "toml"], ids=lambda b: f"{b.path.name}:{b.line}")

@@ -1,0 +1,111 @@
+"""Plans as the descriptor lists of NIXL, the transport between machines that engines use.
+
+Checked against the Python API of NIXL 1.5.1: ``prep_xfer_dlist`` takes an (n, 3) array of (address, length, device id)
+or an (n, 5) array of (address, length, device id, stride, count), of one kind of memory a list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import KVPlanError, PathError
+from kvplan.program import Int64Array
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+    from kvplan.plan import Plan
+
+SIDES = ("src", "dst")
+
+
+class NixlList(NamedTuple):
+    """One side of a plan for NIXL's ``prep_xfer_dlist(agent, *made)``.
+
+    Attributes:
+        rows: int64, C-contiguous: (n, 3) of address, length and device id; or (n, 5) with stride and count.
+        memory: NIXL's name of the kind of memory: ``"DRAM"`` or ``"VRAM"``.
+    """
+
+    rows: Int64Array
+    memory: str
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors NIXL makes of it, which is how many indices it takes: rows, each ``count`` times.
+
+        >>> NixlList(np.array([[0, 8, 0, 16, 4], [100, 8, 0, 8, 1]]), "DRAM").descriptors
+        5
+        """
+        return int(self.rows[:, 4].sum()) if self.rows.shape[1] == 5 else len(self.rows)
+
+
+def nixl_lists(plan: Plan, *, strided: bool = False) -> tuple[NixlList, NixlList]:
+    """Both sides of a plan, in one order; see :meth:`kvplan.Plan.nixl`."""
+    sides: list[tuple[Int64Array, ...]]
+    if strided:
+        rows = np.asarray(plan.strided())
+        rows = rows[_by_destination(rows[:, 1])]
+        sides = [(rows[:, k], rows[:, 2], rows[:, 4 + k], rows[:, 3]) for k in (0, 1)]
+    else:
+        made = plan.descriptors()
+        order = _by_destination(made.dst)
+        size = made.size[order]
+        sides = [(column[order], size) for column in (made.src, made.dst)]
+    lists = []
+    for k, (address, size, *rest) in enumerate(sides):
+        memory, device = _device_ids([pair[k] for pair in plan.layouts], address, SIDES[k])
+        table = np.empty((len(address), 3 + len(rest)), dtype=np.int64)
+        for column, values in enumerate((address, size, device, *rest)):
+            table[:, column] = values
+        lists.append(NixlList(table, memory))
+    return lists[0], lists[1]
+
+
+def _by_destination(dst: Int64Array) -> Int64Array | slice:
+    """An order that both sides find by themselves: that of destinations, which are all different."""
+    return slice(None) if bool((dst[1:] > dst[:-1]).all()) else np.argsort(dst)
+
+
+def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tuple[str, Int64Array | int]:
+    """The kind of memory of one side, and the number of the GPU that each address is of."""
+    numbers = {layout.device: memory_of(layout.device, side) for layout in layouts}
+    kinds = {memory for memory, _ in numbers.values()}
+    if len(kinds) > 1:
+        raise PathError(f"{side} is on {' and '.join(sorted(numbers))}; a list of NIXL is of one kind of memory")
+    memory = kinds.pop()
+    if len(numbers) == 1:
+        return memory, next(iter(numbers.values()))[1]
+    regions = sorted({(region.address, numbers[region.device][1]) for one in layouts for region in one.regions})
+    starts, owners = (np.array(column, dtype=np.int64) for column in zip(*regions, strict=True))
+    return memory, owners[np.searchsorted(starts, address, side="right") - 1]
+
+
+def memory_of(device: str, what: str) -> tuple[str, int]:
+    """NIXL's name of the memory of a device, and its number.
+
+    Raises:
+        PathError: a device of neither CPU nor CUDA.
+
+    >>> memory_of("cuda:3", "src")
+    ('VRAM', 3)
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise PathError(f"{what} is on {device!r}; NIXL takes memory of the CPU and of CUDA devices here")
+    return ("DRAM", 0) if kind == "cpu" else ("VRAM", int(number or 0))
+
+
+def check_side(side: object) -> int:
+    """0 for ``"src"``, 1 for ``"dst"``.
+
+    Raises:
+        KVPlanError: anything else.
+
+    >>> check_side("dst")
+    1
+    """
+    if side not in SIDES:
+        raise KVPlanError(f"side is {side!r}; give 'src' or 'dst'")
+    return SIDES.index(side)

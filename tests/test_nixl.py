@@ -1,0 +1,446 @@
+"""Plans as NIXL's lists, and transfers between agents: on a double everywhere, on NIXL itself where it is installed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.dump import document_of
+from kvplan.execute.nixl import NixlAgent
+from kvplan.nixl import NixlList, nixl_lists
+from tests import oracle
+from tests.nixl_double import Agent, Network
+from tests.strategies import cases, layout_of, neighbour_cases
+
+names = count()
+
+
+def spec(notation: str, address: int = 1 << 20, device: str = "cpu", **sizes: int) -> KVLayout:
+    return KVLayout.from_spec(
+        {"notation": notation, "dtype": "uint8", "address": address, "device": device, "sizes": sizes}
+    )
+
+
+# Lists.
+
+
+def test_flat_rows_are_address_length_device():
+    mine = spec("layer block dim", 1000, layer=2, block=4, dim=8)
+    theirs = spec("block layer dim", 5000, "cuda:3", layer=2, block=4, dim=8)
+    plan = kvplan.compile(mine, theirs).plan([3, 0], [1, 2])
+    # Block 3 of layer 0 lies at 1000 + 24, of layer 1 32 bytes further; blocks 1 and 2 of the peer are 16 bytes each.
+    assert plan.nixl("src").rows.tolist() == [[1024, 8, 0], [1056, 8, 0], [1000, 8, 0], [1032, 8, 0]]
+    assert plan.nixl("dst").rows.tolist() == [[5016, 8, 3], [5024, 8, 3], [5032, 8, 3], [5040, 8, 3]]
+    assert (plan.nixl("src").memory, plan.nixl("dst").memory) == ("DRAM", "VRAM")
+
+
+def test_strided_rows_add_stride_and_count():
+    mine = spec("layer block dim", 1000, layer=2, block=4, dim=8)
+    theirs = spec("block layer dim", 5000, "cuda:3", layer=2, block=4, dim=8)
+    plan = kvplan.compile(mine, theirs).plan([3, 0], [1, 2])
+    assert plan.nixl("src", strided=True).rows.tolist() == [[1024, 8, 0, 32, 2], [1000, 8, 0, 32, 2]]
+    assert plan.nixl("dst", strided=True).rows.tolist() == [[5016, 8, 3, 8, 2], [5032, 8, 3, 8, 2]]
+    assert plan.nixl("dst", strided=True).descriptors == 4
+
+
+def test_blocks_that_touch_on_both_sides_are_one_row():
+    mine, theirs = spec("block dim", 1000, block=8, dim=64), spec("block dim", 1 << 16, block=8, dim=64)
+    plan = kvplan.compile(mine, theirs).plan([1, 2, 3, 6], [5, 6, 7, 0])
+    assert plan.nixl("src").rows.tolist() == [[1384, 64, 0], [1064, 192, 0]]
+
+
+def test_devices_of_joined_plans_are_each_rows_own():
+    mine = spec("block dim", 1000, block=4, dim=8)
+    first, second = (spec("block dim", 1 << at, f"cuda:{n}", block=4, dim=8) for at, n in ((20, 1), (21, 0)))
+    plan = kvplan.join([kvplan.compile(mine, one).plan([k], [2]) for k, one in ((0, second), (1, first))])
+    assert plan.nixl("dst").rows.tolist() == [[(1 << 20) + 16, 8, 1], [(1 << 21) + 16, 8, 0]]
+    assert plan.nixl("src").rows.tolist() == [[1008, 8, 0], [1000, 8, 0]]
+
+
+def test_a_plan_of_nothing_has_no_rows():
+    mine, theirs = spec("block dim", 1000, block=4, dim=8), spec("block dim", 9000, block=4, dim=8)
+    plan = kvplan.compile(mine, theirs).plan([], [])
+    assert plan.nixl("src").rows.shape == (0, 3)
+    assert plan.nixl("dst", strided=True).rows.shape == (0, 5)
+
+
+@pytest.mark.parametrize("side", ["source", 0, None, "SRC"])
+def test_a_side_that_is_none(side):
+    one = spec("block dim", block=4, dim=8)
+    with pytest.raises(KVPlanError, match="give 'src' or 'dst'"):
+        kvplan.compile(one, one).plan([0], [1]).nixl(side)
+
+
+def test_memory_that_nixl_does_not_take_here():
+    one = spec("block dim", block=4, dim=8)
+    dump = document_of(one) | {"virtual": False}
+    dump["regions"][0] |= {"device": "hpu:0"}
+    other = KVLayout.from_spec(dump)
+    with pytest.raises(PathError, match="dst is on 'hpu:0'"):
+        kvplan.compile(one, other).plan([0], [1]).nixl("src")
+
+
+def spread(made: NixlList) -> list[tuple[int, int]]:
+    """Every descriptor NIXL makes of a list, in its order: rows, each so many times."""
+    found = []
+    for address, nbytes, _, *more in made.rows.tolist():
+        stride, times = more or (nbytes, 1)
+        found += [(address + k * stride, nbytes) for k in range(times)]
+    return found
+
+
+@given(case=st.one_of(cases(), neighbour_cases()))
+def test_both_lists_are_the_byte_moves_of_the_plan(case):
+    program = kvplan.compile(layout_of(case.src.build(case.seed)), layout_of(case.dst.build(case.seed + 1)))
+    plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
+    expected = oracle.byte_moves(plan.descriptors())
+    for strided in (False, True):
+        src, dst = (plan.nixl(side, strided=strided) for side in ("src", "dst"))
+        assert src.rows.flags.c_contiguous
+        assert src.descriptors == len(spread(src)) == dst.descriptors
+        moved = {}
+        for (a, n), (b, m) in zip(spread(src), spread(dst), strict=True):
+            assert n == m
+            moved |= {b + k: a + k for k in range(n)}
+        assert moved == expected
+        assert (np.diff(dst.rows[:, 0]) > 0).all()
+        if strided:
+            assert (src.rows[:, 3] >= src.rows[:, 1]).all()
+            assert (dst.rows[:, 3] >= dst.rows[:, 1]).all()
+
+
+# Transfers.
+
+
+class Both:
+    """Two agents in this process that know each other: of the double, or of NIXL."""
+
+    def __init__(self, kind: str, request: pytest.FixtureRequest):
+        self.network = Network()
+        self.number = next(names)
+        self.kind = kind
+        self.made: list[NixlAgent] = []
+        request.addfinalizer(self.close)
+        self.mine = np.zeros((3, 8, 64), np.uint8)
+        self.theirs = (np.arange(8 * 3 * 64, dtype=np.int64) % 251).astype(np.uint8).reshape(8, 3, 64)
+        self.me = self.agent("me", kv=KVLayout.from_tensors("layer block dim", self.mine))
+        self.you = self.agent("you", pool=KVLayout.from_tensors("block layer dim", self.theirs))
+        self.peer = self.me.meet(self.you.card())
+        self.load = kvplan.compile(self.peer.layouts["pool"], self.me.layouts["kv"])
+        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["pool"])
+
+    def agent(self, name: str, **layouts: KVLayout) -> NixlAgent:
+        name = f"{name}-{os.getpid()}-{self.number}"
+        made = NixlAgent(name, layouts, agent=Agent(self.network, name) if self.kind == "double" else None)
+        self.made.append(made)
+        return made
+
+    def close(self):
+        for agent in self.made:
+            agent.close()
+        if self.kind == "double":
+            assert not any(one.live for one in self.network.agents.values()), "a handle was left"
+            assert not any(rows for one in self.network.agents.values() for rows in one.memory.values())
+
+
+@pytest.fixture(params=["double", "nixl"])
+def both(request):
+    if request.param == "nixl":
+        pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+    return Both(request.param, request)
+
+
+@pytest.fixture
+def doubled(request):
+    return Both("double", request)
+
+
+def test_bytes_are_read_from_a_peer(both):
+    plan = both.load.plan([5, 1, 2], [0, 7, 3])
+    transfer = both.peer.submit(plan)
+    transfer.synchronize(60)
+    expected = np.zeros_like(both.mine)
+    for src, dst in ((5, 0), (1, 7), (2, 3)):
+        expected[:, dst] = both.theirs[src]
+    np.testing.assert_array_equal(both.mine, expected)
+    made = transfer.result()
+    assert (made.nbytes, made.path, made.descriptors, made.launches) == (3 * 192, "nixl", 9, 1)
+    assert transfer.done()
+    assert repr(transfer).endswith("done)")
+    assert (both.me.stats().transfers, both.me.stats().nbytes, both.me.stats().failed) == (1, 576, 0)
+
+
+def test_bytes_are_written_to_a_peer_with_a_note(both):
+    both.mine[:] = 7
+    before = both.theirs.copy()
+    both.peer.submit(both.store.plan([0, 1], [6, 2]), note=b"request 17").synchronize(60)
+    before[[6, 2]] = 7
+    np.testing.assert_array_equal(both.theirs, before)
+    found = []
+    for _ in range(2000):
+        found += both.you.notes()
+        if found:
+            break
+        threading.Event().wait(0.005)
+    assert found == [(both.me.name, b"request 17")]
+    assert both.you.notes() == []
+
+
+def test_a_plan_of_nothing_ends_at_once_and_still_tells(both):
+    transfer = both.peer.submit(both.load.plan([], []), note=b"empty")
+    assert transfer.done()
+    assert transfer.result().nbytes == 0
+    found = []
+    for _ in range(2000):
+        found += both.you.notes()
+        if found:
+            break
+        threading.Event().wait(0.005)
+    assert found == [(both.me.name, b"empty")]
+
+
+def test_many_at_once(both):
+    transfers = [both.peer.submit(both.load.plan([k], [k])) for k in range(8)]
+    for transfer in reversed(transfers):
+        transfer.wait()
+        transfer.wait_layer(2)
+    np.testing.assert_array_equal(both.mine, both.theirs.transpose(1, 0, 2))
+    assert both.me.stats().transfers == 8
+
+
+def test_a_peer_that_comes_back_is_met_by_its_new_card(both):
+    both.peer.submit(both.load.plan([1], [1])).synchronize(60)
+    old = both.peer
+    again = both.me.meet(both.you.card())
+    with pytest.raises(TransferError, match="was forgotten; meet it again"):
+        old.submit(both.load.plan([1], [1]))
+    again.submit(both.load.plan([2], [2])).synchronize(60)
+    np.testing.assert_array_equal(both.mine[:, 2], both.theirs[2])
+
+
+def test_one_that_hangs_is_given_up_at_its_deadline(doubled):
+    doubled.network.frozen = True
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
+    with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*in part"):
+        transfer.synchronize(60)
+    assert not doubled.mine.any()
+    assert doubled.me.stats().failed == 1
+    assert repr(transfer).endswith("failed)")
+
+
+def test_a_timeout_ends_the_wait_and_not_the_transfer(doubled):
+    doubled.network.frozen = True
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]))
+    with pytest.raises(TransferError, match=r"has not finished within 0\.0 seconds"):
+        transfer.synchronize(0.0)
+    doubled.network.frozen = False
+    transfer.synchronize()
+    np.testing.assert_array_equal(doubled.mine[:, 1], doubled.theirs[1])
+
+
+@pytest.mark.parametrize("call", ["make", "post", "look", "err", "half"])
+def test_what_fails_once_is_tried_again(doubled, call, caplog):
+    doubled.network.failures = [call]
+    transfer = doubled.peer.submit(doubled.load.plan([1, 4], [1, 2]), attempts=2)
+    with caplog.at_level(logging.WARNING, "kvplan"):
+        transfer.synchronize(60)
+    assert transfer.attempt == 2
+    np.testing.assert_array_equal(doubled.mine[:, [1, 2]], doubled.theirs[[1, 4]].transpose(1, 0, 2))
+    assert (doubled.me.stats().transfers, doubled.me.stats().failed) == (1, 0)
+
+
+@pytest.mark.parametrize(("attempts", "tries"), [(1, ""), (3, " in 3 attempts")])
+def test_what_keeps_failing_is_an_error_that_says_why(doubled, attempts, tries):
+    doubled.network.failures = ["post"] * attempts
+    transfer = doubled.peer.submit(doubled.store.plan([1], [1]), attempts=attempts)
+    with pytest.raises(TransferError, match=rf"writing to 'you-.*' failed{tries}: RemoteDisconnectError"):
+        transfer.synchronize(60)
+    with pytest.raises(TransferError, match="meet"):
+        transfer.result()
+    assert doubled.me.stats().failed == 1
+
+
+def test_a_peer_that_dies_in_the_middle(doubled):
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]), attempts=2)
+    assert not transfer.done()
+    doubled.network.agents[doubled.you.name].dead = True
+    with pytest.raises(TransferError, match="in 2 attempts: RemoteDisconnectError"):
+        transfer.synchronize(60)
+    reborn = Agent(doubled.network, doubled.you.name, life=1)
+    other = NixlAgent(doubled.you.name, doubled.you.layouts, agent=reborn)
+    doubled.made.append(other)
+    doubled.you.closed = True
+    doubled.peer = doubled.me.meet(other.card())
+    doubled.peer.submit(doubled.load.plan([1], [1])).synchronize(60)
+    np.testing.assert_array_equal(doubled.mine[:, 1], doubled.theirs[1])
+
+
+def test_transfers_that_failed_together_join_again_once(doubled):
+    transfers = [doubled.peer.submit(doubled.load.plan([k], [k]), attempts=2) for k in range(4)]
+    doubled.network.agents[doubled.you.name].dead = True
+    for transfer in transfers:
+        assert not transfer.done()
+    doubled.network.agents[doubled.you.name].dead = False
+    joins = doubled.network.joins
+    for transfer in transfers:
+        transfer.synchronize(60)
+    assert doubled.network.joins == joins + 1
+    np.testing.assert_array_equal(doubled.mine[:, :4], doubled.theirs[:4].transpose(1, 0, 2))
+
+
+def test_what_nixl_cannot_let_go_of_stays(doubled):
+    doubled.network.frozen = True
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
+    doubled.network.failures = ["release"]
+    with pytest.raises(TransferError, match="deadline"):
+        transfer.synchronize(60)
+    held = [handle for handle, _ in doubled.me.kept]
+    assert len(held) == 1
+    held[0].release()
+
+
+def test_closing_ends_what_has_not(doubled):
+    doubled.network.frozen = True
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]))
+    doubled.me.close()
+    doubled.me.close()
+    with pytest.raises(TransferError, match="was forgotten"):
+        transfer.synchronize(60)
+    for call in (doubled.me.card, doubled.me.notes, lambda: doubled.me.meet(b""), lambda: doubled.peer.submit(None)):
+        with pytest.raises(TransferError, match="is closed"):
+            call()
+
+
+def test_plans_that_are_not_between_the_two(doubled):
+    here = doubled.me.layouts["kv"]
+    stranger = KVLayout.from_tensors("layer block dim", np.zeros((3, 8, 64), np.uint8))
+    dump = KVLayout.from_spec(document_of(stranger))
+    theirs = doubled.peer.layouts["pool"]
+    for src, dst, message in (
+        (here, stranger, "dst of Plan.* is neither"),
+        (stranger, theirs, "src of Plan.* is neither"),
+        (dump, here, "src of Plan.* is neither"),
+        (here, spec("layer block dim", layer=3, block=8, dim=64), "dst of Plan.* is neither"),
+        (here, here, "both sides of .* are memory of this process"),
+        (theirs, theirs, "both sides of .* are memory of 'you"),
+    ):
+        with pytest.raises(PathError, match=message):
+            doubled.peer.submit(kvplan.compile(src, dst).plan([0], [1]))
+    assert not doubled.mine.any()
+
+
+def test_a_slice_of_what_was_registered_is_registered(doubled):
+    program = kvplan.compile(
+        doubled.peer.layouts["pool"].slice(layers=range(1, 2)), doubled.me.layouts["kv"].slice(layers=range(1, 2))
+    )
+    doubled.peer.submit(program.plan([4], [0])).synchronize(60)
+    assert doubled.mine.any(axis=(1, 2)).tolist() == [False, True, False]
+
+
+def test_a_destination_that_is_read_only(doubled):
+    frozen = np.zeros((3, 8, 64), np.uint8)
+    frozen.flags.writeable = False
+    agent = doubled.agent("third", kv=KVLayout.from_tensors("layer block dim", frozen))
+    peer = agent.meet(doubled.you.card())
+    with pytest.raises(LayoutError, match="read-only"):
+        peer.submit(kvplan.compile(peer.layouts["pool"], agent.layouts["kv"]).plan([0], [0]))
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"attempts": 0}, "attempts is 0"),
+        ({"attempts": True}, "attempts is True"),
+        ({"deadline": 0}, "deadline is 0"),
+        ({"deadline": float("nan")}, "deadline is nan"),
+        ({"note": "text"}, "note is a str"),
+    ],
+)
+def test_what_submit_does_not_take(doubled, told, message):
+    with pytest.raises(KVPlanError, match=message):
+        doubled.peer.submit(doubled.load.plan([0], [0]), **told)
+
+
+def test_what_is_no_plan(doubled):
+    with pytest.raises(KVPlanError, match="plan is a list"):
+        doubled.peer.submit([1])
+
+
+def changed(card: bytes, **fields: object) -> bytes:
+    return json.dumps(json.loads(card) | fields).encode()
+
+
+def test_cards_that_are_none(doubled):
+    card = doubled.you.card()
+    for bad in (b"", b"\xff", b"[]", b"3", b"{}", changed(card, metadata=3), changed(card, metadata="!"),
+                changed(card, layouts=[1]), changed(card, schema="kvplan.nixl/2")):  # fmt: skip
+        with pytest.raises(LayoutError, match="card"):
+            doubled.me.meet(bad)
+    made_up = {"pool": {"notation": "block dim", "sizes": {"block": 4, "dim": 8}}}
+    with pytest.raises(LayoutError, match="is a spec"):
+        doubled.me.meet(changed(card, layouts=made_up))
+    with pytest.raises(TransferError, match="does not take the metadata"):
+        doubled.me.meet(changed(card, metadata="AAAA"))
+    with pytest.raises(KVPlanError, match="is this process"):
+        doubled.me.meet(doubled.me.card())
+
+
+def test_agents_that_cannot_be(doubled, monkeypatch):
+    network = Network(failures=["register"])
+    layout = doubled.me.layouts["kv"]
+    with pytest.raises(TransferError, match="cannot register the memory of 'x'"):
+        NixlAgent("x", {"kv": layout}, agent=Agent(network, "x"))
+    with pytest.raises(LayoutError, match="is a ndarray"):
+        NixlAgent("x", {"kv": doubled.mine}, agent=Agent(network, "x"))
+    with pytest.raises(LayoutError, match="not of this process's memory"):
+        NixlAgent("x", {"kv": doubled.peer.layouts["pool"]}, agent=Agent(network, "x"))
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(PathError, match=r"pip install 'kvplan\[nixl\]'"):
+        NixlAgent("x", {"kv": layout})
+    nothing = SimpleNamespace(backends={}, get_plugin_list=lambda: ["POSIX"])
+    stub = SimpleNamespace(nixl_agent=lambda *_: nothing, nixl_agent_config=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "nixl", stub)
+    with pytest.raises(PathError, match=r"none of the backends \['UCX'\]; it has \['POSIX'\]"):
+        NixlAgent("x", {"kv": layout})
+
+
+def test_regions_are_registered_once(doubled):
+    whole = doubled.me.layouts["kv"]
+    agent = doubled.agent("once", kv=whole, part=whole.slice(layers=range(1, 2)), again=whole)
+    assert agent.nixl.memory == {"DRAM": [(doubled.mine.ctypes.data, doubled.mine.nbytes, 0)]}
+
+
+@given(case=cases())
+def test_law_1_holds_between_agents(case):
+    network = Network(looks=0)
+    src, dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
+    expected = case.dst.build(case.seed + 1)
+    oracle.copy(src, expected, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units)
+    with (
+        NixlAgent("a", {"src": layout_of(src)}, agent=Agent(network, "a")) as a,
+        NixlAgent("b", {"dst": layout_of(dst)}, agent=Agent(network, "b")) as b,
+    ):
+        peer = b.meet(a.card())
+        program = kvplan.compile(peer.layouts["src"], b.layouts["dst"])
+        peer.submit(program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)).synchronize()
+    for got, want in zip(dst.roots, expected.roots, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_lists_of_both_sides_at_once(doubled):
+    plan = doubled.load.plan([3, 1], [0, 5])
+    src, dst = nixl_lists(plan)
+    assert src.rows.tolist() == plan.nixl("src").rows.tolist()
+    assert dst.rows.tolist() == plan.nixl("dst").rows.tolist()
