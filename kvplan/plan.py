@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kvplan.facade import CopyProgram
     from kvplan.layout import KVLayout
     from kvplan.nixl import NixlList
-    from kvplan.nixl import NixlList
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -104,37 +103,6 @@ class Plan:
         [[1024, 4, 8192, 1024]]
         """
         return strided(self.parts, self.seams)
-
-    def nixl(self, side: str, *, strided: bool = False) -> NixlList:
-        """One side as a list of NIXL's, for ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
-
-        Row ``k`` of one side goes with row ``k`` of the other: rows come by ascending destination.
-
-        Args:
-            side: ``"src"`` or ``"dst"``.
-            strided: rows of (address, length, device id, stride, count), which NIXL takes from 1.5 on, in place of
-                (address, length, device id).
-
-        Raises:
-            KVPlanError: a side that is none.
-            PathError: memory of CPU and GPU on one side, or of a device that is neither.
-
-        >>> import kvplan, numpy as np
-        >>> mine = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((4, 8, 64), np.int8))
-        >>> peers = kvplan.KVLayout.from_spec({"notation": "block layer dim", "dtype": "uint8", "address": 1 << 20,
-        ...     "device": "cuda:1", "sizes": {"layer": 4, "block": 8, "dim": 64}})
-        >>> plan = kvplan.compile(mine, peers).plan([5], [1])
-        >>> plan.nixl("dst")
-        NixlList(rows=array([[1048832,      64,       1],
-               [1048896,      64,       1],
-               [1048960,      64,       1],
-               [1049024,      64,       1]]), memory='VRAM')
-        >>> plan.nixl("dst", strided=True).rows.tolist()
-        [[1048832, 64, 1, 64, 4]]
-        """
-        from kvplan.nixl import check_side, nixl_lists
-
-        return nixl_lists(self, strided=strided)[check_side(side)]
 
     def nixl(self, side: str, *, strided: bool = False) -> NixlList:
         """One side as a list of NIXL's, for ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
