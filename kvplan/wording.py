@@ -73,6 +73,15 @@ def bytes_in_words(nbytes: int) -> str:
     return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
 
 
+def percent(share: float) -> str:
+    """A share in words.
+
+    >>> percent(0.2), percent(1 / 7), percent(0.00012)
+    ('20 %', '14.3 %', '0.01 %')
+    """
+    return f"{100 * share:.{1 if share >= 0.001 else 2}f}".removesuffix(".0") + " %"
+
+
 def _neighbours(place: Place) -> str:
     words = []
     after, before = place.after, place.before

@@ -13,6 +13,7 @@ from kvplan import KVLayout
 from kvplan.draw import nest
 from kvplan.draw.block import block_picture
 from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg, colours
+from tests import unknown
 from tests.commands import ROOT, SPECS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -142,6 +143,26 @@ def test_a_notebook_shows_facts_and_the_picture():
     root = ET.fromstring(html)
     assert [row.text for row in root.iter("td")][:2] == ["layer: block kv token dim", "float16 on cpu"]
     assert root.find(f"{SVG}svg") is not None
+
+
+def facts_of(layout):
+    rows = ET.fromstring(layout._repr_html_()).iter("tr")
+    return {row.find("th").text: row.find("td").text for row in rows}
+
+
+def test_a_notebook_says_what_inspect_says():
+    assert facts_of(unknown.padded_split_kv()) == {
+        "layout": "layer: kv block token head dim", "content": "uint8 on cuda:0, made-up addresses",
+        "layers": "2 (0-1)", "parts": "k, v", "heads": "2 (0-1)", "blocks": "3 of 4 tokens",
+        "a token": "64 bytes", "a block": "256 bytes", "all blocks": "768 bytes", "padding": "192 bytes, 20 %",
+    }  # fmt: skip
+    attention, state = map(facts_of, unknown.overlaid())
+    assert (attention["layers"], attention["heads"]) == ("2 (0, 2)", "no axis of heads")
+    assert (state["a token"], state["padding"]) == ("none: blocks move whole", "336 bytes, 21.9 %")
+    # A part whose blocks move whole is of no one token: 16 bytes of each are the latent's.
+    index = {"notation": "block dim", "part": "index", "sizes": {"block": 2, "dim": 100}, "address": 1 << 20}
+    latent = {"notation": "block token dim", "dtype": "uint8", "sizes": {"block": 2, "token": 4, "dim": 16}}
+    assert facts_of(KVLayout.from_spec({"layouts": [latent, index]}))["a token"] == "16 bytes"
 
 
 def test_names_are_escaped():

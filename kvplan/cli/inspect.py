@@ -11,7 +11,7 @@ from kvplan.cli.facts import layout_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_layout, layout_of
-from kvplan.wording import ADDRESSES
+from kvplan.wording import ADDRESSES, percent
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml
@@ -96,15 +96,6 @@ def padding_words(facts: dict[str, Any]) -> str:
     if not facts["padding_nbytes"]:
         return "none"
     return f"{exact(facts['padding_nbytes'])}, {percent(facts['padding']['share'])}"
-
-
-def percent(share: float) -> str:
-    """A share in words.
-
-    >>> percent(0.2), percent(1 / 7), percent(0.00012)
-    ('20 %', '14.3 %', '0.01 %')
-    """
-    return f"{100 * share:.{1 if share >= 0.001 else 2}f}".removesuffix(".0") + " %"
 
 
 def _extents(extents: dict[str, int]) -> str:

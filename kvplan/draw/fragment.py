@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
+from kvplan.algebra import extent
 from kvplan.draw.block import block_picture, nbytes_text
 from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
+from kvplan.padding import padding_of
 from kvplan.slicing import number_ranges
-from kvplan.wording import ADDRESSES
+from kvplan.wording import ADDRESSES, percent
 
 
 def layout_html(layout: KVLayout) -> str:
@@ -23,15 +26,29 @@ def layout_html(layout: KVLayout) -> str:
         picture = block_svg(block_picture(layout))
     except LayoutError:  # woven of too many runs to be drawn: the facts stand alone
         picture = ""
+    forms = [component.form for component in layout.components]
+    token_nbytes = sum(extent(form.head) * extent(form.dim) for form in forms if not form.opaque)
+    padding = padding_of(layout)
     facts = {
         "layout": layout.notation,
         "content": f"{layout.dtype} on {layout.device}{ADDRESSES[layout.addresses]}",
-        "layers": f"{len(layout.layers):,} ({number_ranges(layout.layers)})",
+        "layers": _numbers(layout.layers),
         "parts": ", ".join(layout.parts),
-        "heads": number_ranges(layout.heads),
+        "heads": _numbers(layout.heads) if any(form.headed for form in forms) else "no axis of heads",
         "blocks": f"{layout.num_blocks:,} of {layout.block_tokens:,} token{'s' * (layout.block_tokens != 1)}",
+        "a token": nbytes_text(token_nbytes) if token_nbytes else "none: blocks move whole",
         "a block": nbytes_text(layout.block_nbytes),
         "all blocks": nbytes_text(layout.nbytes),
+        "padding": f"{nbytes_text(padding.nbytes)}, {percent(padding.share)}" if padding.nbytes else "none",
     }
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
     return f'<div class="kvplan-layout"><table>{rows}</table>{picture}</div>'
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """How many, and which.
+
+    >>> _numbers([0, 2, 3])
+    '3 (0, 2-3)'
+    """
+    return f"{len(numbers):,} ({number_ranges(numbers).replace(' ', ', ')})"
