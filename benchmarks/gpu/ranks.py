@@ -131,6 +131,8 @@ class Worker:
 
     def rate(self, plan: kvplan.Plan) -> float:
         """GB/s of whole transfers, one after the other; the median of all but the first and the last."""
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()  # what fills the caches; transfers do not wait for it
         walls = []
         for _ in range(self.scale.times):
             start = time.perf_counter()

@@ -25,6 +25,12 @@ def needs_gpu(device: str) -> None:
         pytest.skip("no CUDA device")
 
 
+def settle(device: str) -> None:
+    """What torch was asked for is there: transfers wait for nothing that they are not told of."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 def bits(*shape: int, device: str) -> torch.Tensor:
     return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=device)
 
@@ -42,6 +48,7 @@ def test_four_ranks_into_a_pool_and_into_two(device, path):
                for _ in range(LAYERS)] for _ in range(2)]  # fmt: skip
     destinations = [kvplan.KVLayout.from_tensors(DST, half, head_start=4 * k) for k, half in enumerate(halves)]
     blocks, pages, back = [7, 2, 9, 0, 4], [5, 1, 6], [3, 8, 1, 11, 0]
+    settle(device)
     with kvplan.Executor(device, kvplan.Policy(path=path)) as executor:
         stores = [executor.submit(plan) for plan in kvplan.reshard(sources, pool).plan(blocks, pages).values()]
         loads = kvplan.reshard(pool, destinations).plan(pages, back)
@@ -66,6 +73,7 @@ def test_replicas_store_in_turn_and_all_load(device, path):
     layouts = [kvplan.KVLayout.from_tensors("layer: block token dim", tensors) for tensors in ranks]
     pool = kvplan.allocate("block layer token dim", like=layouts[0])
     blocks, pages = list(range(BLOCKS)), list(range(BLOCKS))[::-1]
+    settle(device)
     with kvplan.Executor(device, kvplan.Policy(path=path)) as executor:
         plans = kvplan.reshard(layouts, pool).plan(blocks, pages)
         assert [plan.units for plan in plans.values()] == [4, 4, 4]
@@ -74,8 +82,7 @@ def test_replicas_store_in_turn_and_all_load(device, path):
         for tensors in ranks:
             for tensor in tensors:
                 tensor.fill_(-1)
-        if device != "cpu":
-            torch.cuda.synchronize()
+        settle(device)
         for plan in kvplan.reshard(pool, layouts).plan(pages, blocks).values():
             executor.submit(plan).synchronize()
     for tensors in ranks:
@@ -100,6 +107,7 @@ def test_dealt_tokens_are_gathered_and_dealt_otherwise(device, path):
         kvplan.Shard(kvplan.KVLayout.from_tensors("layer: block token dim", tensors), k, 2, 4)
         for k, tensors in enumerate(held)
     ]
+    settle(device)
     with kvplan.Executor(device, kvplan.Policy(path=path)) as executor:
         for plan in kvplan.reshard(sources, pool).plan(range(spans), range(spans)).values():
             executor.submit(plan).synchronize()

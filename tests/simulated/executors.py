@@ -162,7 +162,7 @@ class Drawn:
     def __init__(self, case: Case, device: Device, direction: str) -> None:
         self.src, self.dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
         src_host, dst_host = direction == "load", direction == "store"
-        self.program = kvplan.compile(_layout(self.src, device, src_host), _layout(self.dst, device, dst_host))
+        self.program = kvplan.compile(layout_on(self.src, device, src_host), layout_on(self.dst, device, dst_host))
         self.plan = self.program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
         self.before, wanted = [root.copy() for root in self.src.roots], case.dst.build(case.seed + 1)
         oracle.copy(self.src, wanted, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens,
@@ -174,7 +174,8 @@ class Drawn:
         assert_same_bytes(self.dst.roots, self.wanted)
 
 
-def _layout(cache: oracle.Cache, device: Device, host: bool) -> KVLayout:
+def layout_on(cache: oracle.Cache, device: Device, host: bool) -> KVLayout:
+    """A cache as a layout, of the device, or of host memory that is pinned for it."""
     if host:
         for root in cache.roots:
             device.pin(root)
