@@ -8,6 +8,7 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.cli import main
+from tests import unknown
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
 
 TOKEN_MAJOR = str(SPECS / "host_token_major.toml")
@@ -263,3 +264,20 @@ def test_parts_that_are_unlike_have_a_line_each(capsys, tmp_path):
 def test_a_side_that_is_none(capsys, change):
     assert main(["diff", GPU, HOST, "--change", change]) == 2
     assert "argument --change: invalid choice" in capsys.readouterr().err
+
+
+def test_where_both_sides_leave_the_unit_the_axis_says_so(capsys, tmp_path):
+    unknown.padded_split_kv().save(tmp_path / "padded.json")
+    host = ("block layer kv token head dim", "--dst-sizes", "layer=2,block=8,token=8,head=2,dim=8", "--dtype", "uint8")
+    text = answer(capsys, "diff", str(tmp_path / "padded.json"), *host)
+    # The run is all of K of a layer: A has padding and the next block then, B the unit's second half of tokens.
+    assert (
+        """\
+breaks   the first run, of layer 0 k, ends after 64 bytes: 4 tokens x 2 heads,
+         whole rows
+         then A skips 16 bytes up to the next block
+         and B goes on with the next unit of its block
+axis     part: A and B leave the unit there, its next run is of another part
+"""
+        in text
+    )

@@ -9,7 +9,7 @@ from kvplan.advise import Numbers, Order
 from kvplan.cli.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
 from kvplan.cli.screen import binary, count_of, exact, ranges
-from kvplan.compare import untouched
+from kvplan.compare import OUTSIDE, untouched
 from kvplan.explain import match_lines
 from kvplan.layout import KVLayout
 from kvplan.program import Program
@@ -81,7 +81,9 @@ def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
     yield "breaks", f"the first run, of {start}, ends after {exact(broken.nbytes)}: {broken.holds}"
     yield "", f"then A {broken.src.text}"
     yield "", f"and B {broken.dst.text}"
-    yield "axis", broken.axis
+    outside = all(side.axis in OUTSIDE and not side.lacked for side in (broken.src, broken.dst))
+    left = f": A and B leave the unit there, its next run is of another {broken.axis}"
+    yield "axis", f"{broken.axis}{left if outside else ''}"
 
 
 def _unit_rows(found: Difference, program: Program) -> Iterator[tuple[str, str]]:
