@@ -32,7 +32,7 @@ def fails(capsys, *argv, code=2):
         (["--json"], "arguments are required: COMMAND"),
         (["inspekt"], "invalid choice: 'inspekt'"),
         (["inspect"], "arguments are required: SPEC; see 'kvplan inspect --help'"),
-        (["inspect", GPU, "--jso"], "unrecognized arguments: --jso"),
+        (["inspect", GPU, "--jso"], "unrecognized arguments: --jso; see 'kvplan inspect --help'"),
         (["inspect", "nowhere.toml"], "cannot read the spec 'nowhere.toml': No such file or directory"),
         (["inspect", "/dev/null"], "cannot read the spec '/dev/null': no file, but a device or a pipe"),
         (["explain", GPU, HOST, "--blocks", "5000"], "--blocks names block 5000; blocks there are 0 to 1023"),

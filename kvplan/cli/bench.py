@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   kvplan bench
   kvplan bench --quick --device cpu
-  kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K,64K --plot bench.svg
+  kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K \\
+      --plot bench.svg
   kvplan bench --beside decode --seconds 120 --output bench.json"""
 
 # Of a column: a name as the lines of its title, none longer than "broken": eight of them fit into 80 columns.

@@ -17,9 +17,10 @@ from kvplan.plan import direction_of
 from kvplan.program import Program
 
 EXAMPLES = """examples:
-  kvplan diff examples/specs/gpu_split_kv.toml examples/specs/host_token_major.toml
-  kvplan diff examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml \\
-      --change A
+  kvplan diff examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_token_major.toml
+  kvplan diff examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first.toml --change A
   kvplan diff "block token head dim" "block head token dim" \\
       --sizes block=64,token=16,head=8,dim=128
 

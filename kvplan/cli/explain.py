@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from kvplan.tune.profile import DeviceProfile
 
 EXAMPLES = """examples:
-  kvplan explain examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml
-  kvplan explain "layer: kv block token head dim" "block layer kv token head dim" \\
-      --sizes layer=80,block=1024,token=16,head=2,dim=128 --dst-sizes block=256,token=64
-  kvplan explain examples/specs/host_block_first.toml examples/specs/gpu_split_kv.toml \\
+  kvplan explain examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first.toml
+  kvplan explain "layer: kv block token head dim" \\
+      "block layer kv token head dim" --dst-sizes block=256,token=64 \\
+      --sizes layer=80,block=1024,token=16,head=2,dim=128
+  kvplan explain examples/specs/host_block_first.toml \\
+      examples/specs/gpu_split_kv.toml \\
       --blocks 0-15 --overlap decode --profile h100"""
 KNOBS = ("max_programs", "staging_bytes")
 

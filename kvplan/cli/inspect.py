@@ -15,7 +15,8 @@ from kvplan.wording import ADDRESSES, percent
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml
-  kvplan inspect "layer: block token dim" --sizes layer=61,block=1024,token=64,dim=576
+  kvplan inspect "layer: block token dim" \\
+      --sizes layer=61,block=1024,token=64,dim=576
   kvplan inspect examples/specs/gpu_split_kv.toml --picture --svg block.svg
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
   kvplan inspect --model --help"""

@@ -50,13 +50,16 @@ MODEL_OPTIONS = ("--model", "--config")
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line with a hint."""
 
+    named = ""  # of the parser of all commands: the one that was given, which leaves over what it does not know
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse, which would keep silent where the disk is full."""
         if message:
             print(message, end="", file=sys.stderr if file is None else file)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"kvplan: {message}; see '{self.prog} --help'\n")
+        of = f" {self.named}" if self.named and message.startswith("unrecognized") else ""
+        self.exit(USAGE, f"kvplan: {message}; see '{self.prog}{of} --help'\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,6 +145,7 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
         if name == named:
             import_module(module).add_arguments(command)
             command.set_defaults(module=module)
+            parser.named = name
     return parser
 
 

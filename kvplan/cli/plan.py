@@ -17,9 +17,10 @@ from kvplan.layout import KVLayout
 from kvplan.wording import ADDRESSES
 
 EXAMPLES = """examples:
-  kvplan plan examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml \\
-      --src 0,1,2 --dst 3-5
-  kvplan plan examples/specs/gpu_split_kv.toml examples/specs/host_block_first_64.toml \\
+  kvplan plan examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first.toml --src 0,1,2 --dst 3-5
+  kvplan plan examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first_64.toml \\
       --src 0-10 --dst 0,1,3 --dst-skip 1 --limit all --json"""
 
 SHOWN_SIZES = 8

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   kvplan report examples/specs/gpu_split_kv.toml --output report.html
-  kvplan report examples/specs/host_block_first.toml examples/specs/gpu_split_kv.toml \\
-      --blocks 0-15 --output report.html
+  kvplan report examples/specs/host_block_first.toml \\
+      examples/specs/gpu_split_kv.toml --blocks 0-15 --output report.html
   kvplan report dump.json --which 16@0x7f0000002000 --output report.html"""
 
 

@@ -14,12 +14,14 @@ from kvplan.cli.sources import add_pair, pair_of
 from kvplan.layout import KVLayout
 
 EXAMPLES = """examples:
-  kvplan verify examples/specs/gpu_split_kv.toml examples/specs/host_block_first.toml
+  kvplan verify examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first.toml
   kvplan verify "kv block token head dim" "block kv head token dim" \\
       --sizes block=64,token=16,head=8,dim=128 --blocks 4
 
-Both are laid out in CPU memory by the strides they are written down with. Blocks are
-drawn from all there are: 8, or as many as hold 4 MiB; with --blocks up to 64 MiB."""
+Both are laid out in CPU memory by the strides they are written down with.
+Blocks are drawn from all there are: 8, or as many as hold 4 MiB; with --blocks
+up to 64 MiB. Exit code 1: a byte did not arrive, or one beside was written."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,8 +16,9 @@ from kvplan.wording import ADDRESSES, bytes_in_words
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml
-  kvplan which 0x7e0000000123 "block token dim" --sizes block=64,token=16,dim=576
-  kvplan which 4096@0x7f3c00100000 dump.json       what layout.save("dump.json") wrote"""
+  kvplan which 0x7e0000000123 "block token dim" \\
+      --sizes block=64,token=16,dim=576
+  kvplan which 4096@0x7f3c00100000 dump.json    # of layout.save("dump.json")"""
 
 SHOWN_LINES = 16
 _WHAT = re.compile(r"(?:(0x[0-9a-f]{1,16}|[0-9]{1,19})@)?(0x[0-9a-f]{1,16}|[0-9]{1,19})", re.IGNORECASE)
