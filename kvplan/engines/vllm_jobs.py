@@ -72,7 +72,9 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
                 f"{wanted}, {sum(wanted)} in all ({blocks_per_chunk} blocks a chunk)"
             )
     ends = [np.cumsum(given)[:-1] for given in (sizes, counts)]
-    return [GroupIds(*lists) for lists in zip(np.split(blocks, ends[0]), np.split(chunks, ends[1]), firsts, strict=True)]
+    return [
+        GroupIds(*lists) for lists in zip(np.split(blocks, ends[0]), np.split(chunks, ends[1]), firsts, strict=True)
+    ]
 
 
 class Jobs:

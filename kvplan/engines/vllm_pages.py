@@ -3,8 +3,8 @@
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
 ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 
-A block of vLLM is one token slot here, because no transfer parts it: a layout of the device has blocks of one slot, one
-of the host has chunks of ``blocks_per_chunk`` slots. A layer is a reference, that is, a tensor in the order of its group.
+A block of vLLM is one token slot here, because no transfer parts it: a layout of the device has blocks of one slot, a
+layout of the host has chunks of ``blocks_per_chunk`` slots. A layer is a tensor, in the order of its group.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Fragments(NamedTuple):
     Attributes:
         device_offset, host_offset: bytes from the beginning of the page to the first.
         nbytes: bytes of one.
-        count: how many there are.
+        number: how many there are.
         device_stride, host_stride: bytes from one to the next.
     """
 
     device_offset: int
     host_offset: int
     nbytes: int
-    count: int
+    number: int
     device_stride: int
     host_stride: int
 
@@ -69,7 +69,7 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
 
     >>> from types import SimpleNamespace as Ref
     >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments
-    (Fragments(device_offset=0, host_offset=0, nbytes=96, count=1, device_stride=96, host_stride=96),)
+    (Fragments(device_offset=0, host_offset=0, nbytes=96, number=1, device_stride=96, host_stride=96),)
     """
     if not references:
         raise LayoutError("a KV-cache group has no references; each has a layer's tensor at least")
@@ -93,8 +93,8 @@ def _page(number: int, reference: Any, *, canonical: bool) -> Page:
     mapping = reference.mapping
     if mapping is None:
         raise LayoutError(
-            f"reference {number} (tensor {reference.tensor_idx}) has no canonical mapping; remove canonical_layout from "
-            "kv_connector_extra_config, or use a layout that vLLM can certify"
+            f"reference {number} (tensor {reference.tensor_idx}) has no canonical mapping; remove canonical_layout "
+            "from kv_connector_extra_config, or use a cache that vLLM can certify"
         )
     fragments = tuple(
         Fragments(run.local_offset, run.canonical_offset, run.fragment_size, run.num_fragments, run.local_stride,
@@ -135,23 +135,24 @@ def layouts_of(
     Raises:
         LayoutError: rows that are no whole blocks, or pages that overlap.
     """
-    alike: dict[object, list[tuple[int, Fragments, Any, Any]]] = {}
+    alike: dict[object, list[tuple[int, int, Fragments, Any, Any]]] = {}
     for layer, page in enumerate(pages):
         device, host = device_rows[page.tensor], host_rows[page.tensor]
         _check_rows(page.tensor, device, host, blocks_per_chunk)
         for piece, fragments in enumerate(page.fragments):
             key = piece, fragments, *((tuple(rows.shape), rows.stride()) for rows in (device, host))
-            alike.setdefault(key, []).append((layer, fragments, device, host))
+            alike.setdefault(key, []).append((layer, piece, fragments, device, host))
     sides: tuple[list[KVLayout], list[KVLayout]] = [], []
-    for key, found in alike.items():
-        layers = [layer for layer, *_ in found]
-        part = f"piece_{key[0]}"  # type: ignore[index]  # of the tuple above
-        views = [
-            [_view(device, 1, f.device_offset, f.device_stride, f) for _, f, device, _ in found],
-            [_view(host, blocks_per_chunk, f.host_offset, f.host_stride, f) for _, f, _, host in found],
-        ]
+    for found in alike.values():
+        layers, pieces, _, devices, hosts = zip(*found, strict=True)
+        fragments = found[0][2]
+        views = (
+            [_view(rows, 1, fragments.device_offset, fragments.device_stride, fragments) for rows in devices],
+            [_view(rows, blocks_per_chunk, fragments.host_offset, fragments.host_stride, fragments) for rows in hosts],
+        )
         for side, tensors in zip(sides, views, strict=True):
-            side.append(KVLayout.from_tensors("layer: block token dim.0 dim.1", tensors, layers=layers, part=part))
+            dims, part = "layer: block token dim.0 dim.1", f"piece_{pieces[0]}"
+            side.append(KVLayout.from_tensors(dims, tensors, layers=layers, part=part))
     device, host = (side[0] if len(side) == 1 else KVLayout.merge(side) for side in sides)
     return GroupLayouts(pages[0].turn, device, host)
 
@@ -165,14 +166,15 @@ def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> N
             )
     if host.shape[1] % blocks_per_chunk:
         raise LayoutError(
-            f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; a row is a chunk of {blocks_per_chunk} blocks"
+            f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; a row holds {blocks_per_chunk} blocks of "
+            "one size"
         )
 
 
 def _view(rows: Any, blocks: int, offset: int, stride: int, fragments: Fragments) -> Any:
     """Fragments of every page of every row: (rows, pages of a row, fragments, bytes)."""
-    page, last = rows.shape[1] // blocks, offset + (fragments.count - 1) * stride + fragments.nbytes
+    page, last = rows.shape[1] // blocks, offset + (fragments.number - 1) * stride + fragments.nbytes
     if last > page:  # the allocation may go on, so that nothing else would notice
         raise LayoutError(f"a page of {page} bytes has no bytes {offset} to {last - 1}")
-    shape = rows.shape[0], blocks, fragments.count, fragments.nbytes
+    shape = rows.shape[0], blocks, fragments.number, fragments.nbytes
     return rows.as_strided(shape, (rows.stride()[0], page, stride, 1), rows.storage_offset() + offset)

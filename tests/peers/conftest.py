@@ -16,12 +16,16 @@ RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
 
 PEERS = ("vllm", "lmcache")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
+if "test_vllm_peer.py" in collect_ignore:
+    collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py"]
 
 if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates
         warnings.simplefilter("ignore")
+        import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
         import vllm.v1.attention.backends.b12x
         import vllm.v1.attention.backends.rocm_attn
+        import vllm.v1.kv_offload.tiering.spec
         import vllm.v1.worker.utils  # noqa: F401
 
 held: Counter[str] = Counter()  # addresses held against the peer, by test

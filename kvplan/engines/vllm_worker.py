@@ -1,0 +1,291 @@
+"""The worker of vLLM's CPU offloading over a kvplan executor: jobs in, moved blocks and reports out.
+
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from kvplan.engines.vllm_jobs import Jobs
+from kvplan.engines.vllm_pages import pages_of
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.execute import Executor, Policy, Transfer
+from kvplan.plan import Plan
+
+logger = logging.getLogger("kvplan.engines.vllm")
+
+# Transfers run beside the model's forward pass; only of expedited loads does it wait.
+BESIDE_COMPUTE = Policy(overlap="decode")
+
+
+class JobResult(NamedTuple):
+    """How a job ended; the fields of vLLM's ``TransferResult``.
+
+    Attributes:
+        job_id: the scheduler's.
+        success: whether every byte has arrived.
+        transfer_size: bytes; None where it failed.
+        transfer_time: seconds of copying; None where it failed.
+    """
+
+    job_id: int
+    success: bool
+    transfer_size: int | None = None
+    transfer_time: float | None = None
+
+
+class FailedJob(NamedTuple):
+    """A job that did not end well.
+
+    Attributes:
+        job_id: the scheduler's.
+        block_ids: blocks of the device that it named, of all groups; of a load, what they hold is not known.
+    """
+
+    job_id: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Job:
+    job_id: int
+    device_spec: Any
+    transfers: list[Transfer] = field(default_factory=list)
+    error: str = ""  # and not the exception, whose traceback leads to the job: a cycle that would keep tensors alive
+
+    def done(self) -> bool:
+        return all(transfer.done() for transfer in self.transfers)
+
+    def wait(self) -> None:
+        """Until nothing of it is in flight, well or not."""
+        for transfer in self.transfers:
+            try:
+                transfer.synchronize()
+            except Exception as error:  # noqa: BLE001  # as in submit
+                self.error = self.error or _told(error)
+
+    def result(self) -> JobResult:
+        """Of one that has ended."""
+        self.wait()
+        if self.error:
+            return JobResult(self.job_id, success=False)
+        done = [transfer.result() for transfer in self.transfers]
+        nbytes, seconds = sum(one.nbytes for one in done), sum(one.seconds for one in done)
+        return JobResult(self.job_id, success=True, transfer_size=nbytes, transfer_time=seconds)
+
+
+class _Line:
+    """Jobs of one kind, which end in the order of their submits."""
+
+    def __init__(self, what: str, executor: Executor, plan: Callable[[Any, Any], list[Plan]]) -> None:
+        self._what = what
+        self._executor = executor
+        self._plan = plan
+        self._jobs: deque[_Job] = deque()
+
+    def submit(self, job_id: int, device_spec: Any, host_spec: Any) -> None:
+        """Plan and queue a job. What cannot be planned or queued is a job that has failed, in its place in line."""
+        job = _Job(job_id, device_spec)
+        self._jobs.append(job)
+        try:
+            after = _stream(self._executor.device)
+            for plan in self._plan(device_spec, host_spec):
+                job.transfers.append(self._executor.submit(plan, after))
+        except Exception as error:  # noqa: BLE001  # one job's, whatever it is: those of other requests must go on
+            job.error = _told(error)
+
+    def finished(self) -> Iterator[tuple[_Job, JobResult]]:
+        """Jobs that have ended since the last call, in order."""
+        while self._jobs and self._jobs[0].done():
+            job = self._jobs.popleft()
+            result = job.result()
+            if job.error:
+                logger.error("%s job %d failed: %s", self._what, job.job_id, job.error)
+            yield job, result
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Until these jobs have ended; numbers of no job in flight are passed over."""
+        for job in self._jobs:
+            if job.job_id in job_ids:
+                job.wait()
+
+    def drain(self) -> None:
+        """Wait for all, and forget them."""
+        for job in self._jobs:
+            job.wait()
+        self._jobs.clear()
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _stream(device: str) -> Any:
+    """The engine's stream: stores read what it has written, loads write what it has let go of."""
+    torch = sys.modules.get("torch")
+    if device == "cpu" or torch is None or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.current_stream(int(device.removeprefix("cuda:")))
+
+
+class Worker:
+    """Moves blocks between a device and the rows of a host pool, by jobs, as vLLM's ``CPUOffloadingWorker``.
+
+    Stores, loads and expedited loads are three lines: jobs of one end in the order of their submits, and none waits for
+    another line. What a job moves is read and written after all that the engine's current stream has been given.
+
+    Args:
+        groups: of each KV-cache group, its references: vLLM's ``CanonicalKVCacheRef``, or what has its members.
+        device_rows: of each tensor, ``(blocks, page)`` bytes, as torch tensors.
+        host_rows: of each tensor, ``(chunks, blocks_per_chunk * page)`` bytes, as torch tensors.
+        blocks_per_chunk: blocks of the device in a chunk of the host.
+        canonical: whether the host holds canonical pages, by the references' mappings.
+        policy: for all but expedited loads, for which it holds with ``overlap="idle"``; by default
+            ``Policy(overlap="decode")``.
+        result: makes a report of the four fields of :class:`JobResult`.
+        release: called by :meth:`shutdown`, when nothing here uses the rows any more.
+
+    Raises:
+        LayoutError: rows, pages and mappings that do not fit.
+        PathError: a device, or a path of the policy, that cannot be served.
+
+    >>> import torch
+    >>> from types import SimpleNamespace as Spec
+    >>> caches = [torch.arange(8 * 32, dtype=torch.int16).view(torch.int8).view(8, 64) for layer in range(2)]
+    >>> pool = torch.zeros(4, 2 * 64, dtype=torch.int8)
+    >>> group = [Spec(tensor_idx=layer, page_size_bytes=64, mapping=None) for layer in range(2)]
+    >>> worker = Worker([group], caches, [pool[:, :64], pool[:, 64:]], blocks_per_chunk=1)
+    >>> worker.submit_store(1, Spec(block_ids=[5, 6], group_sizes=[2], block_indices=[0]), Spec(block_ids=[3, 0]))
+    True
+    >>> worker.wait({1})
+    >>> [(done.job_id, done.success, done.transfer_size) for done in worker.get_finished()]
+    [(1, True, 256)]
+    >>> bool((pool[3, 64:] == caches[1][5]).all())
+    True
+    >>> worker.shutdown()
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Any]],
+        device_rows: Sequence[Any],
+        host_rows: Sequence[Any],
+        blocks_per_chunk: int,
+        *,
+        canonical: bool = False,
+        policy: Policy | None = None,
+        result: Callable[..., Any] = JobResult,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self._result = result
+        pages = [pages_of(references, canonical=canonical) for references in groups]
+        # A pool too small for one chunk is no error of vLLM's: its scheduler then asks for nothing.
+        jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
+        policy = BESIDE_COMPUTE if policy is None else policy
+        device = str(device_rows[0].device)
+        self._executors = [Executor(device, policy)]
+        try:
+            self._executors.append(Executor(device, replace(policy, overlap="idle")))
+        except KVPlanError:
+            self._executors[0].close()
+            raise
+        regular, expedited = self._executors
+        load, store = (jobs.load, jobs.store) if jobs is not None else (_no_chunks, _no_chunks)
+        self._lines = {
+            "store": _Line("store", regular, store),
+            "load": _Line("load", regular, load),
+            "expedited load": _Line("expedited load", expedited, load),
+        }
+        self._release = release
+        self._failed: list[FailedJob] | None = None
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Queue a store and return at once.
+
+        Args:
+            job_id: the scheduler's number of it.
+            src_spec: blocks of the device: ``block_ids``, ``group_sizes``, ``block_indices``.
+            dst_spec: chunks of the host: ``block_ids``.
+
+        Returns:
+            True: the job is taken. Whether it succeeds, :meth:`get_finished` tells.
+
+        Raises:
+            TransferError: the worker is shut down.
+        """
+        self._line("store").submit(job_id, src_spec, dst_spec)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        """Queue a load and return at once: as :meth:`submit_store`, with the host's chunks as the source.
+
+        Args:
+            job_id: the scheduler's number of it.
+            src_spec: chunks of the host.
+            dst_spec: blocks of the device.
+            expedited: the engine waits for it: do not queue it behind other loads.
+        """
+        self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
+        return True
+
+    def get_finished(self) -> list[Any]:
+        """Reports of jobs that have ended since the last call; never blocks."""
+        reports = []
+        for line in self._lines.values():
+            for job, result in line.finished():
+                if self._failed is None or result.success:
+                    reports.append(self._result(**result._asdict()))
+                else:
+                    blocks = tuple(int(block) for block in job.device_spec.block_ids)
+                    self._failed.append(FailedJob(job.job_id, blocks))
+        return reports
+
+    def keep_failures(self) -> None:
+        """From now on, only :meth:`take_failures` tells of failed jobs: a connector asks that knows what to do then."""
+        self._failed = self._failed or []
+
+    def take_failures(self) -> list[FailedJob]:
+        """Failed jobs that :meth:`get_finished` has kept back since the last call."""
+        taken, self._failed = self._failed or [], []
+        return taken
+
+    def wait(self, job_ids: Iterable[int]) -> None:
+        """Block until these jobs have ended, well or not; numbers of no job in flight are passed over."""
+        wanted = set(job_ids)
+        for line in self._lines.values():
+            line.wait(wanted)
+
+    def shutdown(self) -> None:
+        """Finish all that is in flight, let go of every tensor, then release the rows; more than once is once."""
+        self._stop()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def _stop(self) -> None:
+        # A function of its own: what its names hold is gone when it returns, before the rows are released.
+        for line in self._lines.values():
+            line.drain()
+        for executor in self._executors:
+            try:
+                executor.close()
+            except Exception:
+                logger.exception("an executor could not be closed")
+        self._lines, self._executors = {}, []
+
+    def _line(self, name: str) -> _Line:
+        if name not in self._lines:
+            raise TransferError("the offloading worker is shut down; submit before shutdown()")
+        return self._lines[name]
+
+
+def _no_chunks(device_spec: Any, host_spec: Any) -> list[Plan]:
+    if len(device_spec.block_ids) or len(host_spec.block_ids):
+        raise KVPlanError("the pool of the host has no chunk; give more cpu_bytes_to_use in kv_connector_extra_config")
+    return []

@@ -1,0 +1,190 @@
+"""Jobs of vLLM 0.33's offloading, without vLLM: their order, what waits for them, how they fail, how all of it ends."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import kvplan
+from kvplan.engines.vllm_worker import JobResult, Worker
+from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers
+
+
+@pytest.fixture
+def made():
+    """Makes workers, and shuts them down."""
+    workers = []
+
+    def make(*args, **options):
+        workers.append(Worker(*args, **options))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.shutdown()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Transfers submitted while ``gate.shut`` wait for ``gate.event``, as they would for the engine's stream."""
+    gate = SimpleNamespace(event=threading.Event(), shut=True)
+    monkeypatch.setattr("kvplan.engines.vllm_worker._stream", lambda device: gate.event if gate.shut else None)
+    yield gate
+    gate.event.set()
+
+
+def test_submits_do_not_block_and_jobs_end_in_order(made, gate):
+    worker, cache, pool = two_layers(made)
+    for job in range(3):
+        assert worker.submit_store(job, on_device([job]), on_host([job])) is True
+    assert worker.get_finished() == []
+    assert not pool.any()
+    gate.event.set()
+    worker.wait({2})
+    assert [result.job_id for result in worker.get_finished()] == [0, 1, 2]
+    assert worker.get_finished() == []
+    assert torch.equal(pool[:3], cache[:3])
+
+
+def test_wait_is_for_the_jobs_named(made, gate):
+    """Others may still be in flight; numbers that nobody has submitted, and those reported already, are none."""
+    worker, *_ = two_layers(made)
+    gate.shut = False
+    worker.submit_load(1, on_host([0]), on_device([3]))
+    gate.shut = True
+    worker.submit_load(2, on_host([1]), on_device([4]))
+    worker.wait({1, 77})
+    assert [result.job_id for result in worker.get_finished()] == [1]
+    worker.wait({1})
+    gate.event.set()
+    assert finish(worker, 2).success
+
+
+def test_an_expedited_load_does_not_queue_behind_others(made, gate):
+    worker, cache, pool = two_layers(made)
+    pool.fill_(3)
+    worker.submit_load(1, on_host([0]), on_device([0]))
+    gate.shut = False
+    worker.submit_load(2, on_host([1]), on_device([1]), expedited=True)
+    assert finish(worker, 2).success
+    assert (cache[1] == 3).all()
+    assert not (cache[0] == 3).all()
+
+
+def test_reports_are_what_the_engine_calls_them(made):
+    worker, *_ = two_layers(made, result=lambda **told: told)
+    worker.submit_store(1, on_device([5]), on_host([0]))
+    worker.wait({1})
+    (result,) = worker.get_finished()
+    assert list(result) == ["job_id", "success", "transfer_size", "transfer_time"]
+    assert result["transfer_size"] == 128
+
+
+def test_a_job_of_nothing_is_done(made):
+    worker, _, pool = two_layers(made)
+    worker.submit_store(1, on_device([]), on_host([]))
+    assert finish(worker, 1)[:3] == (1, True, 0)
+    assert not pool.any()
+
+
+def test_a_transfer_that_fails_is_a_job_that_failed_and_others_go_on(made, monkeypatch, caplog):
+    from kvplan.execute import host
+
+    real, worst = host._run, [2]
+
+    def failing(plan, crew):
+        if plan.units in worst:
+            raise MemoryError("the link is gone")
+        return real(plan, crew)
+
+    monkeypatch.setattr(host, "_run", failing)
+    worker, cache, pool = two_layers(made)
+    for job, blocks in enumerate(([5], [6, 7], [8])):
+        worker.submit_store(job, on_device(blocks), on_host([job, 4][: len(blocks)]))
+    worker.wait({0, 1, 2})  # raises nothing: the report is the place
+    assert [(r.job_id, r.success, r.transfer_size) for r in worker.get_finished()] == [
+        (0, True, 128), (1, False, None), (2, True, 128),
+    ]  # fmt: skip
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("kvplan.engines.vllm", logging.ERROR)
+    assert "store job 1 failed: TransferError: transfer of 256 bytes failed: the link is gone" in record.message
+    assert torch.equal(pool[[0, 2]], cache[[5, 8]])
+
+
+MISTAKES = [
+    (on_device([12]), on_host([0]), "src_blocks[0] is 12; src blocks are 0 to 11"),
+    (on_device([1, 2]), on_host([0, 0]), "dst_blocks name block 0 more than once"),
+    (on_device([1]), on_host([0, 1]), "2 chunks of the host are given; groups of [1] blocks, the first at [0]"),
+    (on_device([1, 2], [1]), on_host([0]), "2 blocks of the device are given"),
+    (
+        on_device([1], [1, 0], [0, 0]),
+        on_host([0]),
+        "group_sizes are [1, 0]; give a count of blocks for each of 1 groups",
+    ),
+    (on_device([1], firsts=[-1]), on_host([0]), "block_indices are [-1]"),
+    (SimpleNamespace(block_ids=[1]), on_host([0]), "has no attribute 'group_sizes'"),
+]
+
+
+@pytest.mark.parametrize(("device", "host", "told"), MISTAKES)
+def test_a_job_that_cannot_be_planned_is_a_job_that_failed(made, caplog, device, host, told):
+    worker, cache, pool = two_layers(made)
+    assert worker.submit_store(1, device, host) is True
+    worker.submit_store(2, on_device([3]), on_host([4]))
+    worker.wait({1, 2})
+    assert [(r.job_id, r.success) for r in worker.get_finished()] == [(1, False), (2, True)]
+    assert told in caplog.text
+    assert torch.equal(pool[4], cache[3])
+    assert not pool[:4].any()
+
+
+def test_a_connector_may_take_failures_for_itself(made):
+    worker, *_ = two_layers(made)
+    worker.submit_load(1, on_host([9]), on_device([3]))
+    assert finish(worker, 1) == JobResult(1, success=False)
+    worker.keep_failures()
+    worker.submit_load(2, on_host([9, 1]), on_device([3, 7]))
+    worker.submit_load(3, on_host([1]), on_device([3]))
+    worker.wait({2, 3})
+    assert worker.take_failures() == []
+    assert [(result.job_id, result.success) for result in worker.get_finished()] == [(3, True)]
+    assert worker.take_failures() == [(2, (3, 7))]
+    assert worker.take_failures() == []
+
+
+def test_shutdown_finishes_jobs_and_lets_go_of_every_tensor(gate):
+    """The rows are released last, when the mapping behind them can be closed."""
+    region = mmap.mmap(-1, 4 * 128)
+    base = torch.frombuffer(memoryview(region), dtype=torch.int8).view(4, 128)
+    cache, device = rows_of([64, 64], 4, seed=1)
+    seen = []
+
+    def release():
+        seen.append(bytes(region[3 * 128 :]))
+        region.close()  # raises BufferError where anything still holds a view
+
+    worker = Worker([[reference(0, 64), reference(1, 64)]], device, [base[:, :64], base[:, 64:]], 1, release=release)
+    del base
+    worker.submit_store(1, on_device([2]), on_host([3]))
+    threading.Timer(0.05, gate.event.set).start()
+    worker.shutdown()
+    assert seen == [cache[2].numpy().tobytes()]
+    worker.shutdown()
+    assert worker.get_finished() == []
+    worker.wait({1})
+    with pytest.raises(kvplan.TransferError, match="shut down; submit before shutdown"):
+        worker.submit_load(2, on_host([0]), on_device([0]))
+
+
+def test_a_pool_without_a_chunk_takes_no_job(made, caplog):
+    _, device = rows_of([64], 4)
+    worker = made([[reference(0, 64)]], device, [torch.zeros((0, 64), dtype=torch.int8)], 1)
+    worker.submit_store(1, on_device([]), on_host([]))
+    assert finish(worker, 1).success
+    worker.submit_store(2, on_device([0]), on_host([0]))
+    assert not finish(worker, 2).success
+    assert "no chunk; give more cpu_bytes_to_use" in caplog.text
