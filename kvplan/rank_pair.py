@@ -102,14 +102,13 @@ class PairProgram:
                 raise BlockIndexError(
                     f"{name}_skip is {skip}; {self._moves_whole} has no token slots and moves whole blocks, so it is 0"
                 )
-        if self.src.cp_size > 1 and self.dst.cp_size > 1:
-            # Who has tokens in common was found for lists that begin together.
-            together, apart = gcd(self.src.period, self.dst.period), (src_skip - dst_skip) * self.unit_tokens
-            if apart % together:
-                raise BlockIndexError(
-                    f"src_skip is {src_skip} and dst_skip {dst_skip}: the two sides would begin {abs(apart)} tokens "
-                    f"apart, but they deal tokens to ranks in rounds that meet every {together}"
-                )
+        # Who has tokens in common was found for lists that begin together; the period of a side that has all is 1.
+        rounds, apart = gcd(self.src.period, self.dst.period), (src_skip - dst_skip) * self.unit_tokens
+        if apart % rounds:
+            raise BlockIndexError(
+                f"src_skip is {src_skip} and dst_skip {dst_skip}: the two sides would begin {abs(apart)} tokens "
+                f"apart, but they deal tokens to ranks in rounds that meet every {rounds}"
+            )
 
     def told(self) -> list[str]:
         """Each share in words."""

@@ -87,6 +87,11 @@ def test_a_rank_of_nothing_but_a_state_pages_as_the_other_side_does():
     programs = kvplan.reshard([kv(), state()], KVLayout.merge([kv(), state()]))
     assert (programs.unit_tokens, programs[1, 0].spans) == (16, (16, 16))
     assert [plan.nbytes for plan in programs.plan([0, 1], [3, 4]).values()] == [2 * 1024, 2 * 24]
+    back = kvplan.reshard(KVLayout.merge([kv(), state()]), [kv(), state()])
+    assert [plan.nbytes for plan in back.plan([0, 1], [3, 4]).values()] == [2 * 1024, 2 * 24]
+    finer = kvplan.reshard([KVLayout.merge([kv(), state()]), kv(tokens=8, layer_start=1)], [kv(), state()])
+    assert (finer.unit_tokens, finer[0, 1].spans) == (8, (16, 16))
+    assert finer[0, 1].plan([0, 1], [3, 4]).nbytes == 2 * 24
     only = kvplan.reshard([state(), kv(layer_start=1)], [state(), kv(layer_start=1)])
     assert only[0, 0].plan([0, 1, 2], [3, 4, 5]).nbytes == 3 * 24
     groups = Groups([programs[1, 0], only[0, 0]])
@@ -111,6 +116,38 @@ def test_several_heads_without_a_head_axis_are_refused():
         said = f"layer 0 'kv' has heads {heads} on some ranks and no head axis on others; name the heads on all"
         with pytest.raises(IncompatibleLayoutsError, match=said):
             kvplan.reshard(*pair)
+
+
+@pytest.mark.parametrize(
+    ("notations", "moves"),
+    [
+        (("block head.0 token head.1 dim", "block token head dim"), 1),  # heads 1-4 are a slice of the destination
+        (("block token head dim", "block head.0 token head.1 dim"), 1),  # of the source
+        (("block head.0 token head.1 dim", "block token head.0 dim head.1"), 2),  # of neither: 1-2, and 3-4
+    ],
+)
+def test_heads_that_a_split_axis_cannot_give(notations, moves):
+    """Of six heads, kept as 2 x 3, the first and the last are on another rank, too."""
+
+    def six(notation):
+        sizes = {"block": 4, "token": 2, "head": 6, "head.0": 2, "head.1": 3, "dim": 2}
+        return KVLayout.from_tensors(notation, np.zeros([sizes[dim] for dim in notation.split()], np.int8))
+
+    ends = [
+        KVLayout.from_tensors("block token head dim", np.zeros((4, 2, 1, 2), np.int8), head_start=k) for k in (0, 5)
+    ]
+    ranks, pool = [six(notations[0]), *ends], six(notations[1])
+    programs = kvplan.reshard(ranks, pool)
+    assert [share.heads for share in programs[0, 0].shares] == [range(1), range(1, 5), range(5, 6)]
+    assert len(programs[0, 0].programs) == 2 + moves
+    wanted = held_bytes(Shard(pool), [2, 3], 0, 4)
+    seen = []
+    for (s, _), plan in programs.plan([0, 1], [2, 3]).items():
+        held = held_bytes(Shard(ranks[s]), [0, 1], 0, 4)
+        for to, origin in byte_moves(plan.descriptors()).items():
+            assert held[origin][0] == wanted[to][0]
+            seen.append(to)
+    assert sorted(seen) == sorted(wanted)
 
 
 def test_a_fused_destination_wants_both_k_and_v_of_a_head():
