@@ -1,0 +1,123 @@
+"""vLLM's offloading on a simulated GPU: by every path, after the engine's stream, and when the driver refuses."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import accumulate
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from kvplan.engines import vllm_worker
+from kvplan.engines.vllm_worker import Worker
+from tests.simulated import Device, Stream
+from tests.simulated.executors import TIGHT, every_path, executor_on, limits
+from tests.simulated.objects import Tensor
+from tests.simulated.overwrites import TINY_RING
+
+PAGE, LAYERS, BLOCKS, CHUNKS, PER_CHUNK = 96, 3, 16, 6, 3
+
+
+class Rows(Tensor):
+    """Pages of one tensor, with what else is read of torch's rows."""
+
+    ndim = 2
+
+    def storage_offset(self):
+        return 0
+
+    def as_strided(self, shape, strides, offset):
+        return Tensor(as_strided(self.array.reshape(-1)[offset:] if self.array.flags.c_contiguous
+                                 else self.array[0, offset:], shape, strides), self.device)  # fmt: skip
+
+
+def side(root, sizes, device):
+    ends = list(accumulate(sizes))
+    return [Rows(root[:, end - size : end], device) for size, end in zip(sizes, ends, strict=True)]
+
+
+def spec(blocks, first=0):
+    return SimpleNamespace(block_ids=blocks, group_sizes=[len(blocks)], block_indices=[first])
+
+
+def chunks(*ids):
+    return SimpleNamespace(block_ids=list(ids))
+
+
+@contextmanager
+def worker_on(device, path):
+    """A worker of one group, its cache, its pool as (chunk, layer, block, byte), and the engine's stream."""
+    rng = np.random.default_rng(1)
+    cache = rng.integers(-128, 128, (BLOCKS, LAYERS * PAGE), dtype=np.int8)
+    pool = np.zeros((CHUNKS, LAYERS * PER_CHUNK * PAGE), np.int8)
+    device.pin(pool)
+    group = [SimpleNamespace(tensor_idx=k, page_size_bytes=PAGE, mapping=None) for k in range(LAYERS)]
+    stream = device.stream()
+    with (
+        executor_on(device, path) as regular, executor_on(device, path) as expedited, limits(**TIGHT | TINY_RING),
+        mock.patch.object(vllm_worker, "Executor", side_effect=[regular, expedited]),
+        mock.patch.object(vllm_worker, "_stream", return_value=Stream(stream)),
+    ):  # fmt: skip
+        worker = Worker([group], side(cache, [PAGE] * LAYERS, "cuda:0"),
+                        side(pool, [PAGE * PER_CHUNK] * LAYERS, "cpu"), PER_CHUNK)  # fmt: skip
+        yield worker, cache, pool.reshape(CHUNKS, LAYERS, PER_CHUNK, PAGE), stream
+        worker.shutdown()
+
+
+def one(worker, job):
+    worker.wait({job})
+    (result,) = worker.get_finished()
+    assert result.job_id == job
+    return result
+
+
+@every_path
+@pytest.mark.parametrize("expedited", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_the_engine_has_written_are_stored_and_loaded(path, expedited, seed):
+    device = Device(seed, eager=False)
+    with worker_on(device, path) as (worker, cache, pool, stream):
+        written = np.random.default_rng(seed).integers(-128, 128, (4, LAYERS, PAGE), dtype=np.int8)
+        gate = device.gate(stream)
+
+        def compute():
+            cache[[7, 2, 9, 4]] = written.reshape(4, -1)
+
+        device.put(stream, compute)
+        worker.submit_store(1, spec([7, 2, 9, 4], first=5), chunks(3, 0))  # the last of a chunk, and a whole one
+        device.advance(200)
+        assert worker.get_finished() == []
+        assert not pool.any()
+        gate.set()
+        assert one(worker, 1)[1:3] == (True, 4 * LAYERS * PAGE)
+        assert np.array_equal(pool[3, :, 2], written[0])
+        assert np.array_equal(pool[0].swapaxes(0, 1), written[1:])
+        assert not pool[3, :, :2].any()
+        assert not pool[[1, 2, 4, 5]].any()
+        wanted = cache.copy()
+        worker.submit_load(2, chunks(0), spec([12, 1], first=4), expedited=expedited)
+        assert one(worker, 2).success
+        wanted[[12, 1]] = written[2:].reshape(2, -1)
+        assert np.array_equal(cache, wanted)
+
+
+@every_path
+@pytest.mark.parametrize("call", ["cuEventRecord", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx"])
+def test_a_call_that_the_driver_refuses_is_a_job_that_failed(path, call, caplog):
+    device = Device(0)
+    with worker_on(device, path) as (worker, cache, pool, _):
+        worker.submit_store(1, spec([1, 2, 3]), chunks(0))
+        assert one(worker, 1).success
+        used = call in device.calls
+        device.fail(call, code=719)
+        worker.submit_store(2, spec([4, 5, 6]), chunks(1))
+        refused = one(worker, 2)
+        assert (refused.success, refused.transfer_size) == ((False, None) if used else (True, 3 * LAYERS * PAGE))
+        assert (f"Error: {call} returned CUDA_ERROR_SIMULATED (719)" in caplog.text) == used
+        device.faults.clear()
+        worker.submit_store(3, spec([4, 5, 6]), chunks(1))
+        assert one(worker, 3).success
+        assert np.array_equal(pool[1].swapaxes(0, 1).reshape(3, -1), cache[4:7])
