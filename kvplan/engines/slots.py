@@ -1,0 +1,61 @@
+"""Token slots, as engines list them, and the blocks that they fill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvplan.blockmap import block_ids
+from kvplan.errors import BlockIndexError
+from kvplan.program import Int64Array
+
+
+def slot_array(slots: Any, name: str) -> Int64Array:
+    """Slots as an int64 array; a tensor on a GPU is copied to the CPU, which waits for whatever makes it.
+
+    Args:
+        slots: slot numbers; int sequence, numpy array, or torch tensor on any device.
+        name: what the caller calls it, for messages.
+
+    Raises:
+        BlockIndexError: not one-dimensional, not integers, or negative, as slots that an engine leaves out are.
+
+    >>> slot_array([8, 9, 10, 11], "slot_mapping")
+    array([ 8,  9, 10, 11])
+    """
+    made = block_ids(slots.detach().cpu() if hasattr(slots, "detach") else slots, name)
+    if made.size and made.min() < 0:
+        at = int(made.argmin())
+        raise BlockIndexError(f"{name}[{at}] is {int(made[at])}; give slots of the pool, from 0")
+    return made
+
+
+def blocks_of(slots: Int64Array, tokens: int) -> Int64Array | None:
+    """The blocks that slots fill, or None where they are no whole blocks, each from its first slot to its last.
+
+    Args:
+        slots: slot numbers, block after block.
+        tokens: slots a block.
+
+    >>> import numpy as np
+    >>> blocks_of(np.array([8, 9, 10, 11, 0, 1, 2, 3]), 4)
+    array([2, 0])
+    >>> blocks_of(np.array([8, 9, 10, 12]), 4), blocks_of(np.array([8, 9]), 4)
+    (None, None)
+    """
+    if slots.size % tokens or first_stray(slots, tokens) is not None:
+        return None
+    return slots[::tokens] // tokens
+
+
+def first_stray(slots: Int64Array, tokens: int) -> int | None:
+    """Where slots first leave the block that the list is in, or enter one beside its first slot; None where nowhere.
+
+    >>> import numpy as np
+    >>> first_stray(np.array([8, 9, 10, 12]), 4), first_stray(np.array([8, 9, 10, 11, 0, 1]), 4)
+    (3, None)
+    """
+    within = np.arange(slots.size, dtype=np.int64) % tokens
+    stray = np.flatnonzero(slots != slots[np.arange(slots.size) - within] // tokens * tokens + within)
+    return int(stray[0]) if stray.size else None
