@@ -155,8 +155,14 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
             yield _Move(src, dst, share, *layouts)
             return
     middle = (share.heads.start + share.heads.stop) // 2
-    for heads in (range(share.heads.start, middle), range(middle, share.heads.stop)):
-        yield from _moves(src, dst, share._replace(heads=heads))
+    yield from _moves(src, dst, share._replace(heads=range(share.heads.start, middle)))
+    headed = {c.part for side in (src, dst) for c in side.layout.components if c.form.headed}
+    rest = share._replace(  # what has no heads went before
+        src_parts=tuple(part for part in share.src_parts if part in headed),
+        dst_parts=tuple(part for part in share.dst_parts if part in headed),
+        heads=range(middle, share.heads.stop),
+    )
+    yield from _moves(src, dst, rest)
 
 
 def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:

@@ -127,11 +127,13 @@ def test_several_heads_without_a_head_axis_are_refused():
     ],
 )
 def test_heads_that_a_split_axis_cannot_give(notations, moves):
-    """Of six heads, kept as 2 x 3, the first and the last are on another rank, too."""
+    """Of six heads, kept as 2 x 3, the first and the last are on another rank, too; an index goes with the others."""
 
     def six(notation):
         sizes = {"block": 4, "token": 2, "head": 6, "head.0": 2, "head.1": 3, "dim": 2}
-        return KVLayout.from_tensors(notation, np.zeros([sizes[dim] for dim in notation.split()], np.int8))
+        heads = KVLayout.from_tensors(notation, np.zeros([sizes[dim] for dim in notation.split()], np.int8))
+        index = KVLayout.from_tensors("block token dim", np.zeros((4, 2, 2), np.int8), part="index")
+        return KVLayout.merge([heads, index])
 
     ends = [
         KVLayout.from_tensors("block token head dim", np.zeros((4, 2, 1, 2), np.int8), head_start=k) for k in (0, 5)
