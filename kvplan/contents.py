@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,13 @@ class Contents:
             raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; there is nothing to read")
         # A region may lie in another (views of views): the widest of those that begin alike is met first.
         self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
+        self._starts = [region.address for region in self._regions]
+        # Of the regions that begin no later than each, the one that reaches furthest: it holds what any of them holds.
+        self._widest = list(accumulate(range(len(self._regions)), self._further))
         self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
+
+    def _further(self, one: int, other: int) -> int:
+        return other if self._regions[other].end > self._regions[one].end else one
 
     def read(self, addresses: Int64Array) -> Bytes:
         """The bytes at some addresses, in their shape."""
@@ -118,19 +125,19 @@ class Contents:
         if not addresses.size:
             return
         low, high = int(addresses.min()), int(addresses.max())
-        left = np.ones(addresses.shape, dtype=bool)
-        for region, memory in zip(self._regions, self._memory, strict=True):
-            if region.end <= low or region.address > high:
-                continue
-            if region.address <= low and high < region.end:  # the everyday case: one region holds all
-                offsets = addresses - region.address
-                yield left, memory, (offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)).ravel()
-                return
-            chosen = left & (addresses >= region.address) & (addresses < region.end)
-            if chosen.any():
-                left &= ~chosen
-                offsets = addresses[chosen] - region.address
-                yield chosen, memory, offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)
+        at = self._widest[max(bisect_right(self._starts, low) - 1, 0)]
+        region, memory = self._regions[at], self._memory[at]
+        if region.address <= low and high < region.end:  # the everyday case: one region holds all
+            offsets = addresses - region.address
+            every = np.ones(addresses.shape, dtype=bool)
+            yield every, memory, (offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)).ravel()
+            return
+        begun = np.searchsorted(np.array(self._starts), addresses, "right") - 1
+        holding = np.array(self._widest)[np.maximum(begun, 0)]
+        for at in np.unique(holding).tolist():
+            chosen, memory = holding == at, self._memory[at]
+            offsets = addresses[chosen] - self._regions[at].address
+            yield chosen, memory, offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)
 
 
 def _host(region: Region) -> Bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from kvplan.build import Built
-from kvplan.components import Component, Region
+from kvplan.components import Component
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 
@@ -57,7 +59,15 @@ def reserve(layout: KVLayout) -> KVLayout:
         )
         for region, shift in zip(regions, shifts, strict=True)
     )
-    components = tuple(_moved(component, regions, shifts) for component in layout.components)
+    firsts = [region.address for region in regions]
+
+    def there(address: int) -> int:
+        k = bisect_right(firsts, address) - 1
+        while regions[k].end <= address:  # the one that began last may lie in another, and end before it
+            k -= 1
+        return address + shifts[k]
+
+    components = tuple(_moved(component, there) for component in layout.components)
     built = Built(components, moved, layout.num_blocks, layout.block_tokens, layout.sizes, layout.dtype)
     return KVLayout(built, notation=layout.notation)
 
@@ -74,13 +84,8 @@ def _mapped(nbytes: int) -> tuple[int, Any]:
     return ctypes.addressof(owner), owner
 
 
-def _moved(component: Component, regions: list[Region], shifts: list[int]) -> Component:
+def _moved(component: Component, there: Callable[[int], int]) -> Component:
     """A component where its region went; blocks of a table may have gone different ways."""
-
-    def there(address: int) -> int:
-        k = next(k for k in range(len(regions) - 1, -1, -1) if regions[k].address <= address < regions[k].end)
-        return address + shifts[k]
-
     form, address = component.form, there(component.address)
     if form.table is not None:
         table = tuple(there(component.address + step) - address for step in form.table)

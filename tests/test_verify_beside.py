@@ -226,3 +226,33 @@ def test_which_bytes_of_a_window_are_free(spans, address, nbytes):
     free = stretches.free(address, nbytes)
     assert ([True] * nbytes if free is None else free.tolist()) == one_by_one
     assert (free is None) == all(one_by_one)
+
+
+@given(data=st.data())
+def test_memory_is_read_and_written_whatever_regions_nest_or_touch(data):
+    memory = np.arange(64, dtype=np.uint8)
+    layout = KVLayout.from_tensors("block dim", memory.reshape(4, 16))
+    (whole,) = layout.regions
+    spans = data.draw(st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), min_size=1, max_size=6))
+    spans = [(first, min(nbytes, 64 - first)) for first, nbytes in spans]
+    layout.regions = tuple(replace(whole, address=whole.address + first, nbytes=nbytes) for first, nbytes in spans)
+    held = sorted({at for first, nbytes in spans for at in range(first, first + nbytes)})
+    chosen = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=9, unique=True))
+    contents, addresses = Contents(layout), whole.address + np.array(chosen)
+    assert contents.read(addresses).tolist() == chosen
+    contents.write(addresses, np.array([200 + k for k in range(len(chosen))], np.uint8))
+    assert memory[chosen].tolist() == [200 + k for k in range(len(chosen))]
+    untouched = [at for at in range(64) if at not in chosen]
+    assert memory[untouched].tolist() == untouched
+
+
+def test_a_region_inside_another_is_reserved_where_it_lies():
+    layout = KVLayout.from_spec({"notation": "block: dim", "dtype": "uint8", "sizes": {"block": 3, "dim": 25}})
+    first = min(layout.regions, key=lambda region: region.address)
+    at = {"layer": 0, "part": "kv"}
+    given = [layout.address(block=k, **at) - first.address for k in range(3)]
+    inner = replace(first, address=first.address + 5, nbytes=10)  # ends before the second block begins
+    layout.regions = (inner, replace(first, nbytes=given[2] + 25))
+    there = reserve(layout)
+    assert [there.address(block=k, **at) - there.address(block=0, **at) for k in range(3)] == given
+    assert sorted(region.address - there.address(block=0, **at) for region in there.regions) == [0, 5]
