@@ -30,7 +30,6 @@ NOT_RUN = {
     "kvplan doctor": "its answer and its exit code are the machine's",
     "kvplan calibrate": "needs a GPU, and measures for seconds",
     "kvplan bench": "measures for a minute, best on a GPU",
-    "python -m sglang.launch_server": "needs SGLang, a model and a GPU",
     "make": "installs packages and runs what CI runs anyway",
     "pip install": "installs packages",
     "python -m benchmarks": "measures",
