@@ -153,11 +153,12 @@ class _Side:
         for component in self.layout.components:
             form = component.form
             terms = _terms(form)
+            factors, reach = tuple(factor for factor, _ in terms), span((*form.block, *form.inner))
             for block, begin in enumerate(form.table or (0,)):
                 distance = address - component.address - begin
-                if distance > span((*form.block, *form.inner)) or (best and best[0] <= component.address + begin):
+                if distance > reach or (best and best[0] <= component.address + begin):
                     continue
-                found = _least(tuple(factor for factor, _ in terms), distance)
+                found = _least(factors, distance)
                 if found is None:
                     continue
                 at = component.address + begin + found[0]
