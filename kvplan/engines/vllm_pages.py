@@ -9,7 +9,7 @@ layout of the host has chunks of ``blocks_per_chunk`` slots. A layer is a tensor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
@@ -17,22 +17,28 @@ from kvplan.layout import KVLayout
 from kvplan.shards import Turn
 
 
+class Steps(NamedTuple):
+    """Something that is repeated: how often, and how many bytes from one to the next on each side."""
+
+    number: int
+    device: int
+    host: int
+
+
 class Fragments(NamedTuple):
     """Equal stretches of bytes inside a page, on the device and in its place on the host.
 
     Attributes:
-        device_offset, host_offset: bytes from the beginning of the page to the first.
+        device, host: bytes from the beginning of the page to the first.
         nbytes: bytes of one.
-        number: how many there are.
-        device_stride, host_stride: bytes from one to the next.
+        outer, inner: two loops over them.
     """
 
-    device_offset: int
-    host_offset: int
+    device: int
+    host: int
     nbytes: int
-    number: int
-    device_stride: int
-    host_stride: int
+    outer: Steps
+    inner: Steps
 
 
 class Page(NamedTuple):
@@ -68,8 +74,8 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
         LayoutError: no references, or one without a mapping where there must be one.
 
     >>> from types import SimpleNamespace as Ref
-    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments
-    (Fragments(device_offset=0, host_offset=0, nbytes=96, number=1, device_stride=96, host_stride=96),)
+    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments[0].nbytes
+    96
     """
     if not references:
         raise LayoutError("a KV-cache group has no references; each has a layer's tensor at least")
@@ -89,19 +95,58 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
 def _page(number: int, reference: Any, *, canonical: bool) -> Page:
     if not canonical:
         nbytes = int(reference.page_size_bytes)
-        return Page(reference.tensor_idx, (Fragments(0, 0, nbytes, 1, nbytes, nbytes),), Turn(0, 1))
+        return Page(reference.tensor_idx, (Fragments(0, 0, nbytes, ONCE, ONCE),), Turn(0, 1))
     mapping = reference.mapping
     if mapping is None:
         raise LayoutError(
             f"reference {number} (tensor {reference.tensor_idx}) has no canonical mapping; remove canonical_layout "
             "from kv_connector_extra_config, or use a cache that vLLM can certify"
         )
-    fragments = tuple(
-        Fragments(run.local_offset, run.canonical_offset, run.fragment_size, run.num_fragments, run.local_stride,
-                  run.canonical_stride)
-        for run in mapping.runs
-    )  # fmt: skip
-    return Page(reference.tensor_idx, fragments, Turn(mapping.writer_index, mapping.num_writers))
+    return Page(reference.tensor_idx, _folded(mapping.runs), Turn(mapping.writer_index, mapping.num_writers))
+
+
+ONCE = Steps(1, 0, 0)
+
+
+def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
+    """Runs of a mapping, those in equal steps as one: a token's, dealt to ranks one by one, are hundreds a page."""
+    found = [
+        Fragments(
+            run.local_offset, run.canonical_offset, run.fragment_size, ONCE,
+            Steps(run.num_fragments, run.local_stride, run.canonical_stride) if run.num_fragments > 1 else ONCE,
+        )
+        for run in runs
+    ]  # fmt: skip
+    folded: list[Fragments] = []
+    for first, steps in _in_steps(found):
+        single = first.inner.number == 1
+        folded.append(first._replace(inner=steps) if single else first._replace(outer=steps))
+    found, folded = folded, []
+    for first, steps in _in_steps(found):
+        # Where a loop is there already, a second one around it is what the form has room for.
+        whole = first.outer.number == 1
+        folded += [first._replace(outer=steps)] if whole else [_moved(first, steps, k) for k in range(steps.number)]
+    return tuple(folded)
+
+
+def _in_steps(found: Sequence[Fragments]) -> Iterator[tuple[Fragments, Steps]]:
+    """Neighbours that differ only in where they lie, and by the same bytes each time."""
+    at = 0
+    while at < len(found):
+        first, end = found[at], at + 1
+        device = host = 0
+        while end < len(found) and found[end][2:] == first[2:]:
+            step = found[end].device - found[end - 1].device, found[end].host - found[end - 1].host
+            if min(step) <= 0 or (end - at > 1 and step != (device, host)):
+                break
+            device, host = step
+            end += 1
+        yield first, Steps(end - at, device, host) if end - at > 1 else ONCE
+        at = end
+
+
+def _moved(first: Fragments, steps: Steps, times: int) -> Fragments:
+    return first._replace(device=first.device + times * steps.device, host=first.host + times * steps.host)
 
 
 def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
@@ -146,12 +191,13 @@ def layouts_of(
     for found in alike.values():
         layers, pieces, _, devices, hosts = zip(*found, strict=True)
         fragments = found[0][2]
+        loops = fragments.outer, fragments.inner
         views = (
-            [_view(rows, 1, fragments.device_offset, fragments.device_stride, fragments) for rows in devices],
-            [_view(rows, blocks_per_chunk, fragments.host_offset, fragments.host_stride, fragments) for rows in hosts],
+            [_view(rows, 1, fragments.device, [loop.device for loop in loops], fragments) for rows in devices],
+            [_view(rows, blocks_per_chunk, fragments.host, [loop.host for loop in loops], fragments) for rows in hosts],
         )
         for side, tensors in zip(sides, views, strict=True):
-            dims, part = "layer: block token dim.0 dim.1", f"piece_{pieces[0]}"
+            dims, part = "layer: block token dim.0 dim.1 dim.2", f"piece_{pieces[0]}"
             side.append(KVLayout.from_tensors(dims, tensors, layers=layers, part=part))
     device, host = (side[0] if len(side) == 1 else KVLayout.merge(side) for side in sides)
     return GroupLayouts(pages[0].turn, device, host)
@@ -171,10 +217,14 @@ def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> N
         )
 
 
-def _view(rows: Any, blocks: int, offset: int, stride: int, fragments: Fragments) -> Any:
-    """Fragments of every page of every row: (rows, pages of a row, fragments, bytes)."""
-    page, last = rows.shape[1] // blocks, offset + (fragments.number - 1) * stride + fragments.nbytes
+def _view(rows: Any, blocks: int, offset: int, strides: Sequence[int], fragments: Fragments) -> Any:
+    """Fragments of every page of every row: (rows, pages of a row, outer, inner, bytes)."""
+    page, numbers = rows.shape[1] // blocks, (fragments.outer.number, fragments.inner.number)
+    reach = sum((number - 1) * stride for number, stride in zip(numbers, strides, strict=True))
+    last = offset + reach + fragments.nbytes
     if last > page:  # the allocation may go on, so that nothing else would notice
         raise LayoutError(f"a page of {page} bytes has no bytes {offset} to {last - 1}")
-    shape = rows.shape[0], blocks, fragments.number, fragments.nbytes
-    return rows.as_strided(shape, (rows.stride()[0], page, stride, 1), rows.storage_offset() + offset)
+    shape = rows.shape[0], blocks, *numbers, fragments.nbytes
+    # A loop of one turn has any stride; the one of what is inside it does no harm.
+    steps = [stride or fragments.nbytes for stride in strides]
+    return rows.as_strided(shape, (rows.stride()[0], page, *steps, 1), rows.storage_offset() + offset)

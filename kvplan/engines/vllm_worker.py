@@ -115,12 +115,6 @@ class _Line:
             if job.job_id in job_ids:
                 job.wait()
 
-    def drain(self) -> None:
-        """Wait for all, and forget them."""
-        for job in self._jobs:
-            job.wait()
-        self._jobs.clear()
-
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
@@ -252,7 +246,9 @@ class Worker:
 
     def take_failures(self) -> list[FailedJob]:
         """Failed jobs that :meth:`get_finished` has kept back since the last call."""
-        taken, self._failed = self._failed or [], []
+        taken = self._failed or []
+        if taken:
+            self._failed = []
         return taken
 
     def wait(self, job_ids: Iterable[int]) -> None:
@@ -270,8 +266,6 @@ class Worker:
 
     def _stop(self) -> None:
         # A function of its own: what its names hold is gone when it returns, before the rows are released.
-        for line in self._lines.values():
-            line.drain()
         for executor in self._executors:
             try:
                 executor.close()

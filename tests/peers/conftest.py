@@ -18,6 +18,8 @@ PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 if "test_vllm_peer.py" in collect_ignore:
     collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py"]
+if "test_lmcache_peer.py" in collect_ignore:
+    collect_ignore.append("test_lmcache_connector.py")
 
 if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates

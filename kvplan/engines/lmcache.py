@@ -1,0 +1,262 @@
+"""LMCache: what its GPU connectors move between an engine's cache and memory objects, moved by kvplan.
+
+Source: LMCache 0.5.6, ``v1/gpu_connector/gpu_connectors.py`` (``GPUConnectorInterface``, and its kinds for vLLM and
+SGLang) and ``v1/cache_engine.py`` (who calls them, and how). What is stored, where, and for how long stays LMCache's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from kvplan.backends import lmcache as backend
+from kvplan.engines.lmcache_objects import Chunk, ObjectPrograms, chunks_of
+from kvplan.engines.streams import current_stream
+from kvplan.errors import KVPlanError, LayoutError
+from kvplan.execute import Executor, Policy, Transfer
+from kvplan.facade import compile  # noqa: A004
+from kvplan.layout import KVLayout
+from kvplan.plan import join
+
+WRITTEN_FOR = "0.5.6"  # the version of LMCache whose members are used here
+
+Caches = KVLayout | Sequence[KVLayout]
+
+
+class Connector:
+    """A GPU connector of LMCache that plans all objects of a call as one transfer.
+
+    Slots of a chunk may be any; where they are whole blocks, whole blocks are moved. Objects that lie in one buffer, as
+    LMCache's allocators cut them, share their programs. As with LMCache's own connectors, a call returns when the bytes
+    are there; :meth:`store` and :meth:`load` return at once.
+
+    Args:
+        caches: layout of the engine's cache; one a kernel group, where objects hold several; or what makes these from
+            the ``kvcaches`` that LMCache hands over, asked once for the same tensors.
+        executor: what moves; of the device that holds the cache.
+        own: LMCache's connector, which answers whatever else is asked.
+
+    Attributes:
+        executor, own: as given.
+
+    >>> from types import SimpleNamespace
+    >>> import kvplan, numpy as np, torch
+    >>> cache = [torch.full((2, 8, 4, 2, 8), 7, dtype=torch.float16) for layer in range(3)]
+    >>> chunk = torch.zeros((2, 3, 8, 16), dtype=torch.float16)
+    >>> memory = SimpleNamespace(tensor=chunk, get_tensor=lambda group: chunk, metadata=SimpleNamespace(fmt=None))
+    >>> with kvplan.Executor() as executor:
+    ...     connector = Connector(backend.describe(cache, engine_format="NL_X_TWO_NB_BS_NH_HS"), executor)
+    ...     connector.from_gpu(memory, 0, 8, slot_mapping=[20, 21, 22, 23, 4, 5, 6, 7])
+    >>> chunk.min().item(), connector.get_shape(8)
+    (7.0, torch.Size([2, 3, 8, 16]))
+    """
+
+    def __init__(self, caches: Caches | Callable[[Any], Caches], executor: Executor, own: Any = None) -> None:
+        self.executor = executor
+        self.own = own
+        self._describe: Callable[[Any], Caches] | None = None
+        self._described: tuple[int, ...] = ()  # addresses of the tensors that were described
+        self._programs: ObjectPrograms | None = None
+        if callable(caches):
+            self._describe = caches
+        else:
+            self._programs = ObjectPrograms(_layouts(caches))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.__dict__.get("own") is None:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return getattr(self.own, name)
+
+    def store(
+        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], *, after: Any = None, **more: Any
+    ) -> Transfer:
+        """Copy tokens of the engine's cache into memory objects; returns at once.
+
+        Args:
+            memory_objs: one a chunk.
+            starts, ends: of every chunk, its tokens within the sequence.
+            after: the stream that computes them; by default torch's current one.
+            more: ``slot_mapping``, the slot of every token of the sequence; ``kvcaches``, where the layout is made from
+                them.
+
+        Raises:
+            BlockIndexError: lists of different lengths, slots that are left out (-1) or past the cache, or more tokens
+                than an object holds.
+            LayoutError: objects that are not the cache's.
+            KVPlanError: no slot_mapping, or no cache.
+        """
+        self._describe_caches(more)
+        chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), 0, 0)
+        transfer = self._submit(chunks, store=True, after=after)
+        for memory in memory_objs:
+            self._say_format(memory)
+        return transfer
+
+    def load(
+        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], *, after: Any = None, **more: Any
+    ) -> Transfer:
+        """Copy memory objects into the engine's cache; returns at once.
+
+        Args:
+            memory_objs, starts, ends, after: as of :meth:`store`.
+            more: as of :meth:`store`; ``vllm_cached_tokens``, tokens at the front that are there already and are not
+                written; ``offset``, the token of the sequence that slot_mapping begins with.
+
+        Raises:
+            OverlapError: a slot named twice.
+            KVPlanError: and its kinds, as of :meth:`store`.
+        """
+        self._describe_caches(more)
+        offset, cached = more.get("offset", 0), more.get("vllm_cached_tokens", 0)
+        chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), offset, cached)
+        return self._submit(chunks, store=False, after=after)
+
+    # ---- LMCache's interface -----------------------------------------------------------------------------------
+
+    def from_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
+        """See :meth:`store`; waits for the bytes."""
+        self.batched_from_gpu([memory_obj], [start], [end], **kwargs)
+
+    def to_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
+        """See :meth:`load`; waits for the bytes."""
+        self.batched_to_gpu([memory_obj], [start], [end], **kwargs)
+
+    def batched_from_gpu(
+        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
+    ) -> None:
+        """See :meth:`store`; waits for the bytes."""
+        self.store(memory_objs, starts, ends, **kwargs).synchronize()
+
+    def batched_to_gpu(
+        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
+    ) -> None:
+        """See :meth:`load`; waits for the bytes."""
+        self.load(memory_objs, starts, ends, **kwargs).synchronize()
+
+    def get_shape(self, num_tokens: int) -> Any:
+        """Shape of an object of so many tokens, as a ``torch.Size``.
+
+        Raises:
+            KVPlanError: the cache is not known yet, and there is no connector of LMCache's to ask.
+        """
+        if self.own is not None:
+            return self.own.get_shape(num_tokens)
+        import torch
+
+        cache = self._known().caches[0]
+        planes, layers = len(cache.parts), len(cache.layers)
+        nbytes = planes * layers * cache.block_tokens * getattr(torch, cache.dtype).itemsize
+        return torch.Size((planes, layers, num_tokens, cache.block_nbytes // nbytes))
+
+    def initialize_kvcaches_ptr(self, **kwargs: Any) -> None:
+        """Describe the cache, where ``kvcaches`` are given."""
+        self._describe_caches(kwargs)
+        if self.own is not None:
+            self.own.initialize_kvcaches_ptr(**kwargs)
+
+    # ---- what is moved -----------------------------------------------------------------------------------------
+
+    def _describe_caches(self, given: dict[str, Any]) -> None:
+        if self._describe is None or given.get("kvcaches") is None:
+            return
+        addresses = tuple(_addresses(given["kvcaches"]))
+        if addresses != self._described:
+            self._programs = ObjectPrograms(_layouts(self._describe(given["kvcaches"])))
+            self._described = addresses
+
+    def _known(self) -> ObjectPrograms:
+        if self._programs is None:
+            raise KVPlanError("the engine's cache is not known yet; give kvcaches=, or its layout to the connector")
+        return self._programs
+
+    def _submit(self, chunks: list[list[Chunk]], *, store: bool, after: Any) -> Transfer:
+        programs = self._known()
+        cache = programs.caches[0]
+        plans = programs.plans(chunks, store=store) or [compile(cache, cache).plan([], [])]
+        return self.executor.submit(join(plans), after=current_stream(cache) if after is None else after)
+
+    def _say_format(self, memory: Any) -> None:
+        """As LMCache's own connectors say it of a latent, of which its allocator may have said another."""
+        said = getattr(memory.metadata, "fmt", None)
+        if said is not None and "k" not in self._known().caches[0].parts:
+            memory.metadata.fmt = type(said)["KV_MLA_FMT"]
+
+    def __repr__(self) -> str:
+        caches = () if self._programs is None else self._programs.caches
+        return f"Connector({', '.join(map(repr, caches)) or 'no cache yet'})"
+
+
+def connect(
+    engine: Any,
+    *,
+    caches: Caches | Callable[[Any], Caches] | None = None,
+    page_size: int = 1,
+    device: Any = None,
+    policy: Policy | None = None,
+) -> Connector:
+    """Let kvplan move what an LMCache engine stores and retrieves.
+
+    LMCache 0.5.6 makes its connector by itself, and no setting names another; ``engine.gpu_connector`` is what it
+    calls. To build an engine with one, give a :class:`Connector` to ``LMCacheEngineBuilder.get_or_create``.
+
+    Args:
+        engine: an ``LMCacheEngine``, such as ``LMCacheEngineBuilder.get(instance_id)``, of vLLM or SGLang.
+        caches: as of :class:`Connector`; left out, described by the format that LMCache itself finds for ``kvcaches``.
+        page_size: slots a page, where that format has flat slots (SGLang's), which don't tell.
+        device: of the executor; left out, the GPU that LMCache gives this worker, or the CPU where there is none.
+        policy: how the executor moves.
+
+    Raises:
+        KVPlanError: what is no engine, one without a connector or with kvplan's; a connector that moves layer by layer
+            (``use_layerwise``), which LMCache takes of its own kinds only; or TensorRT-LLM's.
+    """
+    own = getattr(engine, "gpu_connector", None)
+    kind = type(own).__name__
+    if not hasattr(own, "batched_from_gpu"):
+        raise KVPlanError(f"engine is a {type(engine).__name__} without a gpu_connector; give an LMCacheEngine of "
+                          f"LMCache {WRITTEN_FOR} that stores and retrieves")  # fmt: skip
+    if isinstance(own, Connector):
+        raise KVPlanError("kvplan is this engine's connector already")
+    if "Layerwise" in kind or hasattr(own, "register_kv_caches"):
+        raise KVPlanError(f"the engine's connector is a {kind}; those of vLLM and SGLang that move all layers at once "
+                          "are replaced: run without use_layerwise")  # fmt: skip
+    if caches is None:
+        hints, serving = getattr(own, "layout_hints", None), "SGLANG" if kind.startswith("SGLang") else "VLLM"
+        caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
+    if device is None:
+        import torch
+
+        device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
+    engine.gpu_connector = Connector(caches, Executor(device, policy), own)
+    made: Connector = engine.gpu_connector
+    return made
+
+
+def _discovered(kvcaches: Any, *, serving: str, hints: Any, page_size: int) -> KVLayout:
+    """The engine's cache, by the format that LMCache finds."""
+    from lmcache.utils import EngineType
+    from lmcache.v1.gpu_connector.kv_format.contiguity import attempt_permute_to_contiguous_view
+    from lmcache.v1.gpu_connector.utils import normalize_kv_and_discover_format
+
+    found, tensors = normalize_kv_and_discover_format(
+        attempt_permute_to_contiguous_view(kvcaches), EngineType[serving], layout_hints=hints
+    )
+    flat = "NBBS" in found.name
+    return backend.describe(tensors, engine_format=found, block_tokens=page_size if flat else None)
+
+
+def _layouts(caches: Caches) -> tuple[KVLayout, ...]:
+    made = (caches,) if isinstance(caches, KVLayout) else tuple(caches)
+    if not made or not all(isinstance(layout, KVLayout) for layout in made):
+        raise LayoutError(f"caches is {caches!r}; give the KVLayout of the engine's cache, or one a kernel group")
+    return made
+
+
+def _addresses(tensors: Any) -> Iterator[int]:
+    """Of nested lists of tensors, or a mapping of such."""
+    if hasattr(tensors, "data_ptr"):
+        yield tensors.data_ptr()
+        return
+    for inner in tensors.values() if hasattr(tensors, "values") else tensors:
+        yield from _addresses(inner)

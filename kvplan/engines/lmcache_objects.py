@@ -1,0 +1,186 @@
+"""LMCache's memory objects as pools: what lies where in its allocators' buffers, and plans between that and a cache.
+
+Source: LMCache 0.5.6, ``v1/memory_management.py`` (``MemoryObj``, ``MemoryObjMetadata``) and ``v1/memory_allocators``:
+an object's tensor is a view of its allocator's buffer, and objects of one size follow one another in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.backends import lmcache as backend
+from kvplan.engines.slots import blocks_of, slot_array
+from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
+from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.layout import KVLayout
+from kvplan.plan import Plan
+from kvplan.program import Int64Array
+from kvplan.views import split_blocks
+
+MOST_POOLS = 256  # kept described; a buffer in pieces of one size is one
+
+
+class Chunk(NamedTuple):
+    """Tokens of one memory object, of one kernel group.
+
+    Attributes:
+        tensor: ``(2, layers, tokens, width)``, or one plane of it, ``(layers, tokens, width)``.
+        period: bytes from the begin of an object to that of the next, where its allocator cuts them in a row.
+        slots: slots of the cache, one a token.
+        skip: tokens of the object before the first of those.
+    """
+
+    tensor: Any
+    period: int
+    slots: Int64Array
+    skip: int
+
+
+def chunks_of(
+    objects: Sequence[Any], starts: Sequence[int], ends: Sequence[int], slot_mapping: Any, offset: int, cached: int
+) -> list[list[Chunk]]:
+    """Every object's tokens, of each kernel group; nothing of an object whose tokens are all there.
+
+    Args:
+        objects: memory objects.
+        starts, ends: of each, its tokens within the sequence.
+        slot_mapping: slot of every token of the sequence, from token ``offset``.
+        offset: see there.
+        cached: tokens at the front of the sequence that are not moved.
+
+    Raises:
+        BlockIndexError: lists of different lengths, tokens that slot_mapping has not, or slots that are left out (-1).
+        LayoutError: what is no memory object of a cache.
+        KVPlanError: no slot_mapping.
+    """
+    if slot_mapping is None:
+        raise KVPlanError("slot_mapping is missing; give the slot of every token of the sequence")
+    if not len(objects) == len(starts) == len(ends):
+        raise BlockIndexError(f"{len(objects)} memory objects, {len(starts)} starts and {len(ends)} ends; give one of "
+                              "each a chunk")  # fmt: skip
+    if hasattr(slot_mapping, "detach"):
+        slot_mapping = slot_mapping.detach().cpu()
+    made = []
+    for memory, start, end in zip(objects, starts, ends, strict=True):
+        if not 0 <= start - offset <= end - offset <= len(slot_mapping):
+            raise BlockIndexError(
+                f"tokens {start} to {end} are not of a slot_mapping of {len(slot_mapping)} tokens from token {offset}"
+            )
+        skip = min(end - start, max(0, cached - start))
+        first, last = start - offset + skip, end - offset
+        slots = slot_array(slot_mapping[first:last], f"slot_mapping[{first}:{last}]")
+        tensors = _tensors(memory)
+        made.append([Chunk(tensor, _period(memory, tensor, len(tensors)), slots, skip) for tensor in tensors])
+    return made
+
+
+class ObjectPrograms:
+    """Programs between caches and the buffers that memory objects are cut from, compiled as objects come.
+
+    Args:
+        caches: layout of the engine's cache, one a kernel group.
+    """
+
+    def __init__(self, caches: tuple[KVLayout, ...]) -> None:
+        self.caches = caches
+        self._pools: dict[tuple[Any, ...], KVLayout] = {}
+        self._pairs: dict[tuple[int, int], tuple[CopyProgram, CopyProgram]] = {}
+
+    def plans(self, chunks: Sequence[Sequence[Chunk]], *, store: bool) -> list[Plan]:
+        """One plan for each chunk and kernel group that moves anything.
+
+        Args:
+            chunks: as :func:`chunks_of` makes them.
+            store: from the cache into the objects; else back.
+
+        Raises:
+            BlockIndexError: slots past the cache, or more tokens than an object holds.
+            LayoutError: objects that are not of these caches.
+            IncompatibleLayoutsError: objects of other content than the caches.
+            OverlapError: a slot that one chunk is to write twice.
+        """
+        made = []
+        for groups in chunks:
+            if len(groups) != len(self.caches):
+                raise LayoutError(
+                    f"a memory object holds {len(groups)} kernel groups, and there are {len(self.caches)} layouts of "
+                    "caches; give one a group"
+                )
+            made += [self._plan(k, chunk, store=store) for k, chunk in enumerate(groups) if chunk.slots.size]
+        return made
+
+    def _plan(self, group: int, chunk: Chunk, *, store: bool) -> Plan:
+        """One chunk's tokens, in the largest stretches that its slots consist of."""
+        cache, tokens = self.caches[group], chunk.tensor.shape[-2]
+        if chunk.skip + chunk.slots.size > tokens:
+            raise BlockIndexError(f"a memory object of {tokens} tokens is to hold {chunk.skip + chunk.slots.size}")
+        step = gcd(cache.block_tokens, tokens, chunk.skip, chunk.slots.size)
+        blocks = blocks_of(chunk.slots, step)
+        if blocks is None:
+            step, blocks = 1, chunk.slots
+        pool, number = self._pool(group, chunk)
+        to_pool, to_cache = self._pair(cache, pool, step)
+        first = (number * tokens + chunk.skip) // step
+        of_pool = np.arange(first, first + blocks.size, dtype=np.int64)
+        return to_pool.plan(blocks, of_pool) if store else to_cache.plan(of_pool, blocks)
+
+    def _pool(self, group: int, chunk: Chunk) -> tuple[KVLayout, int]:
+        """The buffer that an object was cut from, as blocks of its shape; and which of them it is."""
+        tensor, storage, cache = chunk.tensor, chunk.tensor.untyped_storage(), self.caches[group]
+        number, front = divmod(tensor.data_ptr() - storage.data_ptr(), chunk.period)
+        key = (group, storage.data_ptr(), storage.nbytes(), front, chunk.period, tuple(tensor.shape), tensor.stride())
+        if key not in self._pools:
+            if len(self._pools) >= MOST_POOLS:
+                self._pools.clear()
+                self._pairs.clear()
+            count = (storage.nbytes() - front - tensor.nbytes) // chunk.period + 1
+            step, split = chunk.period // tensor.itemsize, "k" in cache.parts
+            shape, strides = (count, *tensor.shape), (step, *tensor.stride())
+            self._pools[key] = backend.describe(
+                tensor.as_strided(shape, strides, tensor.storage_offset() - number * step),
+                object_format="KV_2LTD" if tensor.ndim == 4 else "KV_MLA_FMT",
+                heads=len(cache.heads) if split else None,
+                head_start=cache.heads.start if split else 0,
+                layers=cache.layers,
+                part="kv" if split else cache.parts[0],
+            )
+        return self._pools[key], number
+
+    def _pair(self, cache: KVLayout, pool: KVLayout, step: int) -> tuple[CopyProgram, CopyProgram]:
+        key = id(pool), step
+        if key not in self._pairs:
+            here, there = split_blocks(cache, step), split_blocks(pool, step)
+            if here is None or there is None:
+                raise LayoutError(
+                    f"{cache!r} has blocks that cannot be cut into stretches of {step} tokens, and these slots are no "
+                    "whole blocks"
+                )
+            self._pairs[key] = compile(here, there), compile(there, here)
+        return self._pairs[key]
+
+
+def _tensors(memory: Any) -> list[Any]:
+    """An object's tensor of every kernel group, without the plane of a latent."""
+    groups = len(getattr(getattr(memory, "metadata", None), "shapes", None) or [None])
+    if not hasattr(memory, "get_tensor"):
+        raise LayoutError(f"a memory object of LMCache is due; got {type(memory).__name__}")
+    tensors = [memory.tensor] if groups == 1 else [memory.get_tensor(group) for group in range(groups)]
+    for tensor in tensors:
+        if not hasattr(tensor, "untyped_storage"):
+            raise LayoutError(f"a {type(memory).__name__} has no tensor: it was freed, or holds bytes of another kind")
+        if tensor.ndim not in {3, 4}:
+            raise LayoutError(f"a memory object of shape {tuple(tensor.shape)}; it is (2, layers, tokens, width), or "
+                              "one plane of that")  # fmt: skip
+    return [tensor[0] if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor for tensor in tensors]
+
+
+def _period(memory: Any, tensor: Any, groups: int) -> int:
+    """What the allocator took for the object, which rounds up; that of a part of it, where nothing says."""
+    allocated, nbytes = int(getattr(memory.metadata, "phy_size", 0) or 0), int(tensor.nbytes)
+    if allocated >= nbytes and allocated % tensor.itemsize == 0:
+        return allocated
+    return nbytes if groups == 1 else int(tensor.untyped_storage().nbytes())

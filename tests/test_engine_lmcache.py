@@ -1,0 +1,400 @@
+"""LMCache's GPU connector through kvplan: bytes against the tensors' own indexing, token by token."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan.backends import lmcache as backend
+from kvplan.engines import lmcache as engine
+from kvplan.engines import lmcache_objects
+
+torch = pytest.importorskip("torch", reason="the engine's tensors are torch's")
+
+LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 8, 4, 2, 8
+FLASH = "NL_X_TWO_NB_BS_NH_HS"
+
+
+class MemoryFormat(Enum):
+    """Some of LMCache's."""
+
+    KV_2LTD = auto()
+    KV_MLA_FMT = auto()
+
+
+class Memory:
+    """A memory object by the members that LMCache's own has: tensors cut from a buffer."""
+
+    def __init__(self, buffer, begin, shapes, fmt=MemoryFormat.KV_2LTD, dtype=torch.float16, allocated=0):
+        self.tensors = []
+        for shape in shapes:
+            nbytes = torch.Size(shape).numel() * dtype.itemsize
+            self.tensors.append(buffer[begin : begin + nbytes].view(dtype).view(shape))
+            begin += nbytes
+        self.metadata = SimpleNamespace(fmt=fmt, shapes=list(shapes), phy_size=allocated)
+
+    @property
+    def tensor(self):
+        assert len(self.tensors) == 1
+        return self.tensors[0]
+
+    def get_tensor(self, group):
+        return self.tensors[group]
+
+
+def objects_of(count, tokens, *, planes=2, layers=LAYERS, width=HEADS * DIM, gap=0, front=0, fmt=MemoryFormat.KV_2LTD):
+    """Objects that follow one another in one buffer, ``gap`` bytes apart."""
+    shape = (planes, layers, tokens, width)
+    nbytes = torch.Size(shape).numel() * 2
+    buffer = torch.zeros(front + count * (nbytes + gap), dtype=torch.uint8)
+    return [Memory(buffer, front + k * (nbytes + gap), [shape], fmt, allocated=nbytes + gap) for k in range(count)]
+
+
+def noise(shape, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=made).view(torch.float16)
+
+
+def flash(layers=LAYERS, heads=HEADS):
+    """FlashAttention's cache: K and V planes of blocks a layer."""
+    return [noise((2, BLOCKS, TOKENS, heads, DIM), seed) for seed in range(layers)]
+
+
+def row(cache, layer, kv, slot):
+    return cache[layer][kv, slot // TOKENS, slot % TOKENS].view(torch.int16)
+
+
+def in_object(memory, layer, kv, token, group=0):
+    return memory.get_tensor(group)[kv, layer, token].view(-1, DIM).view(torch.int16)
+
+
+def connector_of(cache, executor, **more):
+    return engine.Connector(backend.describe(cache, engine_format=FLASH), executor, **more)
+
+
+def hold(cache, objects, starts, ends, mapping):
+    for memory, start, end in zip(objects, starts, ends, strict=True):
+        for token in range(end - start):
+            for layer in range(len(cache)):
+                for kv in range(2):
+                    assert torch.equal(
+                        in_object(memory, layer, kv, token), row(cache, layer, kv, int(mapping[start + token]))
+                    )
+
+
+def test_chunks_of_whole_blocks(executor):
+    """Two chunks of 8 tokens from blocks 5, 1, 2 and 7; three runs a block where K, V and layers are apart."""
+    cache, objects = flash(), objects_of(2, 8)
+    mapping = torch.tensor([20, 21, 22, 23, 4, 5, 6, 7, 8, 9, 10, 11, 28, 29, 30, 31])
+    connector = connector_of(cache, executor)
+    stored = connector.store(objects, [0, 8], [8, 16], slot_mapping=mapping)
+    assert stored.result().nbytes == 2 * 2 * 3 * 8 * 2 * 8 * 2  # objects, K and V, layers, tokens, heads, dim, bytes
+    hold(cache, objects, [0, 8], [8, 16], mapping)
+    assert stored.plan.units == 4
+    whole = [layer.clone() for layer in cache]
+    for layer in cache:
+        layer.zero_()
+    connector.batched_to_gpu(objects, [0, 8], [8, 16], slot_mapping=mapping)
+    named = [5, 1, 2, 7]
+    for layer, was in zip(cache, whole, strict=True):
+        assert torch.equal(layer[:, named].view(torch.int16), was[:, named].view(torch.int16))
+        assert not layer[:, [0, 3, 4, 6]].any()
+
+
+@given(st.data())
+def test_any_slots_and_back(executor, data):
+    """Chunks of any length, at any slots: whole blocks, parts of them, single tokens; and back into other slots."""
+    lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    blockwise = data.draw(st.booleans())
+    count = sum(lengths)
+    if blockwise:
+        blocks = data.draw(st.permutations(range(BLOCKS)))
+        slots = [block * TOKENS + k for block in blocks for k in range(TOKENS)][:count]
+    else:
+        slots = data.draw(st.permutations(range(BLOCKS * TOKENS)))[:count]
+    starts = [sum(lengths[:k]) for k in range(len(lengths))]
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    cache = flash()
+    whole = [layer.clone() for layer in cache]
+    objects = [objects_of(1, length)[0] for length in lengths]
+    connector = connector_of(cache, executor)
+    connector.batched_from_gpu(objects, starts, ends, slot_mapping=slots)
+    hold(cache, objects, starts, ends, slots)
+    there = data.draw(st.permutations(range(BLOCKS * TOKENS)))[:count]
+    for layer in cache:
+        layer.zero_()
+    connector.batched_to_gpu(objects, starts, ends, slot_mapping=torch.tensor(there))
+    hold(cache, objects, starts, ends, there)
+    for layer in cache:
+        left = [slot for slot in range(BLOCKS * TOKENS) if slot not in there]
+        assert not layer.flatten(1, 2)[:, left].any()
+    hold(whole, objects, starts, ends, slots)
+
+
+def test_tokens_that_are_there_already_are_not_written(executor):
+    """vLLM has the first 6 of 8 tokens: 2 slots of the second block are written, of the first chunk none."""
+    cache, objects = [torch.zeros_like(layer) for layer in flash()], objects_of(2, 4)
+    for memory in objects:
+        memory.tensor.fill_(1.0)
+    connector = connector_of(cache, executor)
+    loaded = connector.load(objects, [0, 4], [4, 8], slot_mapping=[-1, -1, -1, -1, 8, 9, 10, 11], vllm_cached_tokens=6)
+    assert loaded.result().nbytes == 2 * 2 * 3 * 2 * 8 * 2
+    for layer in cache:
+        assert layer[:, 2, 2:].min() == 1
+        assert layer.sum() == 2 * 2 * HEADS * DIM
+    nothing = connector.load(objects, [0, 4], [4, 8], slot_mapping=[-1] * 8, vllm_cached_tokens=100)
+    assert nothing.result().nbytes == 0
+
+
+def test_a_mapping_of_the_end_of_a_sequence(executor):
+    """SGLang's begins with the first token that is not there yet."""
+    cache, objects = [torch.zeros_like(layer) for layer in flash()], objects_of(1, 4)
+    objects[0].tensor.fill_(1.0)
+    connector_of(cache, executor).to_gpu(objects[0], 8, 12, slot_mapping=[0, 1, 2, 3, 12, 13, 14, 15], offset=4)
+    assert cache[2][:, 3].min() == 1
+    assert not cache[2][:, :3].any()
+
+
+def test_latents(executor):
+    """SGLang's flat slots, in pages that are not told: single tokens; and an object that says another format."""
+    cache = [noise((32, 1, 24), seed) for seed in range(LAYERS)]
+    layout = backend.describe(cache, engine_format="NL_X_NBBS_ONE_HS", block_tokens=1)
+    (memory,) = objects_of(1, 5, planes=1, width=24)
+    connector = engine.Connector(layout, executor)
+    connector.from_gpu(memory, 0, 5, slot_mapping=torch.tensor([9, 3, 31, 4, 5]))
+    for layer in range(LAYERS):
+        assert torch.equal(
+            memory.tensor[0, layer].view(torch.int16), cache[layer][[9, 3, 31, 4, 5], 0].view(torch.int16)
+        )
+    assert memory.metadata.fmt is MemoryFormat.KV_MLA_FMT
+    assert connector.get_shape(5) == (1, LAYERS, 5, 24)
+
+
+def test_kernel_groups(executor):
+    """A hybrid model's object holds its groups one after the other: layers 0 and 2 of 2 heads, layer 1 of 1 head."""
+    full, window = flash(2), flash(1, heads=1)
+    caches = [backend.describe(full, engine_format=FLASH, layers=(0, 2)),
+              backend.describe(window, engine_format=FLASH, layers=(1,))]  # fmt: skip
+    shapes = [(2, 2, 8, HEADS * DIM), (2, 1, 8, DIM)]
+    total = sum(torch.Size(shape).numel() * 2 for shape in shapes)
+    buffer = torch.zeros(3 * total, dtype=torch.uint8)
+    objects = [Memory(buffer, k * total, shapes, allocated=total) for k in (0, 2)]
+    mapping = [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, 10, 11, 28, 29, 30, 31]
+    connector = engine.Connector(caches, executor)
+    connector.batched_from_gpu(objects, [0, 8], [8, 16], slot_mapping=mapping)
+    for memory, start in zip(objects, (0, 8), strict=True):
+        for token in range(8):
+            slot = mapping[start + token]
+            assert torch.equal(in_object(memory, 1, 1, token), row(full, 1, 1, slot))
+            assert torch.equal(in_object(memory, 0, 0, token, group=1), row(window, 0, 0, slot))
+    assert not buffer[total : 2 * total].any()
+    with pytest.raises(kvplan.LayoutError, match="holds 1 kernel groups, and there are 2 layouts"):
+        connector.from_gpu(objects_of(1, 8)[0], 0, 8, slot_mapping=mapping)
+
+
+def test_objects_of_one_buffer_share_a_program(executor, monkeypatch):
+    """A buffer with a header and gaps: five objects are one pool, of which two are described."""
+    described, whole = [], backend.describe
+
+    def describe(tensors, **more):
+        described.append(tuple(tensors.shape))
+        return whole(tensors, **more)
+
+    cache, objects = flash(), objects_of(5, 8, gap=64, front=4096)
+    connector = connector_of(cache, executor)
+    monkeypatch.setattr(lmcache_objects.backend, "describe", describe)
+    mapping = list(range(16))
+    connector.batched_from_gpu([objects[4], objects[1]], [0, 8], [8, 16], slot_mapping=mapping)
+    hold(cache, [objects[4], objects[1]], [0, 8], [8, 16], mapping)
+    connector.from_gpu(objects[0], 0, 8, slot_mapping=mapping)
+    (shape,) = described
+    assert shape[1:] == (2, LAYERS, 8, HEADS * DIM)
+    assert shape[0] >= 5
+    assert not any(objects[k].tensor.any() for k in (2, 3))
+
+
+def test_pools_are_not_kept_for_ever(executor, monkeypatch):
+    monkeypatch.setattr(lmcache_objects, "MOST_POOLS", 2)
+    cache = flash()
+    connector = connector_of(cache, executor)
+    objects = [objects_of(1, 4)[0] for _ in range(5)]
+    for k, memory in enumerate(objects):
+        connector.from_gpu(memory, 0, 4, slot_mapping=list(range(4 * k, 4 * k + 4)))
+    assert len(connector._known()._pools) <= 2
+    for k, memory in enumerate(objects):
+        hold(cache, [memory], [0], [4], range(4 * k, 4 * k + 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"slot_mapping": None}, kvplan.KVPlanError, "slot_mapping is missing"),
+        ({"slot_mapping": range(7)}, kvplan.BlockIndexError, "tokens 0 to 8 are not of a slot_mapping of 7 tokens"),
+        ({"slot_mapping": [-1, *range(7)]}, kvplan.BlockIndexError, r"slot_mapping\[0:8\]\[0\] is -1"),
+        ({"slot_mapping": range(28, 36)}, kvplan.BlockIndexError, r"src_blocks\[1\] is 8"),
+        ({"slot_mapping": range(8), "starts": [0, 8]}, kvplan.BlockIndexError, "1 memory objects, 2 starts and 1 ends"),
+        ({"slot_mapping": range(16), "ends": [16]}, kvplan.BlockIndexError, "of 8 tokens is to hold 16"),
+        ({"slot_mapping": range(8), "objects": [object()]}, kvplan.LayoutError, "memory object of LMCache is due"),
+        ({"slot_mapping": range(8), "objects": objects_of(1, 8, layers=2)}, kvplan.LayoutError, "layers"),
+        ({"slot_mapping": range(8), "objects": objects_of(1, 8, width=HEADS * DIM * 2)}, kvplan.KVPlanError, "32"),
+    ],
+)
+def test_what_does_not_fit(given, error, says, executor):
+    given = {"objects": objects_of(1, 8), "starts": [0], "ends": [8], **given}
+    with pytest.raises(error, match=says):
+        connector_of(flash(), executor).store(
+            given["objects"], given["starts"], given["ends"], slot_mapping=given["slot_mapping"]
+        )
+
+
+def test_freed_and_flat_objects(executor):
+    connector = connector_of(flash(), executor)
+    (memory,) = objects_of(1, 8)
+    memory.tensors = [None]
+    with pytest.raises(kvplan.LayoutError, match="has no tensor: it was freed"):
+        connector.from_gpu(memory, 0, 8, slot_mapping=range(8))
+    memory.tensors = [torch.zeros(8, 16)]
+    with pytest.raises(kvplan.LayoutError, match=r"of shape \(8, 16\); it is \(2, layers, tokens, width\)"):
+        connector.from_gpu(memory, 0, 8, slot_mapping=range(8))
+
+
+def test_slots_written_twice(executor):
+    with pytest.raises(kvplan.OverlapError):
+        connector_of(flash(), executor).load(objects_of(2, 4), [0, 4], [4, 8], slot_mapping=[0, 1, 2, 3] * 2)
+
+
+def test_blocks_that_cannot_be_cut(executor):
+    """An indexer's rows hold all values of a block, then all scales: part of a block has no place of its own."""
+    rows = [torch.zeros(BLOCKS, TOKENS, 132, dtype=torch.uint8)]
+    layout = backend.describe(rows, engine_format="NL_X_NB_BSV_BSS", part="index")
+    shape = (1, 1, TOKENS, 132)
+    buffer = torch.zeros(2 * TOKENS * 132, dtype=torch.uint8)
+    memory = Memory(buffer, 0, [shape], MemoryFormat.KV_MLA_FMT, torch.uint8)
+    with pytest.raises(kvplan.KVPlanError):
+        engine.Connector(layout, executor).from_gpu(memory, 0, 2, slot_mapping=[0, 1])
+
+
+def test_caches_that_are_handed_over(executor):
+    """The layout is made from kvcaches, once for the same tensors; what else is asked, LMCache's connector answers."""
+    asked, pointers = [], []
+
+    def describe(kvcaches):
+        asked.append(kvcaches)
+        return backend.describe(list(kvcaches.values()), engine_format=FLASH)
+
+    own = SimpleNamespace(get_shape=lambda tokens: ("own", tokens), load_stream="stream",
+                          initialize_kvcaches_ptr=lambda **given: pointers.append(given))  # fmt: skip
+    connector = engine.Connector(describe, executor, own)
+    cache, (memory,) = flash(), objects_of(1, 4)
+    named = dict(zip("abc", cache, strict=True))
+    with pytest.raises(kvplan.KVPlanError, match="not known yet"):
+        connector.from_gpu(memory, 0, 4, slot_mapping=range(4))
+    assert repr(connector) == "Connector(no cache yet)"
+    connector.initialize_kvcaches_ptr(kvcaches=named)
+    connector.from_gpu(memory, 0, 4, slot_mapping=range(4), kvcaches=dict(named))
+    hold(cache, [memory], [0], [4], range(4))
+    assert len(asked) == 1
+    other = flash()
+    connector.from_gpu(memory, 0, 4, slot_mapping=range(4, 8), kvcaches=dict(zip("abc", other, strict=True)))
+    assert len(asked) == 2
+    assert connector.get_shape(4) == ("own", 4)
+    assert connector.load_stream == "stream"
+    assert pointers == [{"kvcaches": named}]
+    with pytest.raises(AttributeError, match="has no 'load_stream'"):
+        _ = connector_of(cache, executor).load_stream
+    with pytest.raises(kvplan.LayoutError, match=r"caches is \[1\]; give the KVLayout"):
+        engine.Connector([1], executor)
+
+
+# ---- in the place of LMCache's own -------------------------------------------------------------------------------
+
+
+class VLLMPagedMemGPUConnectorV2:
+    """LMCache's own, by what is looked at."""
+
+    def __init__(self, hints=None):
+        self.layout_hints = hints
+
+    def batched_from_gpu(self, *given, **more):
+        raise AssertionError("kvplan's is asked")
+
+    def initialize_kvcaches_ptr(self, **given):
+        self.kvcaches = given["kvcaches"]
+
+
+@pytest.fixture
+def discovery(monkeypatch):
+    """LMCache's functions that find a cache's format, which here is the one that is put in."""
+    found = SimpleNamespace(asked=[], fmt=SimpleNamespace(name=FLASH))
+
+    def discover(tensors, serving, layout_hints=None):
+        found.asked.append((serving, layout_hints))
+        return found.fmt, tensors
+
+    modules = {
+        "lmcache": {}, "lmcache.v1": {}, "lmcache.v1.gpu_connector": {}, "lmcache.v1.gpu_connector.kv_format": {},
+        "lmcache.utils": {"EngineType": {"VLLM": "vllm", "SGLANG": "sglang"}},
+        "lmcache.v1.gpu_connector.kv_format.contiguity": {"attempt_permute_to_contiguous_view": lambda kv: kv},
+        "lmcache.v1.gpu_connector.utils": {"normalize_kv_and_discover_format": discover},
+    }  # fmt: skip
+    for name, members in modules.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def engine_of(own):
+    return SimpleNamespace(gpu_connector=own, metadata=SimpleNamespace(local_worker_id=0))
+
+
+def test_the_connector_in_its_place(discovery):
+    there = engine_of(VLLMPagedMemGPUConnectorV2({"kv_layout": "NHD"}))
+    made = engine.connect(there, device="cpu", policy=kvplan.Policy(threads=1))
+    assert there.gpu_connector is made
+    cache, (memory,) = flash(), objects_of(1, 8)
+    mapping = [12, 13, 14, 15, 0, 1, 2, 3]
+    there.gpu_connector.batched_from_gpu([memory], [0], [8], kvcaches=cache, slot_mapping=mapping)
+    hold(cache, [memory], [0], [8], mapping)
+    assert discovery.asked == [("vllm", {"kv_layout": "NHD"})]
+    with pytest.raises(kvplan.KVPlanError, match="connector already"):
+        engine.connect(there)
+    made.executor.close()
+
+
+def test_flat_slots_in_pages_that_are_told(discovery):
+    """SGLang's: whole pages of 4 slots move as such."""
+    own = type("SGLangGPUConnector", (VLLMPagedMemGPUConnectorV2,), {})()
+    discovery.fmt = SimpleNamespace(name="TWO_X_NL_X_NBBS_NH_HS")
+    made = engine.connect(engine_of(own), page_size=4, device="cpu")
+    cache = [[noise((32, HEADS, DIM), 10 * half + layer) for layer in range(LAYERS)] for half in range(2)]
+    (memory,) = objects_of(1, 8)
+    stored = made.store([memory], [0], [8], kvcaches=cache, slot_mapping=[20, 21, 22, 23, 4, 5, 6, 7])
+    stored.synchronize()
+    assert stored.plan.units == 2
+    for layer in range(LAYERS):
+        expected = cache[1][layer][[20, 21, 22, 23, 4, 5, 6, 7]].view(8, -1)
+        assert torch.equal(memory.tensor[1, layer].view(torch.int16), expected.view(torch.int16))
+    assert discovery.asked == [("sglang", None)]
+    made.executor.close()
+
+
+def test_engines_that_cannot_be_connected():
+    layerwise = type("VLLMPagedMemLayerwiseGPUConnector", (VLLMPagedMemGPUConnectorV2,), {})()
+    other = type("TRTLLMGPUConnector", (VLLMPagedMemGPUConnectorV2,), {"register_kv_caches": None})()
+    for own, says in ((layerwise, "run without use_layerwise"), (other, "is a TRTLLMGPUConnector"),
+                        (None, "without a gpu_connector")):  # fmt: skip
+        with pytest.raises(kvplan.KVPlanError, match=says):
+            engine.connect(engine_of(own), device="cpu")
+
+
+def test_the_device_is_the_worker_s_own(discovery):
+    del discovery
+    made = engine.connect(engine_of(VLLMPagedMemGPUConnectorV2())) if not torch.cuda.is_available() else None
+    assert made is None or made.executor.device == "cpu"
