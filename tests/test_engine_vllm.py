@@ -172,6 +172,48 @@ def test_a_turn_is_the_one_of_a_resharding():
         assert np.array_equal(ours, theirs)
 
 
+def pairs_of_runs(runs):
+    """(local byte, canonical byte) of all that runs map."""
+    return [
+        (r.local_offset + i * r.local_stride + byte, r.canonical_offset + i * r.canonical_stride + byte)
+        for r in runs for i in range(r.num_fragments) for byte in range(r.fragment_size)
+    ]  # fmt: skip
+
+
+def pairs_of_fragments(fragments):
+    return [
+        (f.device + i * f.outer.device + k * f.inner.device + byte, f.host + i * f.outer.host + k * f.inner.host + byte)
+        for f in fragments for i in range(f.outer.number) for k in range(f.inner.number) for byte in range(f.nbytes)
+    ]  # fmt: skip
+
+
+def fragments_of(runs):
+    (page,) = pages_of([reference(0, 1, mapping(runs, 1, 1))], canonical=True)
+    return page.fragments
+
+
+def test_tokens_dealt_one_by_one_are_two_loops():
+    """Two heads of four tokens of 8 bytes, dealt to two ranks, heads apart on the host: 8 runs, one piece."""
+    runs = [run(32 * head + 8 * token, 80 * head + 16 * token, 8) for head in range(2) for token in range(4)]
+    assert fragments_of(runs) == ((0, 0, 8, (2, 32, 80), (4, 8, 16)),)
+    assert len(fragments_of([*runs, run(64, 200, 8)])) == 2
+
+
+@given(st.lists(st.tuples(
+    st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 2]), st.sampled_from([0, 4]), st.integers(1, 4),
+), max_size=8))  # fmt: skip
+def test_folding_runs_moves_no_byte(drawn):
+    """Runs as they may come, each repeated in steps; of equal bytes in the same order or another."""
+    runs, local, canonical = [], 0, 0
+    for nbytes, number, apart, farther, times in drawn:
+        strides = (nbytes + apart, nbytes + farther) if number > 1 else (nbytes, nbytes)
+        for _ in range(times):
+            runs.append(run(local, canonical, nbytes, number, strides))
+            local += number * strides[0]
+            canonical += number * strides[1] + farther
+    assert sorted(pairs_of_fragments(fragments_of(runs))) == sorted(pairs_of_runs(runs))
+
+
 @given(st.data())
 @settings(deadline=None, max_examples=40)
 def test_bytes_of_any_job_are_those_of_a_loop_over_blocks(data):

@@ -32,8 +32,11 @@ def made():
 def gate(monkeypatch):
     """Transfers submitted while ``gate.shut`` wait for ``gate.event``, as they would for the engine's stream."""
     gate = SimpleNamespace(event=threading.Event(), shut=True)
+    patience = threading.Timer(20, gate.event.set)  # a test that waits for what comes after the gate fails, not hangs
+    patience.start()
     monkeypatch.setattr("kvplan.engines.vllm_worker._stream", lambda device: gate.event if gate.shut else None)
     yield gate
+    patience.cancel()
     gate.event.set()
 
 
