@@ -152,6 +152,30 @@ def test_tokens_that_are_there_already_are_not_written(executor):
     assert nothing.result().nbytes == 0
 
 
+@pytest.mark.parametrize(
+    ("end", "cached", "mapping", "units"),
+    [
+        (8, 4, [-1, -1, -1, -1, 20, 21, 22, 23], 1),  # the object's second half is a block
+        (6, 2, [-1, -1, 8, 9, 10, 11], 2),  # a whole block of the cache, from the middle of one of the object
+        (8, 3, [-1, -1, -1, 7, 12, 13, 14, 15], 5),  # tokens
+    ],
+)
+def test_the_tokens_after_those(end, cached, mapping, units, executor):
+    cache, objects = [torch.zeros_like(layer) for layer in flash()], objects_of(2, 8)
+    objects[1].tensor.copy_(noise(objects[1].tensor.shape))
+    loaded = connector_of(cache, executor).load(
+        [objects[1]], [0], [end], slot_mapping=mapping, vllm_cached_tokens=cached
+    )
+    loaded.synchronize()
+    assert loaded.plan.units == units
+    for token in range(cached, end):
+        for layer in range(LAYERS):
+            for kv in range(2):
+                assert torch.equal(in_object(objects[1], layer, kv, token), row(cache, layer, kv, mapping[token]))
+    left = [slot for slot in range(BLOCKS * TOKENS) if slot not in mapping]
+    assert not any(layer.flatten(1, 2)[:, left].any() for layer in cache)
+
+
 def test_a_mapping_of_the_end_of_a_sequence(executor):
     """SGLang's begins with the first token that is not there yet."""
     cache, objects = [torch.zeros_like(layer) for layer in flash()], objects_of(1, 4)
