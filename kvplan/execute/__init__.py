@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PATHS", "Executor", "ExecutorStats", "PathStats", "Policy", "Transfer", "TransferResult"]
 
+PRIORITIES = ("normal", "high")
+
 
 class _Backend(Protocol):
     """What moves the bytes: the host path, or a GPU's runtime."""
@@ -28,7 +30,7 @@ class _Backend(Protocol):
     tally: Tally
 
     def check_open(self) -> None: ...
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> Transfer: ...
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
     def candidates_of(self, plan: Plan) -> list[Candidate]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
@@ -83,7 +85,7 @@ class Executor:
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
 
-    def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False) -> Transfer:
+    def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal") -> Transfer:
         """Queue a plan and return at once.
 
         Args:
@@ -92,6 +94,8 @@ class Executor:
                 been given so far.
             by_layer: move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one. Long transfers
                 are cut into at most 16 groups of layers; a wait is for the group that holds the layer.
+            priority: ``"high"``: go past ``"normal"`` transfers that have not begun. High ones keep the order of their
+                submits among themselves, and so do two of which one writes what the other reads or writes.
 
         In the capture of a CUDA graph (``after`` is a stream being captured, or None while torch's current stream is)
         the kernel path becomes part of the graph; wait for the transfer before the capture ends.
@@ -99,7 +103,7 @@ class Executor:
         Raises:
             TransferError: the executor is closed, or was made before a fork, in the parent process; ``after`` is a
                 transfer that failed; or the driver refuses a call, which is named with its code.
-            KVPlanError: what is not a plan, or an ``after`` that cannot be waited for.
+            KVPlanError: what is not a plan, an ``after`` that cannot be waited for, or a priority that is none.
             LayoutError: a destination that is read-only, or addresses that are not this process's.
             HostMemoryError: pageable memory, for a path that needs it pinned.
             PathError: the plan is not for this path, or for any; or it cannot be captured.
@@ -115,7 +119,9 @@ class Executor:
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         if after is not None:
             check_after(after, gpu=self.device != "cpu")
-        return self._backend.submit(plan, after, by_layer=by_layer)
+        if priority not in PRIORITIES:
+            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
+        return self._backend.submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
     def candidates(self, plan: Plan) -> list[Candidate]:
         """What each path is expected to do to a plan: the one that ``auto`` takes first, those that cannot serve last.

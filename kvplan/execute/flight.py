@@ -40,6 +40,8 @@ class DeviceTransfer(Transfer):
         self._pieces: list[tuple[Arena, Piece]] = []  # (arena, piece) to give back
         self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
         self._issued: threading.Event | None = None  # of one that the lane's own thread issues
+        self._begun = False  # the lane's own thread issues it, or has
+        self._cancelled = False
         self._over = False
         self._waiters = 0
         self._captured = False
@@ -128,6 +130,11 @@ class DeviceTransfer(Transfer):
             self._result = TransferResult(*self._result, runtime.candidates.expected(self.plan, self.path))
         return self._result
 
+    def cancel(self) -> bool:
+        """See :meth:`Transfer.cancel`; what has been given to the GPU's streams has begun."""
+        self._check_not_captured("cancel()")
+        return self._runtime.cancel(self)
+
     def replan(self, plan: Plan) -> None:
         """See :meth:`Transfer.replan`."""
         if not self._captured:
@@ -204,7 +211,7 @@ class DeviceTransfer(Transfer):
         self._pieces, self._borrowed, self._marks, self._steps, self._after = [], [], [], [], None
 
     def __repr__(self) -> str:
-        ended = "failed" if self._error else "done" if self._over else "in flight"
+        ended = "cancelled" if self._cancelled else "failed" if self._error else "done" if self._over else "in flight"
         state = "captured" if self._captured else ended
         return f"Transfer({self.plan!r}, {state})"
 

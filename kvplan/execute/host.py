@@ -11,14 +11,16 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.compiled import spares, sparing
+from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
+from kvplan.execute.crew import Crew, Task
 from kvplan.execute.forks import generation
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
@@ -34,8 +36,6 @@ MAX_THREADS = 8
 STREAMING_NBYTES = 16 << 20
 EXIT_SECONDS = 5.0  # that an interpreter's exit waits when nothing is left but waiting
 FORK_SECONDS = 30.0  # that a fork waits for loops being compiled, at most
-
-Task = Callable[[], None]
 
 
 def refusal(plan: Plan) -> str | None:
@@ -81,27 +81,38 @@ def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
 class _Job(NamedTuple):
     transfer: HostTransfer
     after: Any
+    behind: Sequence[HostTransfer]
 
 
 class HostPath:
     """Runs transfers one after another, in the order of their submits, each on all threads.
 
-    Its thread, the runner, keeps it alive until it is told to stop, by :meth:`stop` or :meth:`close`.
+    Its thread, the runner, keeps it alive until it is told to stop, by :meth:`stop` or :meth:`close`. Urgent transfers
+    have a path of their own, with threads of its own, made with the first of them: while that copies, no other begins.
+    Across the two, only what conflicts waits for one another.
 
     Args:
         threads: CPU threads; by default one a core, at most 8.
+        tally: what ends is counted in; by default one of its own.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, tally: Tally | None = None) -> None:
         self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
         self.generation = generation()
-        self.tally = Tally()
+        self.tally = tally or Tally()
         self.waiting_since: float | None = None
         self.loaded = threading.Event()
         self._sparing = spares(0)  # as whoever makes it; the runner is a thread of its own
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._unfinished: deque[HostTransfer] = deque()  # in the order of their submits; ended ones may be among them
+        self._urgent: HostPath | None = None
+        self._idle = threading.Event()  # of an urgent one: it copies nothing, and nothing of it could
+        self._idle.set()
+        self._waiting: HostTransfer | None = None  # that the runner waits for the turn of
+        self._turn = threading.Lock()  # a transfer begins, or is cancelled
         self._closed = False
         self._lock = threading.Lock()  # no job goes behind the None that ends them
+        self._crew = Crew(self.threads - 1)
         # Daemons: those that are not would be waited for at exit before anybody could tell them to stop.
         self._runner = threading.Thread(target=self._serve, name="kvplan-host", daemon=True)
         _hook_exit_and_fork()
@@ -127,7 +138,7 @@ class HostPath:
         """
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool = False) -> Transfer:
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
         """Queue a plan; returns at once. All layers are there at its end, none before.
 
         Raises:
@@ -140,12 +151,50 @@ class HostPath:
         why_not = refusal(plan)
         if why_not:
             raise PathError(f"path 'host' {why_not}")
-        transfer = HostTransfer(plan)
         self.check_open()  # before the lock: in a fork's child it may be held by a thread that is not there
         with self._lock:
             self.check_open()
-            self._jobs.put(_Job(transfer, after))
+            if urgent and self._urgent is None:
+                self._urgent = HostPath(self.threads, self.tally)
+            path, other = (self._urgent, self) if urgent and self._urgent else (self, self._urgent)
+            return path._put(plan, after, other._before(plan) if other else ())
+
+    def _put(self, plan: Plan, after: Any, behind: Sequence[HostTransfer]) -> HostTransfer:
+        transfer = HostTransfer(plan, self)
+        self._unfinished.append(transfer)
+        with self._turn:
+            if self._waiting is None:
+                self._idle.clear()
+        self._jobs.put(_Job(transfer, after, behind))
         return transfer
+
+    def _before(self, plan: Plan) -> list[HostTransfer]:
+        """What has not ended and conflicts with a plan."""
+        return [one for one in tuple(self._unfinished) if not one.done() and conflict(one.plan, plan)]
+
+    def cancel(self, transfer: HostTransfer) -> bool:
+        """Take back a transfer that has not begun; whether it will not run."""
+        with self._turn:
+            if transfer._begun or transfer.done():
+                return transfer.cancelled
+            transfer.cancelled = True
+            self.tally.cancel()
+            transfer._finish(None)
+            if self._waiting is transfer:
+                self._relieve()
+        return True
+
+    def _relieve(self) -> None:
+        """Another runner in place of the one that waits for what nobody needs any more; that one ends with its wait."""
+        runner, old = threading.Thread(target=self._serve, name="kvplan-host", daemon=True), self._runner
+        self._runner = runner  # it may be done before the next line
+        self._waiting = self.waiting_since = None
+        cancelled = self._unfinished.popleft()
+        try:
+            runner.start()
+        except RuntimeError:  # no more threads: then the old one goes on after its wait
+            self._runner = old
+            self._unfinished.appendleft(cancelled)
 
     def stop(self) -> None:
         """Take no more; finish what was submitted, then end the threads. Returns at once."""
@@ -155,21 +204,31 @@ class HostPath:
             if not self._closed:
                 self._closed = True
                 self._jobs.put(None)
+                if self._urgent is not None:
+                    self._urgent.stop()
 
     def close(self) -> None:
         """Stop, and wait until all is finished. The runner itself, in an ``after``'s code, cannot wait for that."""
         self.stop()
-        if self.generation == generation() and threading.current_thread() is not self._runner:
-            self._runner.join()
+        paths = [path for path in (self, self._urgent) if path is not None]
+        if self.generation != generation() or any(threading.current_thread() is path._runner for path in paths):
+            return
+        for path in paths:
+            while not path.join(None):
+                pass  # its runner was relieved meanwhile
 
-    def join(self, timeout: float) -> bool:
+    def join(self, timeout: float | None) -> bool:
         """Wait for the end of what was submitted, at most ``timeout`` seconds; whether it has come."""
         self._runner.join(timeout)
         return not self._runner.is_alive()
 
     def unfinished(self) -> int:
-        """Of a stopped one that waits for an ``after``: transfers not finished."""
-        return self._jobs.qsize()  # the one that waits is not in it; the None is
+        """Transfers not finished."""
+        return sum(not transfer.done() for transfer in tuple(self._unfinished))
+
+    def in_flight(self) -> int:
+        """Transfers not finished, urgent ones too."""
+        return self.unfinished() + (self._urgent.unfinished() if self._urgent is not None else 0)
 
     def _serve(self) -> None:
         with sparing(wanted=self._sparing):
@@ -178,27 +237,64 @@ class HostPath:
     def _serve_all(self) -> None:
         # What fails here fails again in the transfers that need it, where it is reported.
         with contextlib.suppress(Exception):
-            if not self._closed or self.unfinished() > 1:
+            if not self.loaded.is_set() and (not self._closed or self._unfinished):
                 _hands(0).load()
         self.loaded.set()
-        crew = _Crew(self.threads - 1)
-        while (job := self._jobs.get()) is not None:
-            try:
-                if job.after is not None:
-                    self.waiting_since = time.monotonic()
-                    try:
-                        wait_for(job.after)
-                    finally:
-                        self.waiting_since = None
-                result = _run(job.transfer.plan, crew)
-                self.tally.add(result)
-                job.transfer._finish(result)
-            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
-                self.tally.fail()
-                job.transfer._finish(None, error)
+        while True:
+            if not self._unfinished:
+                self._idle.set()
+            job = self._jobs.get()
+            if job is None:
+                break
+            if not self._serve_one(*job):
+                return
+            self._unfinished.popleft()
             del job  # else the last transfer's memory would live until the next one comes
-        crew.dismiss()
+        self._idle.set()
+        self._crew.dismiss()
         _live.discard(self)
+
+    def _serve_one(self, transfer: HostTransfer, after: Any, behind: Sequence[HostTransfer]) -> bool:
+        """Run a transfer in its turn; False where another runner has taken over meanwhile."""
+        error: BaseException | None = None
+        if after is not None or behind:
+            error = self._wait(transfer, after, behind)
+        if self._urgent is not None:
+            self._urgent._idle.wait()
+        with self._turn:
+            if threading.current_thread() is not self._runner:
+                return False
+            self._waiting = self.waiting_since = None
+            self._idle.clear()
+            if transfer.done():  # cancelled
+                return True
+            transfer._begun = True
+        if error is None:
+            try:
+                result = _run(transfer.plan, self._crew)
+                self.tally.add(result)
+                transfer._finish(result)
+            except BaseException as problem:  # noqa: BLE001  # the next one must still run
+                error = problem
+        if error is not None:
+            self.tally.fail()
+            transfer._finish(None, error)
+        return True
+
+    def _wait(self, transfer: HostTransfer, after: Any, behind: Sequence[HostTransfer]) -> BaseException | None:
+        """Wait for what comes before a transfer; what went wrong with that."""
+        with self._turn:
+            if transfer.done():
+                return None
+            self._waiting, self.waiting_since = transfer, time.monotonic()
+            self._idle.set()
+        try:
+            for other in behind:  # however it ends
+                other._finished.wait()
+            wait_for(after)
+        except BaseException as error:  # noqa: BLE001  # it belongs to the transfer
+            return error
+        return None
 
 
 def _hands(copies: int) -> ModuleType:
@@ -207,78 +303,7 @@ def _hands(copies: int) -> ModuleType:
     return import_module(f"kvplan.execute.{name}")
 
 
-class _Crew:
-    """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
-
-    Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
-    """
-
-    def __init__(self, helpers: int) -> None:
-        self._missing = helpers
-        self._helpers: list[threading.Thread] = []
-        self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
-
-    def run(self, work: list[Task]) -> None:
-        """Do all of it; returns when all has ended, and raises what went wrong first."""
-        share = _Share(work)
-        wanted = len(work) - 1
-        while self._missing and len(self._helpers) < wanted:
-            helper = threading.Thread(target=_help, args=(self._calls,), name="kvplan-copy", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
-                break
-            self._missing -= 1
-            self._helpers.append(helper)
-        for _ in self._helpers[:wanted]:
-            self._calls.put(share)
-        share.work()
-        share.wait()
-
-    def dismiss(self) -> None:
-        """End the helpers."""
-        for _ in self._helpers:
-            self._calls.put(None)
-        for helper in self._helpers:
-            helper.join()
-
-
-class _Share:
-    """Tasks that several threads take from until there are none."""
-
-    def __init__(self, work: list[Task]) -> None:
-        self._count = len(work)
-        self._left = deque(work)
-        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def work(self) -> None:
-        """Take tasks and do them."""
-        while True:
-            try:
-                task = self._left.popleft()
-            except IndexError:
-                return
-            try:
-                task()
-            except BaseException as error:  # noqa: BLE001  # wait() raises it, in the thread that knows the transfer
-                self._ended.put(error)
-            else:
-                self._ended.put(None)
-
-    def wait(self) -> None:
-        """Until every task has ended; raises the first error."""
-        errors = [error for error in (self._ended.get() for _ in range(self._count)) if error is not None]
-        if errors:
-            raise errors[0]
-
-
-def _help(calls: queue.SimpleQueue[_Share | None]) -> None:
-    while (share := calls.get()) is not None:
-        share.work()
-        del share
-
-
-def _run(plan: Plan, crew: _Crew) -> TransferResult:
+def _run(plan: Plan, crew: Crew) -> TransferResult:
     work, copies = tasks(plan) if plan.nbytes else ([], 0)
     watch = Stopwatch()
     crew.run(work)

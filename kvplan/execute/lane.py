@@ -6,8 +6,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.execute.cuda import Device
 
@@ -22,20 +23,31 @@ class Lane:
 
     Each stream is made when first used: a GPU has few hardware queues, and streams that share one wait for each other.
 
+    Args:
+        device: whose streams they are.
+        name: of the lane and its thread.
+        beside: the lane of the same direction whose order this one's urgent transfers need not keep.
+
     Attributes:
+        urgent: whether it is for urgent transfers: all its streams are of the highest priority.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
-        lock: held by whoever submits.
+        pending: transfers that its thread has not issued, in the order of their submits.
+        waiting: the one whose turn its thread waits for on the CPU.
+        lock: held by whoever submits; the same for both lanes of a direction.
     """
 
-    def __init__(self, device: Device, name: str) -> None:
+    def __init__(self, device: Device, name: str, beside: Lane | None = None) -> None:
         self.name = name
+        self.urgent = beside is not None
         self._device = device
         self.side: list[int] = []
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
-        self.lock = threading.RLock()
+        self.pending: deque[DeviceTransfer] = deque()
+        self.waiting: DeviceTransfer | None = None
+        self.lock: AbstractContextManager[Any] = beside.lock if beside is not None else threading.RLock()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waiting = 0
@@ -44,7 +56,7 @@ class Lane:
     @cached_property
     def copy(self) -> int:
         """The stream of the copy engine."""
-        return self._device.stream()
+        return self._device.stream(urgent=self.urgent)
 
     @cached_property
     def kernel(self) -> int:
@@ -74,7 +86,7 @@ class Lane:
     def sides(self, count: int) -> list[int]:
         """Copy streams beside the first; made when first asked for."""
         while len(self.side) < count:
-            self.side.append(self._device.stream())
+            self.side.append(self._device.stream(urgent=self.urgent))
         return self.side[:count]
 
     @property
@@ -87,9 +99,28 @@ class Lane:
         with self._count:
             self._waiting += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"kvplan-{self.name}", daemon=True)
+                self._thread = self._new_thread()
                 self._thread.start()
         self._jobs.put(job)
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._serve, name=f"kvplan-{self.name}", daemon=True)
+
+    def relieve(self) -> None:
+        """Another thread in place of the one that waits for what nobody needs any more; that one ends with its wait.
+
+        The runtime's lock is held, so that its wait cannot end meanwhile.
+        """
+        old, self._thread = self._thread, self._new_thread()
+        with self._count:
+            self._waiting -= 1
+        self.waiting = None
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads: then the old one goes on after its wait
+            self._thread = old
+            with self._count:
+                self._waiting += 1
 
     def stop(self) -> None:
         """End the thread behind what it has to issue."""
@@ -114,11 +145,11 @@ class Lane:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            finally:
-                with self._count:
-                    self._waiting -= 1
+            job()
+            if not self.here():  # relieved
+                return
+            with self._count:
+                self._waiting -= 1
             del job
 
 

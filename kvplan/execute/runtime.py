@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute import ending
-from kvplan.execute.after import Wait, recorded, waits_of
+from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.execute import ending, turns
+from kvplan.execute.after import Wait, waits_of
 from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.cuda import Device, Uncaptured
@@ -28,7 +28,6 @@ from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
 from kvplan.execute.tally import Tally
-from kvplan.execute.transfer import wait_for
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
@@ -40,6 +39,7 @@ from kvplan.tune.profile import DeviceProfile
 Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath | MixedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
+DIRECTION_LANES = ("load", "store")
 
 
 class Runtime:
@@ -58,7 +58,10 @@ class Runtime:
         with device.current():
             self.slots = Arena(device.allocate_host, device.free_host, visible=True)
             self.memory = Arena(device.allocate, device.free, visible=False)
-            self.lanes = {name: Lane(device, name) for name in ("load", "store")}
+            self.lanes = {name: Lane(device, name) for name in DIRECTION_LANES}
+            self.lanes |= {
+                f"urgent {name}": Lane(device, f"urgent-{name}", self.lanes[name]) for name in DIRECTION_LANES
+            }
             self.tables = Tables(self)
         self.reach = Reach(device)
         self._stagings: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakKeyDictionary()
@@ -92,13 +95,20 @@ class Runtime:
         with self.device.current():
             return self.candidates.all(plan)
 
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool) -> DeviceTransfer:
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
         with self.device.current():
             capturing = self.graphs.capturing(after)
             path, predicted, pageable = self.candidates.choose(plan, capturing=capturing is not None)
             transfer = DeviceTransfer(plan, self, path.name, predicted)
-            lane = self.lanes["store" if plan.direction == "store" else "load"]
+            if capturing is not None and urgent:
+                raise PathError(
+                    "a transfer of high priority cannot be captured into a CUDA graph; a graph has no order"
+                )
+            name = "store" if plan.direction == "store" else "load"
+            lane, other = self.lanes[name], self.lanes[f"urgent {name}"]
+            if urgent:
+                lane, other = other, lane
             with lane.lock:
                 self.check_open()
                 if capturing is not None:
@@ -106,15 +116,25 @@ class Runtime:
                     return transfer
                 try:
                     waits = waits_of(after, transfer)
+                    behind = turns.before(self, plan, other)
                     late = isinstance(after, DeviceTransfer) and after.queued
+                    late = late or any(one.queued for one in behind)
                     if waits is None or late or lane.busy or pageable or path.slow(plan):
-                        self._issue_later(transfer, path, lane, after, waits, by_layer=by_layer)
+                        turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
                     else:
-                        self._issue(transfer, path, lane, waits, by_layer=by_layer)
+                        self._issue(transfer, path, lane, waits, behind, by_layer=by_layer)
                 except BaseException as error:
                     self._abandon(transfer, error)
                     raise
         return transfer
+
+    def cancel(self, transfer: DeviceTransfer) -> bool:
+        """See :meth:`kvplan.Transfer.cancel`."""
+        return turns.cancel(self, transfer)
+
+    def in_flight(self) -> int:
+        """Transfers that have not ended, as far as is known."""
+        return turns.in_flight(self)
 
     def _abandon(self, transfer: DeviceTransfer, error: BaseException) -> None:
         """End a transfer that failed, unless something of it is in flight: then its last event does."""
@@ -124,31 +144,10 @@ class Runtime:
                 transfer._over = True
                 transfer._give_back()
 
-    def _issue_later(
-        self, transfer: DeviceTransfer, path: Path, lane: Lane, after: Any, waits: list[Wait] | None, *, by_layer: bool
-    ) -> None:
-        """Issue it behind what the lane's own thread has to issue; that thread holds no lock meanwhile.
-
-        While it has work, submits queue here instead of going to the streams themselves.
-        """
-        issued = transfer._issued = threading.Event()
-        # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
-        waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
-
-        def job() -> None:
-            try:
-                if waits is None:
-                    wait_for(after)
-                with self.device.current(), self.device.patient():
-                    self._issue(transfer, path, lane, waits or [], by_layer=by_layer)
-            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
-                self._abandon(transfer, error)
-            finally:
-                issued.set()
-
-        lane.later(job)
-
-    def _issue(self, transfer: DeviceTransfer, path: Path, lane: Lane, waits: list[Wait], *, by_layer: bool) -> None:
+    def _issue(
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, waits: list[Wait], behind: list[DeviceTransfer], *,
+        by_layer: bool,
+    ) -> None:  # fmt: skip
         """Put a transfer on the lane's streams; the device is current and nobody else issues on this lane."""
         device, plan = self.device, transfer.plan
         entry, leave = path.streams(lane, plan.direction)
@@ -160,6 +159,10 @@ class Runtime:
                     wait.precede(entry)
                 else:
                     device.wait(entry, wait)
+            for one in behind:
+                with self.lock:
+                    if not one._over and one._end:
+                        device.wait(entry, one._end)
             last = lane.last
             if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
                 with self.lock:
@@ -306,7 +309,10 @@ class Runtime:
         """Take no more; what was submitted goes on. Returns at once."""
         if self.generation != generation():
             return
-        with self.lanes["load"].lock, self.lanes["store"].lock:  # a submit has been issued or queued, or sees this
+        with (
+            self.lanes["load"].lock,
+            self.lanes["store"].lock,
+        ):  # those of all lanes; a submit has been issued or queued, or sees this
             if self.closed:
                 return
             self.closed = True

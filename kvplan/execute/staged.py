@@ -123,7 +123,7 @@ class StagedPath:
     ) -> Callable[[], None]:
         runtime, load = self._runtime, plan.direction == "load"
         staging = runtime.staging(part.group, plan.direction)
-        ring = self._ring(transfer, plan.direction, staging.nbytes)
+        ring = self._ring(transfer, lane.name, staging.nbytes)
         count, per = part.units.shape[1], staging.granule_units
         skip = skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
@@ -238,9 +238,9 @@ class StagedPath:
         most = self._policy.staging_bytes
         return chunk if most is None else min(chunk, max(most // 2, 1))
 
-    def _ring(self, transfer: DeviceTransfer, direction: str, granule: int) -> Ring:
-        """The ring of a direction; a larger one where a granule does not fit."""
-        ring = self._rings.get(direction)
+    def _ring(self, transfer: DeviceTransfer, lane: str, granule: int) -> Ring:
+        """The ring of a lane; a larger one where a granule does not fit."""
+        ring = self._rings.get(lane)
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         runtime = self._runtime
@@ -249,7 +249,7 @@ class StagedPath:
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
         with runtime.lock:
             piece = runtime.memory.take(slots * slot, exact=True)
-        made = self._rings[direction] = Ring(runtime, piece, slots, slot)
+        made = self._rings[lane] = Ring(runtime, piece, slots, slot)
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))
             transfer._borrowed += ring.filled + ring.freed

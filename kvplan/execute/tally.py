@@ -41,12 +41,14 @@ class ExecutorStats(PathStats):
         predicted: transfers whose time was predicted: those of ``auto``.
         prediction_error: how far predictions were off: 0.1 is a tenth, too much or too little, by the mean of the
             factors' logarithms. None where none was made.
+        cancelled: transfers that were taken back before they began.
     """
 
     failed: int = 0
     paths: Mapping[str, PathStats] | None = None
     predicted: int = 0
     prediction_error: float | None = None
+    cancelled: int = 0
 
 
 PENDING = 256  # results that are not yet added up: an append is all that a transfer's end is to cost
@@ -61,6 +63,7 @@ class Tally:
         self._pending: deque[TransferResult] = deque()
         self._sums: dict[str, list[float]] = {}
         self._failures: deque[int] = deque()
+        self._cancelled: deque[int] = deque()
         self._predicted = 0
         self._off = 0.0
 
@@ -92,6 +95,10 @@ class Tally:
         """One more that did not."""
         self._failures.append(1)
 
+    def cancel(self) -> None:
+        """One more that never began."""
+        self._cancelled.append(1)
+
     def stats(self) -> ExecutorStats:
         """The sums so far.
 
@@ -118,4 +125,5 @@ class Tally:
             paths,
             predicted,
             math.expm1(off / predicted) if predicted else None,
+            len(self._cancelled),
         )

@@ -6,13 +6,16 @@ import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layers import layers_of
 from kvplan.plan import Plan
 from kvplan.slicing import number_ranges
+
+if TYPE_CHECKING:
+    from kvplan.execute.host import HostPath
 
 
 class _Result(NamedTuple):
@@ -124,6 +127,20 @@ class Transfer(ABC):
             TransferError: the transfer failed.
         """
 
+    def cancel(self) -> bool:
+        """Take it back if it has not begun: if it waits for its ``after=`` on the CPU, or behind others that do.
+
+        One that was cancelled has touched no byte; those behind it go on. It is done, and whoever waits for it, or has
+        named it as ``after=``, gets a TransferError that says so.
+
+        Returns:
+            Whether it will not run. False: it has begun or ended, and goes on as if nothing had been asked.
+
+        Raises:
+            TransferError: it is part of a CUDA graph.
+        """
+        return False
+
     def replan(self, plan: Plan) -> None:
         """Give a transfer that was captured into a CUDA graph other blocks to move, from the next replay on.
 
@@ -168,10 +185,17 @@ def check_layer(plan: Plan, layer: int) -> None:
 
 
 class HostTransfer(Transfer):
-    """A transfer of the host path."""
+    """A transfer of the host path.
 
-    def __init__(self, plan: Plan) -> None:
+    Attributes:
+        cancelled: whether it was taken back.
+    """
+
+    def __init__(self, plan: Plan, path: HostPath) -> None:
         self.plan = plan
+        self.cancelled = False
+        self._path = path
+        self._begun = False
         self._finished = threading.Event()
         self._result: TransferResult | None = None
         self._error: BaseException | None = None
@@ -194,6 +218,8 @@ class HostTransfer(Transfer):
         """See :meth:`Transfer.synchronize`."""
         if not self._finished.wait(timeout):
             raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+        if self.cancelled:
+            raise TransferError(cancellation(self.plan))
         if self._error is not None:
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
@@ -204,13 +230,22 @@ class HostTransfer(Transfer):
             raise TransferError("the transfer finished without a result")
         return self._result
 
+    def cancel(self) -> bool:
+        """See :meth:`Transfer.cancel`."""
+        return self._path.cancel(self)
+
     def _finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
         self._result, self._error = result, error
         self._finished.set()
 
     def __repr__(self) -> str:
-        state = "in flight" if not self.done() else "failed" if self._error else "done"
-        return f"Transfer({self.plan!r}, {state})"
+        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
+        return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
+
+
+def cancellation(plan: Plan) -> str:
+    """What is said of a transfer that was cancelled."""
+    return f"transfer of {plan.nbytes} bytes was cancelled before it began; nothing was moved"
 
 
 def wait_for(after: Any) -> None:

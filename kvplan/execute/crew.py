@@ -1,0 +1,81 @@
+"""The threads that copy for the host path."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Task = Callable[[], None]
+
+
+class Crew:
+    """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
+
+    Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
+    """
+
+    def __init__(self, helpers: int) -> None:
+        self._missing = helpers
+        self._helpers: list[threading.Thread] = []
+        self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
+
+    def run(self, work: list[Task]) -> None:
+        """Do all of it; returns when all has ended, and raises what went wrong first."""
+        share = _Share(work)
+        wanted = len(work) - 1
+        while self._missing and len(self._helpers) < wanted:
+            helper = threading.Thread(target=_help, args=(self._calls,), name="kvplan-copy", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
+                break
+            self._missing -= 1
+            self._helpers.append(helper)
+        for _ in self._helpers[:wanted]:
+            self._calls.put(share)
+        share.work()
+        share.wait()
+
+    def dismiss(self) -> None:
+        """End the helpers."""
+        for _ in self._helpers:
+            self._calls.put(None)
+        for helper in self._helpers:
+            helper.join()
+
+
+class _Share:
+    """Tasks that several threads take from until there are none."""
+
+    def __init__(self, work: list[Task]) -> None:
+        self._count = len(work)
+        self._left = deque(work)
+        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def work(self) -> None:
+        """Take tasks and do them."""
+        while True:
+            try:
+                task = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  # wait() raises it, in the thread that knows the transfer
+                self._ended.put(error)
+            else:
+                self._ended.put(None)
+
+    def wait(self) -> None:
+        """Until every task has ended; raises the first error."""
+        errors = [error for error in (self._ended.get() for _ in range(self._count)) if error is not None]
+        if errors:
+            raise errors[0]
+
+
+def _help(calls: queue.SimpleQueue[_Share | None]) -> None:
+    while (share := calls.get()) is not None:
+        share.work()
+        del share

@@ -1,0 +1,68 @@
+"""Two plans have an order where one writes what the other reads or writes, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout
+from kvplan.conflicts import conflict
+from tests import oracle
+
+SHAPES = {"layer block dim": (3, 6, 8), "block layer dim": (6, 3, 8), "block dim layer": (6, 8, 3)}
+
+
+def layouts(memory: np.ndarray) -> list[KVLayout]:
+    """Four ways to see the same 288 bytes: blocks of different layouts are different bytes."""
+    first = [KVLayout.from_tensors(text, memory[:144].reshape(shape)) for text, shape in list(SHAPES.items())[:2]]
+    second = [KVLayout.from_tensors(text, memory[144:].reshape(SHAPES[text])) for text in ("layer block dim",)]
+    heads = KVLayout.from_tensors("layer block dim", memory[144:].reshape(3, 6, 8)).slice(layers=range(1, 2))
+    return [*first, *second, heads]
+
+
+BLOCKS = st.lists(st.integers(0, 5), min_size=0, max_size=4, unique=True)
+
+
+@st.composite
+def moves(draw):
+    """A source and destination that share no memory, and blocks of each."""
+    src, dst = draw(st.sampled_from([(0, 2), (2, 0), (1, 2), (2, 1), (3, 4), (4, 3)]))
+    ids = draw(BLOCKS)
+    return src, dst, ids, draw(st.permutations(range(6)))[: len(ids)]
+
+
+@given(first=moves(), second=moves())
+def test_a_conflict_is_a_byte_that_one_writes_and_the_other_touches(first, second):
+    memory = np.zeros(288, np.uint8)
+    seen = layouts(memory)
+    seen.append(seen[0].slice(layers=range(1, 2)))
+    plans = [kvplan.compile(seen[src], seen[dst]).plan(ids, others) for src, dst, ids, others in (first, second)]
+    moved = [oracle.byte_moves(plan.descriptors()) for plan in plans]
+    written = [set(one) for one in moved]
+    read = [set(one.values()) for one in moved]
+    expected = bool(written[0] & (written[1] | read[1]) or written[1] & read[0])
+    assert conflict(*plans) == conflict(*plans[::-1]) == expected
+
+
+def test_joined_plans_meet_by_any_part():
+    memory = np.zeros(288, np.uint8)
+    a, _, c, _ = layouts(memory)
+    program, back = kvplan.compile(a, c), kvplan.compile(c, a)
+    joined = kvplan.join([program.plan([0], [0]), program.plan([1], [5])])
+    assert conflict(joined, program.plan([3], [5]))
+    assert conflict(back.plan([5], [4]), joined)
+    assert conflict(back.plan([3], [1]), joined)
+    assert not conflict(joined, back.plan([3], [4]))
+    assert not conflict(joined, program.plan([], []))
+
+
+def test_a_run_inside_a_longer_one_is_seen():
+    memory = np.zeros(1024, np.uint8)
+    whole = KVLayout.from_tensors("block dim", memory[:512].reshape(2, 256))
+    parts = KVLayout.from_tensors("block dim", memory[:512].reshape(32, 16))
+    apart = KVLayout.from_tensors("block dim", memory[512:].reshape(32, 16))
+    other = KVLayout.from_tensors("block dim", memory[512:].reshape(2, 256))
+    assert conflict(kvplan.compile(whole, other).plan([0], [1]), kvplan.compile(apart, parts).plan([0], [15]))
+    assert not conflict(kvplan.compile(whole, other).plan([0], [1]), kvplan.compile(apart, parts).plan([0], [16]))
