@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.host import HostPath
 from kvplan.execute.policy import GPU_PATHS, PATHS, Policy
-from kvplan.execute.tally import ExecutorStats, PathStats, Tally
+from kvplan.execute.ranges import ranged
+from kvplan.execute.tally import ExecutorStats, FlowStats, PathStats, Tally
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
 from kvplan.plan import Plan
 
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
     from kvplan.tune.cost import Candidate
     from kvplan.tune.profile import DeviceProfile
 
-__all__ = ["PATHS", "Executor", "ExecutorStats", "PathStats", "Policy", "Transfer", "TransferResult"]
+__all__ = ["PATHS", "Executor", "ExecutorStats", "FlowStats", "PathStats", "Policy", "Transfer", "TransferResult"]
 
+log = logging.getLogger(__name__)
 PRIORITIES = ("normal", "high")
 
 
@@ -32,6 +36,7 @@ class _Backend(Protocol):
     def check_open(self) -> None: ...
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
     def candidates_of(self, plan: Plan) -> list[Candidate]: ...
+    def in_flight(self) -> int: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -82,6 +87,8 @@ class Executor:
         self.policy = policy or Policy()
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)
+        self._submit = ranged(self._backend.submit)
+        log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
 
@@ -121,7 +128,9 @@ class Executor:
             check_after(after, gpu=self.device != "cpu")
         if priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
-        return self._backend.submit(plan, after, by_layer=by_layer, urgent=priority == "high")
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
+        return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
     def candidates(self, plan: Plan) -> list[Candidate]:
         """What each path is expected to do to a plan: the one that ``auto`` takes first, those that cannot serve last.
@@ -146,7 +155,7 @@ class Executor:
         ...     executor.stats().transfers, executor.stats().prediction_error
         (0, None)
         """
-        return self._backend.tally.stats()
+        return replace(self._backend.tally.stats(), in_flight=self._backend.in_flight())
 
     def close(self) -> None:
         """Finish all transfers in flight, then stop.
@@ -155,6 +164,7 @@ class Executor:
         is nothing to finish; the parent does.
         """
         self._backend.close()
+        log.info("executor of %s closed", self.device, extra={"kvplan_device": self.device})
 
     def __enter__(self) -> Self:
         return self

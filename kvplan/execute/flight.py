@@ -191,7 +191,7 @@ class DeviceTransfer(Transfer):
             self._result = TransferResult(
                 self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted
             )
-            self._runtime.tally.add(self._result)
+            self._runtime.tally.add(self._result, self.plan.direction)
         self._over = True
         self._give_back()
         return True
@@ -199,7 +199,7 @@ class DeviceTransfer(Transfer):
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
-            self._runtime.tally.fail()
+            self._runtime.tally.fail(self.plan, self.path, error)
 
     def _give_back(self) -> None:
         if self._waiters:  # the last of those who block on the end event does it

@@ -277,7 +277,7 @@ class HostPath:
             except BaseException as problem:  # noqa: BLE001  # the next one must still run
                 error = problem
         if error is not None:
-            self.tally.fail()
+            self.tally.fail(transfer.plan, "host", error)
             transfer._finish(None, error)
         return True
 

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -127,7 +128,9 @@ class NixlAgent:
 
     def stats(self) -> ExecutorStats:
         """What transfers of this agent did so far; see :meth:`kvplan.Executor.stats`."""
-        return self.tally.stats()
+        with self.lock:
+            flying = sum(len(peer.flying) for peer in self.peers.values())
+        return replace(self.tally.stats(), in_flight=flying)
 
     def close(self) -> None:
         """Forget all peers and take the memory back; transfers that have not ended fail."""

@@ -154,7 +154,7 @@ class NixlTransfer(Transfer):
     def _finish(self) -> None:
         seconds = time.perf_counter() - self._posted
         self._result = TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
-        self._agent.tally.add(self._result)
+        self._agent.tally.add(self._result, "read" if self._reading else "write")
         self._end(None)
 
     def _failed(self, what: str) -> None:
@@ -193,8 +193,7 @@ class NixlTransfer(Transfer):
         if self in self._peer.flying:
             self._peer.flying.remove(self)
         if error is not None:
-            self._agent.tally.fail()
-            log.warning("%s", error, extra={"kvplan_peer": self._peer.name, "kvplan_nbytes": self.plan.nbytes})
+            self._agent.tally.fail(self.plan, "nixl", error)
 
     def _release(self) -> None:
         """Give NIXL's handles back; what it cannot let go of stays with the agent, and the memory with it."""

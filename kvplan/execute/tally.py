@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvplan.execute.forks import generation
 from kvplan.execute.transfer import TransferResult
+from kvplan.plan import Plan
+
+log = logging.getLogger("kvplan.execute")
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,18 @@ class PathStats:
 
 
 @dataclass(frozen=True)
+class FlowStats(PathStats):
+    """Sums of one path in one direction.
+
+    Attributes:
+        within: transfers by their seconds: as many as each of :data:`BUCKETS` holds and the one before does not, and at
+            the end those that took longer.
+    """
+
+    within: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ExecutorStats(PathStats):
     """Sums of an executor, of transfers that are known to have ended.
 
@@ -42,6 +60,8 @@ class ExecutorStats(PathStats):
         prediction_error: how far predictions were off: 0.1 is a tenth, too much or too little, by the mean of the
             factors' logarithms. None where none was made.
         cancelled: transfers that were taken back before they began.
+        in_flight: transfers that were submitted and have not ended.
+        flows: by path and direction, in more detail.
     """
 
     failed: int = 0
@@ -49,8 +69,16 @@ class ExecutorStats(PathStats):
     predicted: int = 0
     prediction_error: float | None = None
     cancelled: int = 0
+    in_flight: int = 0
+    flows: Mapping[tuple[str, str], FlowStats] = field(default_factory=dict, compare=False)
 
 
+# Seconds, from a few blocks to a whole cache.
+BUCKETS = (
+    1e-05, 2.5e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0,
+)  # fmt: skip
+QUIET_SECONDS = 10.0  # after a failure that was logged, in which others are only counted
 PENDING = 256  # results that are not yet added up: an append is all that a transfer's end is to cost
 
 
@@ -60,16 +88,19 @@ class Tally:
     def __init__(self) -> None:
         self._made_in = generation()
         self._lock = threading.Lock()
-        self._pending: deque[TransferResult] = deque()
-        self._sums: dict[str, list[float]] = {}
+        self._pending: deque[tuple[TransferResult, str]] = deque()
+        self._sums: dict[tuple[str, str], list[float]] = {}
+        self._within: dict[tuple[str, str], list[int]] = {}
+        self._quiet_until = 0.0
+        self._unsaid = 0
         self._failures: deque[int] = deque()
         self._cancelled: deque[int] = deque()
         self._predicted = 0
         self._off = 0.0
 
-    def add(self, result: TransferResult) -> None:
+    def add(self, result: TransferResult, direction: str = "host") -> None:
         """One more transfer that ended well."""
-        self._pending.append(result)
+        self._pending.append((result, direction))
         if len(self._pending) > PENDING:
             self._add_up()
 
@@ -78,10 +109,13 @@ class Tally:
             self._made_in, self._lock = generation(), threading.Lock()
         with self._lock:
             while self._pending:  # only here are they taken out
-                result = self._pending.popleft()
-                sums = self._sums.get(result.path)
+                result, direction = self._pending.popleft()
+                flow = result.path, direction
+                sums = self._sums.get(flow)
                 if sums is None:
-                    sums = self._sums[result.path] = [0, 0, 0.0, 0, 0]
+                    sums = self._sums[flow] = [0, 0, 0.0, 0, 0]
+                    self._within[flow] = [0] * (len(BUCKETS) + 1)
+                self._within[flow][bisect_left(BUCKETS, result.seconds)] += 1
                 sums[0] += 1
                 sums[1] += result.nbytes
                 sums[2] += result.seconds
@@ -91,9 +125,24 @@ class Tally:
                     self._predicted += 1
                     self._off += abs(math.log(result.predicted / result.seconds))
 
-    def fail(self) -> None:
-        """One more that did not."""
+    def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
+        """One more that did not; a warning is logged, at most one every :data:`QUIET_SECONDS`."""
         self._failures.append(1)
+        now = time.monotonic()
+        if error is None or plan is None:
+            return
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        self._quiet_until, unsaid, self._unsaid = now + QUIET_SECONDS, self._unsaid, 0
+        more = f" ({unsaid} more since the last warning)" if unsaid else ""
+        log.warning(
+            "%s by path %s failed: %s%s", plan, path, error, more,
+            extra={
+                "kvplan_path": path, "kvplan_direction": plan.direction, "kvplan_nbytes": plan.nbytes,
+                "kvplan_units": plan.units, "kvplan_unsaid": unsaid,
+            },
+        )  # fmt: skip
 
     def cancel(self) -> None:
         """One more that never began."""
@@ -109,12 +158,17 @@ class Tally:
         """
         self._add_up()
         with self._lock:
-            paths = {
-                path: PathStats(int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]))
-                for path, sums in self._sums.items()
+            flows = {
+                flow: FlowStats(
+                    int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]), tuple(self._within[flow])
+                )
+                for flow, sums in self._sums.items()
             }
             failed, predicted, off = len(self._failures), self._predicted, self._off
-        every = paths.values()
+        every = flows.values()
+        paths: dict[str, PathStats] = {}
+        for (path, _), flow in flows.items():
+            paths[path] = _sum(paths.get(path, PathStats()), flow)
         return ExecutorStats(
             sum(one.transfers for one in every),
             sum(one.nbytes for one in every),
@@ -126,4 +180,9 @@ class Tally:
             predicted,
             math.expm1(off / predicted) if predicted else None,
             len(self._cancelled),
+            flows=flows,
         )
+
+
+def _sum(one: PathStats, other: PathStats) -> PathStats:
+    return PathStats(*(getattr(one, name) + getattr(other, name) for name in PathStats.__dataclass_fields__))

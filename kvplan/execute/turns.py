@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.conflicts import conflict
 from kvplan.errors import TransferError
 from kvplan.execute.after import Wait, recorded
+from kvplan.execute.forks import generation
 from kvplan.execute.transfer import cancellation, wait_for
 from kvplan.plan import Plan
 
@@ -108,6 +109,8 @@ def cancel(runtime: Runtime, transfer: DeviceTransfer) -> bool:
 
 def in_flight(runtime: Runtime) -> int:
     """Transfers that have not ended, as far as is known."""
+    if runtime.generation != generation():  # nobody holds this process's share of the lock
+        return 0
     with runtime.lock:
         some = dict.fromkeys(one for lane in runtime.lanes.values() for one in (*lane.pending, *lane.flying))
     return sum(not one._over for one in some)

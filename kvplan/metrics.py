@@ -1,0 +1,106 @@
+"""What executors did, as metrics of Prometheus: read when they are scraped, at no cost to transfers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from kvplan.errors import KVPlanError
+from kvplan.execute.tally import BUCKETS, ExecutorStats, FlowStats
+
+Source = Callable[[], ExecutorStats]
+
+FLOWS: dict[str, tuple[str, Callable[[FlowStats], float]]] = {
+    "kvplan_transfers": ("Transfers that ended well.", lambda flow: flow.transfers),
+    "kvplan_bytes": ("Bytes moved.", lambda flow: flow.nbytes),
+    "kvplan_descriptors": ("Contiguous copies issued.", lambda flow: flow.descriptors),
+    "kvplan_launches": ("Calls that issued them.", lambda flow: flow.launches),
+}
+SUMS: dict[str, tuple[str, Callable[[ExecutorStats], float]]] = {
+    "kvplan_errors": ("Transfers that did not end well.", lambda stats: stats.failed),
+    "kvplan_cancelled": ("Transfers taken back before they began.", lambda stats: stats.cancelled),
+    "kvplan_predictions": ("Transfers whose time was predicted.", lambda stats: stats.predicted),
+}
+SECONDS = "kvplan_transfer_seconds", "Time of copying a transfer; waiting in line not counted."
+IN_FLIGHT = "kvplan_in_flight", "Transfers submitted and not ended."
+ERROR = "kvplan_prediction_error_ratio", "How far predictions were off: 0.1 is a tenth, too much or too little."
+
+
+class Collector:
+    """A collector for ``prometheus_client.REGISTRY.register``.
+
+    Args:
+        sources: by the name of each executor, which becomes the label ``executor``: what gives its stats, such as
+            ``executor.stats``, or a function that returns the last that another process sent. An executor is not kept
+            alive by it, and has no metrics once it is gone.
+
+    Raises:
+        KVPlanError: a source that cannot be called, or prometheus-client is not installed.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise KVPlanError(f"metrics need prometheus-client: pip install 'kvplan[metrics]' ({error})") from error
+        self._core = core
+        self._sources: dict[str, Callable[[], Source | None]] = {}
+        for name, source in sources.items():
+            if not callable(source):
+                raise KVPlanError(f"source {name!r} is a {type(source).__name__}; give executor.stats, not called")
+            self._sources[name] = weakref.WeakMethod(source) if inspect.ismethod(source) else _kept(source)
+
+    def describe(self) -> list[Any]:
+        """The metrics' names, so that registering asks no executor."""
+        return list(self._families().values())
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics as they are now."""
+        families = self._families()
+        for name, kept in self._sources.items():
+            source = kept()
+            if source is not None:
+                self._add(families, name, source())
+        yield from families.values()
+
+    def _families(self) -> dict[str, Any]:
+        core, labels = self._core, ("executor", "path", "direction")
+        made: dict[str, Any] = {}
+        for name, (text, _) in FLOWS.items():
+            made[name] = core.CounterMetricFamily(name, text, labels=labels)
+        made[SECONDS[0]] = core.HistogramMetricFamily(*SECONDS, labels=labels)
+        for name, (text, _) in SUMS.items():
+            made[name] = core.CounterMetricFamily(name, text, labels=labels[:1])
+        for name, text in (IN_FLIGHT, ERROR):
+            made[name] = core.GaugeMetricFamily(name, text, labels=labels[:1])
+        return made
+
+    def _add(self, families: dict[str, Any], executor: str, stats: ExecutorStats) -> None:
+        for (path, direction), flow in sorted(stats.flows.items()):
+            labels = (executor, path, direction)
+            for name, (_, value) in FLOWS.items():
+                families[name].add_metric(labels, value(flow))
+            families[SECONDS[0]].add_metric(labels, buckets_of(flow), flow.seconds)
+        for name, (_, total) in SUMS.items():
+            families[name].add_metric((executor,), total(stats))
+        families[IN_FLIGHT[0]].add_metric((executor,), stats.in_flight)
+        if stats.prediction_error is not None:
+            families[ERROR[0]].add_metric((executor,), stats.prediction_error)
+
+
+def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
+    """Prometheus's buckets: each counts all that took no longer than it says.
+
+    >>> buckets_of(FlowStats(transfers=3, within=(2, 0, 1)))[:3]
+    [('1e-05', 2), ('2.5e-05', 2), ('5e-05', 3)]
+    """
+    bounds = [*map(str, BUCKETS), "+Inf"]
+    counts = [*flow.within, *[0] * (len(bounds) - len(flow.within))]
+    return list(zip(bounds, accumulate(counts), strict=True))
+
+
+def _kept(source: Source) -> Callable[[], Source]:
+    return lambda: source
