@@ -93,7 +93,7 @@ class HostPath:
 
     Args:
         threads: CPU threads; by default one a core, at most 8.
-        tally: what ends is counted in; by default one of its own.
+        tally: of the path whose urgent transfers it runs; by default it is a path of its own, with its own tally.
     """
 
     def __init__(self, threads: int | None = None, tally: Tally | None = None) -> None:
@@ -106,8 +106,9 @@ class HostPath:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._unfinished: deque[HostTransfer] = deque()  # in the order of their submits; ended ones may be among them
         self._urgent: HostPath | None = None
-        self._idle = threading.Event()  # of an urgent one: it copies nothing, and nothing of it could
+        self._idle = threading.Event()  # of urgent ones, nothing is copied, and nothing could be
         self._idle.set()
+        self._tells = tally is not None  # of its own transfers, nobody asks
         self._waiting: HostTransfer | None = None  # that the runner waits for the turn of
         self._turn = threading.Lock()  # a transfer begins, or is cancelled
         self._closed = False
@@ -162,9 +163,10 @@ class HostPath:
     def _put(self, plan: Plan, after: Any, behind: Sequence[HostTransfer]) -> HostTransfer:
         transfer = HostTransfer(plan, self)
         self._unfinished.append(transfer)
-        with self._turn:
-            if self._waiting is None:
-                self._idle.clear()
+        if self._tells:
+            with self._turn:
+                if self._waiting is None:
+                    self._idle.clear()
         self._jobs.put(_Job(transfer, after, behind))
         return transfer
 
@@ -241,7 +243,7 @@ class HostPath:
                 _hands(0).load()
         self.loaded.set()
         while True:
-            if not self._unfinished:
+            if self._tells and not self._unfinished:
                 self._idle.set()
             job = self._jobs.get()
             if job is None:
@@ -265,7 +267,8 @@ class HostPath:
             if threading.current_thread() is not self._runner:
                 return False
             self._waiting = self.waiting_since = None
-            self._idle.clear()
+            if self._tells:
+                self._idle.clear()
             if transfer.done():  # cancelled
                 return True
             transfer._begun = True
