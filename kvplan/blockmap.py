@@ -161,4 +161,13 @@ def place(
         where = f" (unit {unit} of it)" if dst.units > 1 else ""
         raise OverlapError(f"dst_blocks name block {block}{where} more than once; each destination is written once")
     ids, side, name = (src_ids, src, "src") if kind == SRC_OUTSIDE else (dst_ids, dst, "dst")
-    raise BlockIndexError(f"{name}_blocks[{at}] is {int(ids[at])}; {name} blocks are 0 to {side.num_blocks - 1}")
+    raise outside(name, ids, at, side.num_blocks)
+
+
+def outside(name: str, ids: Int64Array, at: int, num_blocks: int) -> BlockIndexError:
+    """The error of an id that is no block.
+
+    >>> outside("src", np.array([0, 8]), 1, 8)
+    BlockIndexError('src_blocks[1] is 8; src blocks are 0 to 7')
+    """
+    return BlockIndexError(f"{name}_blocks[{at}] is {int(ids[at])}; {name} blocks are 0 to {num_blocks - 1}")

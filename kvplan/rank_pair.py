@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.blockmap import block_ids, count_units
+from kvplan.blockmap import block_ids, count_units, outside
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout import KVLayout
@@ -80,12 +80,9 @@ class PairProgram:
         count = count_units(src, dst, src_skip, dst_skip, (self.spans[0] // unit, self.spans[1] // unit))
         self._check_skips(src_skip, dst_skip)
         for name, ids, side in (("src", src, self.src), ("dst", dst, self.dst)):  # also those of other ranks' turns
-            last = side.layout.num_blocks - 1
-            wrong = np.flatnonzero((ids < 0) | (ids > last))
+            wrong = np.flatnonzero((ids < 0) | (ids >= side.layout.num_blocks))
             if wrong.size:
-                raise BlockIndexError(
-                    f"{name}_blocks[{wrong[0]}] is {int(ids[wrong[0]])}; {name} blocks are 0 to {last}"
-                )
+                raise outside(name, ids, int(wrong[0]), side.layout.num_blocks)
         _check_once(dst)
         sides = _Tokens(src, src_skip * unit), _Tokens(dst, dst_skip * unit)
         plans = [move.plan(*sides, count * unit) for move in self._moves]

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}
 
 
+def binary(nbytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a whole number before the point.
+
+    >>> binary(656), binary(8192), binary(1310720), binary(2**40)
+    ('656 bytes', '8 KiB', '1.25 MiB', '1 TiB')
+    """
+    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    if nbytes < 1024:
+        return f"{nbytes} byte{'s' * (nbytes != 1)}"
+    while value >= 1024 and units:
+        value /= 1024
+        unit = units.pop(0)
+    digits = f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
+
+
 def words_of(place: Place) -> str:
     """One line, however long."""
     if place.component is not None:

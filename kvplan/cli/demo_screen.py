@@ -7,7 +7,8 @@ from typing import Any
 
 import kvplan
 from kvplan.cli.demo_tensors import DESTROYED, Outcome
-from kvplan.cli.screen import binary, count_of, exact, fact_table, number_table, ranges
+from kvplan.cli.screen import count_of, exact, fact_table, number_table, ranges
+from kvplan.wording import binary
 
 NEIGHBOURS = 16  # blocks of the example that merges
 

@@ -8,11 +8,12 @@ from typing import Any
 from kvplan.advise import Numbers, Order
 from kvplan.cli.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
-from kvplan.cli.screen import binary, count_of, exact, ranges
+from kvplan.cli.screen import count_of, exact, ranges
 from kvplan.compare import OUTSIDE, untouched
 from kvplan.explain import match_lines
 from kvplan.layout import KVLayout
 from kvplan.program import Program
+from kvplan.wording import binary
 
 FACT_HEADER = ("* differs", "", "A", "B")
 

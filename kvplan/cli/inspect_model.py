@@ -10,9 +10,10 @@ from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
 from kvplan.cli.model_facts import Question, choose, model_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import binary, exact, fact_table, number_table, print_json, show
+from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
 from kvplan.layout import KVLayout
+from kvplan.wording import binary
 
 EXAMPLES = """examples:
   kvplan inspect --model

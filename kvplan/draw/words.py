@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom, nbytes_text
 from kvplan.draw.content import Gap
+from kvplan.wording import binary
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 Label = tuple[str, str]  # what it is, and its bytes
@@ -15,14 +16,7 @@ def rounded(nbytes: int) -> str:
     >>> rounded(656), rounded(8192), rounded(1310720), rounded(532224)
     ('656 B', '8 KiB', '1.25 MiB', '520 KiB')
     """
-    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    while value >= 1024 and units:
-        value /= 1024
-        unit = units.pop(0)
-    digits = f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
-    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
+    return f"{nbytes} B" if nbytes < 1024 else binary(nbytes)
 
 
 def labels(cell: Cell) -> tuple[Label, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import Transfer, TransferResult, check_layer
+from kvplan.execute.transfer import StreamlessTransfer, TransferResult
 from kvplan.nixl import nixl_lists
 from kvplan.plan import Plan
 
@@ -22,11 +22,12 @@ PAUSE_SECONDS = 0.05  # before a second attempt; twice as long before each furth
 log = logging.getLogger("kvplan.execute.nixl")
 
 
-class NixlTransfer(Transfer):
+class NixlTransfer(StreamlessTransfer):
     """A transfer between two processes. Made by :meth:`kvplan.execute.nixl.NixlPeer.submit`.
 
     NIXL moves the bytes whether anybody asks or not; that they have moved, and that an attempt has failed, is seen by
-    :meth:`done` and by whatever waits. Bytes that an attempt wrote before it failed stay written.
+    :meth:`done` and by whatever waits; a result's ``seconds`` end there. Bytes that an attempt wrote before it failed
+    stay written.
 
     Attributes:
         attempt: which one this is, from 1.
@@ -63,16 +64,6 @@ class NixlTransfer(Transfer):
                 self._look()
             return self._over
 
-    def wait(self, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait`; the CPU waits, whatever the stream."""
-        del stream
-        self.synchronize()
-
-    def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait_layer`; waits for all layers."""
-        check_layer(self.plan, layer)
-        self.wait(stream)
-
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
         started = time.monotonic()
@@ -82,13 +73,6 @@ class NixlTransfer(Transfer):
             time.sleep(LOOK_SECONDS)
         if self._error is not None:
             raise self._error.with_traceback(None)
-
-    def result(self) -> TransferResult:
-        """See :meth:`Transfer.result`; of ``seconds``, the end is when somebody looked."""
-        self.synchronize()
-        if self._result is None:
-            raise TransferError("the transfer finished without a result")
-        return self._result
 
     # What agent and peer do with it; the agent's lock is held.
 

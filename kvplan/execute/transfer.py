@@ -184,7 +184,30 @@ def check_layer(plan: Plan, layer: int) -> None:
         raise LayoutError(f"layer {layer!r} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
 
 
-class HostTransfer(Transfer):
+class StreamlessTransfer(Transfer):
+    """A transfer that no stream waits for: whoever goes on after it waits on the CPU, for all of it."""
+
+    _result: TransferResult | None
+
+    def wait(self, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait`; the CPU waits, whatever the stream."""
+        del stream
+        self.synchronize()
+
+    def wait_layer(self, layer: int, stream: Any = None) -> None:
+        """See :meth:`Transfer.wait_layer`; waits for all layers."""
+        check_layer(self.plan, layer)
+        self.wait(stream)
+
+    def result(self) -> TransferResult:
+        """See :meth:`Transfer.result`."""
+        self.synchronize()
+        if self._result is None:
+            raise TransferError("the transfer finished without a result")
+        return self._result
+
+
+class HostTransfer(StreamlessTransfer):
     """A transfer of the host path.
 
     Attributes:
@@ -204,16 +227,6 @@ class HostTransfer(Transfer):
         """See :meth:`Transfer.done`."""
         return self._finished.is_set()
 
-    def wait(self, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait`."""
-        del stream
-        self.synchronize()
-
-    def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait_layer`; waits for all layers."""
-        check_layer(self.plan, layer)
-        self.wait(stream)
-
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
         if not self._finished.wait(timeout):
@@ -222,13 +235,6 @@ class HostTransfer(Transfer):
             raise TransferError(cancellation(self.plan))
         if self._error is not None:
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
-
-    def result(self) -> TransferResult:
-        """See :meth:`Transfer.result`."""
-        self.synchronize()
-        if self._result is None:
-            raise TransferError("the transfer finished without a result")
-        return self._result
 
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`."""
