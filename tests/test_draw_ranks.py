@@ -15,7 +15,7 @@ from kvplan import Shard
 from kvplan.draw.ranks import PALETTE
 from tests.mixed_ranks import mixed
 from tests.test_reshard import HND, NHD, SPLIT, rank, tp
-from tests.topologies import reshards, shard_of
+from tests.topologies import reshards, shards_of
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,11 +100,7 @@ def test_pictures_of_the_documentation_are_what_is_drawn(name, src, dst):
 @settings(max_examples=60)
 @given(case=reshards())
 def test_any_resharding_can_be_drawn(case):
-    caches = [[rank.form.build(1) for rank in side] for side in case.sides]
-    shards = [
-        [shard_of(*pair) for pair in zip(side, held, strict=True)]
-        for side, held in zip(case.sides, caches, strict=True)
-    ]
+    shards = shards_of(case)
     programs = kvplan.reshard(*shards)
     root = ET.fromstring(programs.diagram())
     assert {f"rank {k}" for side in shards for k in range(len(side))} <= set(texts(root))

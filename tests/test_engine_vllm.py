@@ -16,21 +16,25 @@ from kvplan.engines import vllm, vllm_connector, vllm_jobs
 from kvplan.engines.vllm_jobs import ids_of
 from kvplan.engines.vllm_pages import canonical_nbytes, pages_of
 from kvplan.engines.vllm_worker import Worker
-from tests.vllm_stand_ins import finish, mapping, on_device, on_host, reference, rows_of, run, torch, two_layers
+from tests.vllm_stand_ins import (
+    finish,
+    mapping,
+    on_device,
+    on_host,
+    reference,
+    rows_of,
+    run,
+    torch,
+    two_layers,
+    workers,
+)
 
 
 @pytest.fixture
 def made():
     """Makes workers, and shuts them down."""
-    workers = []
-
-    def make(*args, **options):
-        workers.append(Worker(*args, **options))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
+    with workers() as make:
+        yield make
 
 
 def test_blocks_are_stored_and_loaded_elsewhere(made):

@@ -11,21 +11,14 @@ import pytest
 
 import kvplan
 from kvplan.engines.vllm_worker import JobResult, Worker
-from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers
+from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
 
 
 @pytest.fixture
 def made():
     """Makes workers, and shuts them down."""
-    workers = []
-
-    def make(*args, **options):
-        workers.append(Worker(*args, **options))
-        return workers[-1]
-
-    yield make
-    for worker in workers:
-        worker.shutdown()
+    with workers() as make:
+        yield make
 
 
 @pytest.fixture

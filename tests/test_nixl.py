@@ -167,6 +167,15 @@ def doubled(request):
     return Both("double", request)
 
 
+def heard(agent):
+    """The first notes that come, waited for."""
+    for _ in range(2000):
+        if found := agent.notes():
+            return found
+        threading.Event().wait(0.005)
+    return []
+
+
 def test_bytes_are_read_from_a_peer(both):
     plan = both.load.plan([5, 1, 2], [0, 7, 3])
     transfer = both.peer.submit(plan)
@@ -188,13 +197,7 @@ def test_bytes_are_written_to_a_peer_with_a_note(both):
     both.peer.submit(both.store.plan([0, 1], [6, 2]), note=b"request 17").synchronize(60)
     before[[6, 2]] = 7
     np.testing.assert_array_equal(both.theirs, before)
-    found = []
-    for _ in range(2000):
-        found += both.you.notes()
-        if found:
-            break
-        threading.Event().wait(0.005)
-    assert found == [(both.me.name, b"request 17")]
+    assert heard(both.you) == [(both.me.name, b"request 17")]
     assert both.you.notes() == []
 
 
@@ -202,13 +205,7 @@ def test_a_plan_of_nothing_ends_at_once_and_still_tells(both):
     transfer = both.peer.submit(both.load.plan([], []), note=b"empty")
     assert transfer.done()
     assert transfer.result().nbytes == 0
-    found = []
-    for _ in range(2000):
-        found += both.you.notes()
-        if found:
-            break
-        threading.Event().wait(0.005)
-    assert found == [(both.me.name, b"empty")]
+    assert heard(both.you) == [(both.me.name, b"empty")]
 
 
 def test_many_at_once(both):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, LayoutError, OverlapError, Shard
 from tests.oracle import byte_moves
-from tests.topologies import fill, reshards, shard_of, truth_of
+from tests.topologies import fill, reshards, shards_of, truth_of
 
 SPLIT = "layer: kv block token head dim"
 HND, NHD = "block layer kv head token dim", "block layer kv token head dim"
@@ -39,10 +39,7 @@ def test_there_is_the_truth_and_back_is_the_identity(case, executor):
     elements = sum(
         fill(rank, cache, case.ids[1], case.first[1], truth) for rank, cache in zip(case.sides[1], wanted, strict=True)
     )
-    shards = [
-        [shard_of(*pair) for pair in zip(side, held, strict=True)]
-        for side, held in zip(case.sides, caches, strict=True)
-    ]
+    shards = shards_of(case, caches)
     there = kvplan.reshard(*shards)
     assert there.unit_tokens == case.unit
     plans = there.plan(*case.ids, *case.skips)
@@ -69,12 +66,7 @@ def test_there_is_the_truth_and_back_is_the_identity(case, executor):
 @settings(max_examples=100)
 @given(case=reshards())
 def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
-    caches = [[rank.form.build(1) for rank in side] for side in case.sides]
-    shards = [
-        [shard_of(*pair) for pair in zip(side, held, strict=True)]
-        for side, held in zip(case.sides, caches, strict=True)
-    ]
-    programs = kvplan.reshard(*shards)
+    programs = kvplan.reshard(*shards_of(case))
     for program in programs.values():
         fast = written([program.plan(*case.ids, *case.skips)])
         for move in program._moves:
@@ -86,12 +78,7 @@ def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
 @given(case=reshards(), data=st.data())
 def test_a_transfer_in_two_steps_moves_what_one_does(case, data):
     """Law 7, for every pair: whole blocks of the larger side, first some and then the others."""
-    caches = [[rank.form.build(1) for rank in side] for side in case.sides]
-    shards = [
-        [shard_of(*pair) for pair in zip(side, held, strict=True)]
-        for side, held in zip(case.sides, caches, strict=True)
-    ]
-    programs = kvplan.reshard(*shards)
+    programs = kvplan.reshard(*shards_of(case))
     spans = [side[0].span for side in case.sides]
     large = 0 if spans[0] >= spans[1] else 1
     if spans[large] % spans[1 - large] or any(case.skips):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -55,6 +56,13 @@ class Reshard:
 
 def shard_of(rank: Rank, cache: Cache) -> Shard:
     return Shard(layout_of(cache), rank.cp_rank, rank.cp_size, rank.interleave)
+
+
+def shards_of(case: Reshard, caches: Sequence[Sequence[Cache]] | None = None) -> list[list[Shard]]:
+    """The ranks of both sides, over these caches or over new ones."""
+    if caches is None:
+        caches = [[rank.form.build(1) for rank in side] for side in case.sides]
+    return [list(map(shard_of, *pair)) for pair in zip(case.sides, caches, strict=True)]
 
 
 def fill(rank: Rank, cache: Cache, ids: list[int], start: int, truth: np.ndarray) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import accumulate
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from kvplan.engines.vllm_worker import Worker
 
 torch = pytest.importorskip("torch", reason="vLLM's tensors are torch's")
 
@@ -44,6 +47,22 @@ def on_device(blocks, sizes=None, firsts=None):
 def on_host(chunks):
     """vLLM's CPULoadStoreSpec."""
     return SimpleNamespace(block_ids=np.array(chunks, dtype=np.int32))
+
+
+@contextmanager
+def workers():
+    """What makes workers; they are shut down at its end."""
+    made = []
+
+    def make(*args, **options):
+        made.append(Worker(*args, **options))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for worker in made:
+            worker.shutdown()
 
 
 def finish(worker, job):
