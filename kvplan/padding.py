@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvplan.algebra import span
 from kvplan.components import Component, Region
 from kvplan.layout import KVLayout
+from kvplan.stretches import merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,7 @@ def stretches_of(regions: Sequence[Region]) -> list[range]:
     >>> stretches_of([Region(0, 64), Region(32, 64), Region(96, 8)])
     [range(0, 96), range(96, 104)]
     """
-    found: list[range] = []
-    for region in sorted(regions, key=lambda region: region.address):
-        if found and region.address < found[-1].stop:
-            found[-1] = range(found[-1].start, max(found[-1].stop, region.end))
-        else:
-            found.append(range(region.address, region.end))
-    return found
+    return [range(*stretch) for stretch in merged(((region.address, region.end) for region in regions), apart=0)]
 
 
 def _of_each_block(layout: KVLayout) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.explain import run_times
 from kvplan.program import RunGroup
+from kvplan.stretches import merged
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram
@@ -85,12 +86,7 @@ class _Band:
     """Bytes of one side on a line: contiguous stretches, to scale, with a small space between them."""
 
     def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
-        self.stretches: list[list[int]] = []  # [first byte, byte after the last]
-        for start, nbytes in sorted(runs):
-            if self.stretches and start <= self.stretches[-1][1]:
-                self.stretches[-1][1] = max(self.stretches[-1][1], start + nbytes)
-            else:
-                self.stretches.append([start, start + nbytes])
+        self.stretches = merged((start, start + nbytes) for start, nbytes in runs)
         self.shortest = min(end - start for start, end in self.stretches)
         self.longest = max(end - start for start, end in self.stretches)
         total = sum(end - start for start, end in self.stretches)

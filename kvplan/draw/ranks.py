@@ -14,6 +14,7 @@ from kvplan.build import Built
 from kvplan.draw.diagram import COLOURS, STYLE
 from kvplan.layout import KVLayout
 from kvplan.slicing import number_ranges
+from kvplan.stretches import merged
 
 if TYPE_CHECKING:
     from kvplan.resharding import Resharding
@@ -152,14 +153,7 @@ def _rank_name(k: int, shard: Shard, layer: int) -> list[str]:
 
 def _touched(runs: Sequence[_Run], side: int, rank: int) -> list[tuple[int, int]]:
     """First byte and end of every stretch of one rank that is moved, in order."""
-    mine = [(run[2 + side], run.nbytes) for run in runs if run[side] == rank]
-    stretches: list[list[int]] = []
-    for start, nbytes in sorted(mine):
-        if stretches and start <= stretches[-1][1]:
-            stretches[-1][1] = max(stretches[-1][1], start + nbytes)
-        else:
-            stretches.append([start, start + nbytes])
-    return [(start, end) for start, end in stretches]
+    return merged((run[2 + side], run[2 + side] + run.nbytes) for run in runs if run[side] == rank)
 
 
 class _Row:
