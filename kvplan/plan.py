@@ -169,6 +169,8 @@ def together(plans: Sequence[Plan]) -> Plan:
         PathError: plans of different directions.
     """
     moving = [plan for plan in plans if plan.nbytes] or plans[:1]
+    if len(moving) == 1:  # its layouts tell where their own registrations touch
+        return moving[0]
     directions = sorted({plan.direction for plan in moving})
     if len(directions) > 1:
         raise PathError(f"plans of directions {directions} cannot be one submission; submit each by itself")

@@ -171,6 +171,13 @@ def test_joined_plans_merge_with_one_another():
     assert repr(joined) == "Plan(host of 2 units, 2048 bytes)"
 
 
+def test_a_plan_joined_with_empty_ones_is_that_plan():
+    program = kvplan.compile(tokens(8, 16, 64), tokens(8, 16, 64))
+    moving, empty = program.plan([1, 2], [4, 5]), program.plan([], [])
+    assert kvplan.join([empty, moving, empty]) is moving
+    assert kvplan.join([empty, empty]) is empty
+
+
 def test_plans_of_overlaid_groups_may_share_an_allocation_but_no_byte():
     memory = np.zeros(64 * 96, np.uint8)
     full = KVLayout.from_tensors("block dim", memory.reshape(64, 96))

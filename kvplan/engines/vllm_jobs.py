@@ -71,10 +71,11 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
                 f"{len(ids)} {name} are given; groups of {sizes} blocks, the first at {firsts} of the request, have "
                 f"{wanted}, {sum(wanted)} in all ({blocks_per_chunk} blocks a chunk)"
             )
-    ends = [np.cumsum(given)[:-1] for given in (sizes, counts)]
-    return [
-        GroupIds(*lists) for lists in zip(np.split(blocks, ends[0]), np.split(chunks, ends[1]), firsts, strict=True)
-    ]
+    found, block, chunk = [], 0, 0
+    for size, count, first in zip(sizes, counts, firsts, strict=True):
+        found.append(GroupIds(blocks[block : block + size], chunks[chunk : chunk + count], first))
+        block, chunk = block + size, chunk + count
+    return found
 
 
 class Jobs:
