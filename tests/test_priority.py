@@ -263,6 +263,38 @@ def test_a_close_waits_for_high_ones_too(gate):
     assert not dst[2].any()
 
 
+def test_a_close_beside_a_cancel_waits_for_the_runner_that_relieves(monkeypatch):
+    """The other has been made and not been started when the close asks for it."""
+    src, dst, program = pair()
+    executor = kvplan.Executor()
+    waiting = executor.submit(program.plan([1], [1]), after=threading.Event())
+    behind = executor.submit(program.plan([2], [2]))
+    while executor._backend._waiting is None:
+        pass
+    start, seen = threading.Thread.start, []
+
+    def close():
+        try:
+            executor.close()
+        except BaseException as error:  # noqa: BLE001
+            seen.append(error)
+        seen.append(behind.done())
+
+    closing = threading.Thread(target=close)
+
+    def watched(thread):
+        if thread.name == "kvplan-host":
+            start(closing)
+            closing.join(0.2)  # as far as it comes
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+    assert waiting.cancel()
+    closing.join(PATIENCE)
+    assert seen == [True]
+    assert (dst[2] == src[2]).all()
+
+
 def test_an_exit_does_not_wait_for_what_was_taken_back():
     code = """
 first = executor.submit(program.plan(range(64), range(64)), priority="high")

@@ -206,6 +206,84 @@ def test_what_named_a_cancelled_one_is_refused_or_fails():
             executor.submit(plan_only(pair, Move([3], [3])), after=first)
 
 
+def test_one_whose_after_is_not_issued_is_taken_back_and_those_behind_go_on():
+    device = Device()
+    pair, back = pair_on(device, "load"), pair_on(device, "store")
+    gate = threading.Event()
+    with executor_on(device, "kernel") as executor:
+        store = executor.submit(back.plan(Move([1], [1])), after=gate)
+        load = executor.submit(plan_only(pair, Move([2], [2])), after=store)
+        behind = executor.submit(pair.plan(Move([3], [6])))
+        while executor._backend.lanes["load"].waiting is None:  # its turn has come
+            pass
+        assert load.cancel()
+        behind.synchronize(PATIENCE)
+        assert not store.done()
+        gate.set()
+        store.synchronize(PATIENCE)
+        pair.check()
+        back.check()
+        stats = executor.stats()
+        assert (stats.transfers, stats.cancelled, stats.in_flight) == (2, 1, 0)
+
+
+def start_if(monkeypatch, name, allowed):
+    """Threads of a name start only where ``allowed()`` is true."""
+    start = threading.Thread.start
+
+    def watched(thread):
+        if thread.name != name or allowed():
+            start(thread)
+        else:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+
+
+def test_without_a_thread_to_issue_it_a_transfer_is_refused_and_the_next_goes_on(monkeypatch):
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        start_if(monkeypatch, "kvplan-load", lambda: False)
+        with pytest.raises(TransferError, match="no thread issues a transfer of 768 bytes: can't start new thread"):
+            executor.submit(plan_only(pair, Move([1], [1])), after=threading.Event())
+        monkeypatch.undo()
+        executor.submit(pair.plan(Move([2], [6]))).synchronize(PATIENCE)
+        pair.check()
+        stats = executor.stats()
+        assert (stats.transfers, stats.failed, stats.in_flight) == (1, 1, 0)
+
+
+def test_a_close_beside_a_cancel_joins_the_thread_that_relieves(monkeypatch):
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        held = executor.submit(plan_only(pair, Move([1], [1])), after=threading.Event())
+        lane = executor._backend.lanes["load"]
+        while lane.waiting is None:
+            pass
+        seen = []
+
+        def close():
+            try:
+                seen.append(lane.join(0))
+            except BaseException as error:  # noqa: BLE001
+                seen.append(error)
+
+        closing = threading.Thread(target=close)
+
+        def meanwhile():
+            closing.start()
+            closing.join(0.2)  # as far as it comes
+            return True
+
+        start_if(monkeypatch, "kvplan-load", meanwhile)
+        assert held.cancel()
+        monkeypatch.undo()
+        closing.join(PATIENCE)
+        assert seen == [False]
+
+
 def test_a_close_does_not_wait_for_what_was_taken_back():
     device = Device()
     pair = pair_on(device, "store")

@@ -221,8 +221,11 @@ class HostPath:
 
     def join(self, timeout: float | None) -> bool:
         """Wait for the end of what was submitted, at most ``timeout`` seconds; whether it has come."""
-        self._runner.join(timeout)
-        return not self._runner.is_alive()
+        with self._turn:  # else it may be one that relieves another and has not been started
+            runner = self._runner
+        runner.join(timeout)
+        with self._turn:
+            return runner is self._runner and not runner.is_alive()
 
     def unfinished(self) -> int:
         """Transfers not finished."""

@@ -95,12 +95,17 @@ class Lane:
         return self._waiting > 0
 
     def later(self, job: Job) -> None:
-        """Let the lane's own thread issue something; jobs run in order."""
+        """Let the lane's own thread issue something; jobs run in order.
+
+        Raises:
+            RuntimeError: there is no thread for it.
+        """
         with self._count:
-            self._waiting += 1
             if self._thread is None:
-                self._thread = self._new_thread()
-                self._thread.start()
+                thread = self._new_thread()
+                thread.start()
+                self._thread = thread
+            self._waiting += 1
         self._jobs.put(job)
 
     def _new_thread(self) -> threading.Thread:
@@ -111,16 +116,15 @@ class Lane:
 
         The runtime's lock is held, so that its wait cannot end meanwhile.
         """
-        old, self._thread = self._thread, self._new_thread()
-        with self._count:
-            self._waiting -= 1
         self.waiting = None
-        try:
-            self._thread.start()
-        except RuntimeError:  # no more threads: then the old one goes on after its wait
-            self._thread = old
-            with self._count:
-                self._waiting += 1
+        with self._count:  # nobody joins a thread that has not been started
+            old, self._thread = self._thread, self._new_thread()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads: then the old one goes on after its wait
+                self._thread = old
+            else:
+                self._waiting -= 1
 
     def stop(self) -> None:
         """End the thread behind what it has to issue."""
@@ -138,10 +142,13 @@ class Lane:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread; whether it has ended."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-            return not self._thread.is_alive()
-        return True
+        with self._count:
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        with self._count:
+            return thread is self._thread and not thread.is_alive()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -38,10 +38,11 @@ def issue_later(
     issued = transfer._issued = threading.Event()
     # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
     waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
+    earlier = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
 
     def job() -> None:
         try:
-            if not take(runtime, transfer, lane, after if waits is None else None, behind):
+            if not take(runtime, transfer, lane, after if waits is None else None, earlier):
                 return
             with runtime.device.current(), runtime.device.patient():
                 runtime._issue(transfer, path, lane, waits or [], behind, by_layer=by_layer)
@@ -52,11 +53,18 @@ def issue_later(
             issued.set()
 
     lane.pending.append(transfer)
-    lane.later(job)
+    try:
+        lane.later(job)
+    except RuntimeError as error:
+        lane.pending.remove(transfer)
+        raise TransferError(f"no thread issues a transfer of {transfer.plan.nbytes} bytes: {error}") from error
 
 
-def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, behind: list[DeviceTransfer]) -> bool:
-    """Wait on the CPU, in the lane's thread, for what a transfer comes behind; False where it was cancelled.
+def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, earlier: list[DeviceTransfer]) -> bool:
+    """Wait on the CPU, in the lane's thread, for ``after``, and for the issue of what comes earlier than a transfer.
+
+    Returns:
+        False: it was cancelled meanwhile.
 
     Raises:
         BaseException: what ``after`` raised.
@@ -68,7 +76,7 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, beh
     problem: BaseException | None = None
     try:
         wait_for(after)
-        for one in behind:
+        for one in earlier:
             if one._issued is not None:
                 one._issued.wait()
     except BaseException as error:  # noqa: BLE001  # of a transfer that was cancelled it is nobody's
