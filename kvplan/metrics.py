@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
@@ -11,7 +12,9 @@ from typing import Any
 from kvplan.errors import KVPlanError
 from kvplan.execute.tally import BUCKETS, ExecutorStats, FlowStats
 
-Source = Callable[[], ExecutorStats]
+Source = Callable[[], ExecutorStats | None]
+
+log = logging.getLogger(__name__)
 
 FLOWS: dict[str, tuple[str, Callable[[FlowStats], float]]] = {
     "kvplan_transfers": ("Transfers that ended well.", lambda flow: flow.transfers),
@@ -34,11 +37,11 @@ class Collector:
 
     Args:
         sources: by the name of each executor, which becomes the label ``executor``: what gives its stats, such as
-            ``executor.stats``, or a function that returns the last that another process sent. An executor is not kept
-            alive by it, and has no metrics once it is gone.
+            ``executor.stats``, or a function that returns the last that another process sent, or None. An executor is
+            not kept alive by it, and has no metrics once it is gone. A source that raises is logged, and has none.
 
     Raises:
-        KVPlanError: a source that cannot be called, or prometheus-client is not installed.
+        KVPlanError: what is no mapping, a source that cannot be called, or prometheus-client is not installed.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -46,12 +49,16 @@ class Collector:
             from prometheus_client import core
         except ImportError as error:
             raise KVPlanError(f"metrics need prometheus-client: pip install 'kvplan[metrics]' ({error})") from error
+        if not isinstance(sources, Mapping):
+            raise KVPlanError(
+                f"sources is a {type(sources).__name__}; give a mapping, such as {{'cpu': executor.stats}}"
+            )
         self._core = core
         self._sources: dict[str, Callable[[], Source | None]] = {}
         for name, source in sources.items():
             if not callable(source):
                 raise KVPlanError(f"source {name!r} is a {type(source).__name__}; give executor.stats, not called")
-            self._sources[name] = weakref.WeakMethod(source) if inspect.ismethod(source) else _kept(source)
+            self._sources[str(name)] = weakref.WeakMethod(source) if inspect.ismethod(source) else _kept(source)
 
     def describe(self) -> list[Any]:
         """The metrics' names, so that registering asks no executor."""
@@ -61,9 +68,9 @@ class Collector:
         """All metrics as they are now."""
         families = self._families()
         for name, kept in self._sources.items():
-            source = kept()
-            if source is not None:
-                self._add(families, name, source())
+            stats = _asked(name, kept())
+            if stats is not None:
+                self._add(families, name, stats)
         yield from families.values()
 
     def _families(self) -> dict[str, Any]:
@@ -100,6 +107,15 @@ def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
     bounds = [*map(str, BUCKETS), "+Inf"]
     counts = [*flow.within, *[0] * (len(bounds) - len(flow.within))]
     return list(zip(bounds, accumulate(counts), strict=True))
+
+
+def _asked(name: str, source: Source | None) -> ExecutorStats | None:
+    """What a source says; one that fails must not take the metrics of all others, kvplan's or not, with it."""
+    try:
+        return None if source is None else source()
+    except Exception:
+        log.warning("no metrics of executor %r", name, exc_info=True)
+        return None
 
 
 def _kept(source: Source) -> Callable[[], Source]:

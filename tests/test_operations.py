@@ -157,6 +157,18 @@ def test_stats_of_other_processes_are_scraped_here(registry):
     assert registry.get_sample_value("kvplan_errors_total", {"executor": "rank 1"}) == 2
 
 
+def test_a_source_that_fails_or_has_nothing_yet_leaves_the_others_theirs(registry, caplog):
+    latest = {}
+    registry.register(collector({"early": lambda: latest.get(0), "broken": lambda: latest[1], 2: ExecutorStats}))
+    generate = pytest.importorskip("prometheus_client").generate_latest
+    lines = [line for line in generate(registry).decode().splitlines() if line.startswith("kvplan_in_flight")]
+    assert lines == ['kvplan_in_flight{executor="2"} 0.0']
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("kvplan.metrics", "WARNING")
+    assert record.getMessage() == "no metrics of executor 'broken'"
+    assert isinstance(record.exc_info[1], KeyError)
+
+
 def test_a_collector_keeps_no_executor_alive(registry):
     executor = kvplan.Executor()
     registry.register(collector({"a": executor.stats}))
@@ -179,6 +191,8 @@ def test_registering_asks_no_executor(registry):
 def test_what_is_no_source(registry):
     with kvplan.Executor() as executor, pytest.raises(KVPlanError, match=r"give executor\.stats, not called"):
         collector({"a": executor.stats()})
+    with pytest.raises(KVPlanError, match=r"sources is a type; give a mapping, such as \{'cpu': executor\.stats\}"):
+        collector(ExecutorStats)
 
 
 def test_without_the_client_there_are_no_metrics(monkeypatch):
@@ -259,8 +273,12 @@ def test_without_being_asked_for_there_are_no_ranges(monkeypatch):
     with kvplan.Executor() as executor:
         assert executor._submit == executor._backend.submit
     monkeypatch.setenv(SWITCH, "1")
+    before = set(threading.enumerate())
     with pytest.raises(PathError, match="KVPLAN_NVTX is set, and ranges need nvtx"):
         kvplan.Executor()
+    for thread in set(threading.enumerate()) - before:  # it has been told to end
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
 
 
 def test_each_submit_is_a_range(monkeypatch):

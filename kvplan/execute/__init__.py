@@ -87,10 +87,10 @@ class Executor:
         self.policy = policy or Policy()
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)
-        self._submit = ranged(self._backend.submit)
-        log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
+        self._submit = ranged(self._backend.submit)
+        log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
     def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal") -> Transfer:
         """Queue a plan and return at once.
