@@ -6,10 +6,13 @@ import ctypes
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute import cuda, pinning
+from kvplan.execute import calls, cuda, pinning
 from kvplan.execute import driver as driver_entries
 from kvplan.execute.cuda import Device, Driver, DriverError, Uncaptured
 from kvplan.execute.flight import current_stream
@@ -273,3 +276,33 @@ def test_memory_that_the_driver_does_not_pin_stays_registered_nowhere(entries, m
         pinning.pinned(20_000, 100, 0)
     first = entries.named("cuMemHostRegister_v2")[0][0]
     assert entries.named("cuMemHostUnregister") == [(first,)]
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.integers(0, 1 << 40)), max_size=20),
+    stream=st.integers(0, 1 << 60),
+    failing=st.integers(0, 20),
+)
+def test_copies_one_by_one_are_the_driver_s_own_calls_until_one_fails(moves, stream, failing):
+    seen = []
+
+    def copy(dst, src, nbytes, stream):
+        seen.append((dst, src, nbytes, stream))
+        return 719 if len(seen) == failing + 1 else 0
+
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)(copy)
+    dst, src, size = np.array(moves, np.int64).reshape(-1, 3).T.copy()
+    at, code = calls.copy_each(ctypes.cast(entry, ctypes.c_void_p).value, dst, src, size, stream)
+    issued = [(*move, stream) for move in moves[: failing + 1]]
+    assert seen == issued
+    assert (at, code) == ((failing, 719) if failing < len(moves) else (len(moves), 0))
+
+
+def test_a_copy_of_many_that_fails_is_named(device):
+    refuses = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)(lambda dst, src, nbytes, stream: 719 * (dst == 7))
+    device.driver.cuMemcpyAsync = refuses
+    three = np.array([5, 7, 9])
+    with pytest.raises(DriverError, match=r"cuMemcpyAsync returned CUDA_ERROR_PLAYED \(719.*: of 3 copies") as caught:
+        device.copy_each(three, three, three, 4)
+    assert (caught.value.at, caught.value.code) == (1, 719)
+    device.copy_each(three[:1], three[:1], three[:1], 4)

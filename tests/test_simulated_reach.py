@@ -89,6 +89,12 @@ class Watching(Device):
             host = self.pointer(at, MEMORY_TYPE)  # rows of the device's tensors may reach over anything
             assert not host or not any(at < seam < at + nbytes for seam in self.seams), "a copy crosses a seam"
 
+    def copy(self, dst, src, nbytes, stream):
+        self.look(dst, src, nbytes)
+        if any(first <= src < last for first, last in self.pinned):  # not a header, which lies elsewhere
+            self.moved += nbytes
+        super().copy(dst, src, nbytes, stream)
+
     def copy_batch(self, dst, src, size, count, stream):
         for move in zip(*(words(at, count).tolist() for at in (dst, src, size)), strict=True):
             self.look(*move)

@@ -77,7 +77,7 @@ def test_a_failed_transfer_stands_in_line_for_those_behind_it(direction, failing
 def test_to_wait_for_a_transfer_that_failed_raises_before_its_end_has_passed(path, direction):
     device = Device(3, eager=False)
     pair = pair_on(device, direction)
-    with executor_on(device, path) as executor:
+    with executor_on(device, path) as executor, limits(INLINED=0):
         happened, user = threading.Event(), Stream(device.stream())
         gate = device.gate(executor._backend.lanes[direction].copy)
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=happened, by_layer=True)

@@ -13,7 +13,7 @@ from kvplan.compiler import compile_geometry
 from kvplan.execute import ending
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
 from tests.simulated import Device, Stream
-from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on
+from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
 from tests.simulated.lifetime import gone, tensors_of
 
 
@@ -21,7 +21,7 @@ from tests.simulated.lifetime import gone, tensors_of
 def test_a_batch_of_the_ring_that_the_driver_refuses_is_named_by_its_copy(direction):
     device = Device(1)
     pair = pair_on(device, direction)
-    with executor_on(device, "staged") as executor:
+    with executor_on(device, "staged") as executor, limits(INLINED=0):
         device.fail("cuMemcpyBatchAsync")
         with pytest.raises(kvplan.TransferError, match=r": descriptor \d+ of \d+, \d+ bytes from 0x\w+ to 0x\w+"):
             executor.submit(pair.program.plan(MOVE.src, MOVE.dst))

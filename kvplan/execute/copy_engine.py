@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 # call have crashed a driver (580).
 SLICE = 4096
 SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
-SLOW_2D = 256  # 2-D copies, at 3 us each
+SLOW_2D = 256  # 2-D copies and single copies, at 2 to 3 us each
+# Copies from host memory of up to 24 KiB lose bytes in a batch, or end the context, where their sizes differ: drivers
+# before some later one write them into their own queue of commands, and past its end (benchmarks/gpu/batch_bytes.py;
+# 580 on H100 and H200). They go by a call each.
+INLINED = 28 << 10
 # Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
@@ -51,7 +55,8 @@ class CopyEnginePath:
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
-        return copies_of(plan) > SLOW
+        copies = copies_of(plan)
+        return copies > (SLOW_2D if plan.direction == "load" and plan.nbytes < INLINED * copies else SLOW)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
@@ -64,17 +69,18 @@ class CopyEnginePath:
         streams = [lane.copy, *lane.sides(wanted - 1)]
         events = [transfer.event() for _ in streams]
         transfer.copies += count
-        transfer.launches += slices if device.driver.cuMemcpyBatchAsync else count
-        return partial(self._issue, made, edges, streams, events)
+        load = plan.direction == "load"
+        transfer.launches += slices if batches(device, made.size, load=load) else count
+        return partial(self._issue, made, edges, streams, events, load=load)
 
-    def _issue(self, made: Descriptors, edges: list[int], streams: list[int], events: list[int]) -> None:
+    def _issue(self, made: Descriptors, edges: list[int], streams: list[int], events: list[int], *, load: bool) -> None:
         device, first = self._runtime.device, streams[0]
         if len(streams) > 1:
             device.record(events[0], first)
         for stream in streams[1:]:
             device.wait(stream, events[0])
         for k, (start, stop) in enumerate(pairwise(edges)):
-            copy_all(device, made, start, stop, streams[k % len(streams)])
+            copy_all(device, made, start, stop, streams[k % len(streams)], load=load)
         for stream, event in zip(streams[1:], events[1:], strict=True):
             device.record(event, stream)
             device.wait(first, event)
@@ -86,7 +92,7 @@ def _streams(plan: Plan, count: int) -> int:
 
 
 class CopyEngine2DPath:
-    """2-D copies over the strided lowering, one for each run and unit. What has no rows goes as a batch."""
+    """2-D copies over the strided lowering, one for each run and unit. What has no rows goes as flat descriptors."""
 
     name = "copy_engine_2d"
     capturable = False
@@ -112,56 +118,79 @@ class CopyEngine2DPath:
         # A pitch is limited, to 2 GiB or so: layers of a large cache lie further apart.
         flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > device.max_pitch)
         transfer.copies += int(rows[:, 3].sum())
-        return partial(self._issue, transfer, rows[~flat_rows], exploded(rows[flat_rows]), lane.copy)
+        rest, load = exploded(rows[flat_rows]), plan.direction == "load"
+        return partial(self._issue, transfer, rows[~flat_rows], rest, lane.copy, load=load)
 
-    def _issue(self, transfer: DeviceTransfer, rows: Int64Array, rest: Descriptors, stream: int) -> None:
+    def _issue(self, transfer: DeviceTransfer, rows: Int64Array, rest: Descriptors, stream: int, *, load: bool) -> None:
         device, boxes = self._runtime.device, parameters(rows)
         first, step = boxes.ctypes.data, boxes.strides[0]
         for k in range(len(boxes)):
             code = device.copy_2d(first + k * step, stream)
             if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
                 made = exploded(rows[k : k + 1])
-                copy_all(device, made, 0, made.size.size, stream)
+                copy_all(device, made, 0, made.size.size, stream, load=load)
             elif code:
                 src, dst, width, height, *_ = rows[k].tolist()
                 what = f"2-D copy {k} of {len(boxes)}, {height} rows of {width} bytes from {src:#x} to {dst:#x}"
                 device.driver.check("cuMemcpy2DAsync", code, what)
-        for at in range(0, rest.size.size, SLICE):
-            copy_all(device, rest, at, min(at + SLICE, rest.size.size), stream)
-            transfer.launches += 1
+        count = rest.size.size
+        copy_all(device, rest, 0, count, stream, load=load)
         transfer.launches += len(boxes)
+        transfer.launches += -(-count // SLICE) if batches(device, rest.size, load=load) else count
 
 
-def copy_all(device: Device, made: Descriptors, first: int, last: int, stream: int) -> None:
-    """Issue descriptors ``first`` to ``last``.
+def batches(device: Device, size: Int64Array, *, load: bool) -> bool:
+    """Whether copies may go in batches: not small ones from host memory, and only if the driver has the call."""
+    return device.driver.cuMemcpyBatchAsync is not None and not (load and bool((size < INLINED).any()))
+
+
+def copy_all(device: Device, made: Descriptors, first: int, last: int, stream: int, *, load: bool) -> None:
+    """Issue descriptors ``first`` to ``last``: in batches, or by a call each where they may not.
+
+    Args:
+        device: the GPU.
+        made: descriptors.
+        first, last: which.
+        stream: its handle.
+        load: whether the source is host memory.
 
     Raises:
         TransferError: with the first that the driver refuses, where it says which.
     """
-    src, dst, size = (column.ctypes.data + 8 * first for column in made)
-    if device.driver.cuMemcpyBatchAsync is None:
-        for a, b, nbytes in zip(*(column[first:last].tolist() for column in made), strict=True):
-            device.copy(b, a, nbytes, stream)
+    size = made.size[first:last]
+    if batches(device, size, load=load):
+        _batched(device, made, np.arange(first, last), stream)
         return
-    for at in range(0, last - first, SLICE):
-        count = min(SLICE, last - first - at)
+    single = size < INLINED if device.driver.cuMemcpyBatchAsync is not None else np.ones(size.size, np.bool_)
+    _batched(device, made, first + np.flatnonzero(~single), stream)
+    rows = first + np.flatnonzero(single)
+    try:
+        device.copy_each(made.dst[rows], made.src[rows], made.size[rows], stream)
+    except DriverError as error:
+        raise offending(error, made, rows) from error
+
+
+def _batched(device: Device, made: Descriptors, rows: Int64Array, stream: int) -> None:
+    src, dst, size = (column[rows] for column in made)
+    for at in range(0, rows.size, SLICE):
+        first, count = 8 * at, min(SLICE, rows.size - at)
         try:
-            device.copy_batch(dst + 8 * at, src + 8 * at, size + 8 * at, count, stream)
+            device.copy_batch(dst.ctypes.data + first, src.ctypes.data + first, size.ctypes.data + first, count, stream)
         except DriverError as error:
-            raise offending(error, made, first + at) from error
+            raise offending(error, made, rows[at:]) from error
 
 
-def offending(error: DriverError, columns: Sequence[Int64Array], first: int) -> TransferError:
+def offending(error: DriverError, columns: Sequence[Int64Array], rows: Sequence[int] | Int64Array) -> TransferError:
     """The error of a batch, with the descriptor that the driver names.
 
     Args:
         error: what the call raised.
         columns: source, destination and bytes of all descriptors.
-        first: the first of the batch.
+        rows: those that the batch begins with.
     """
     if error.at is None:
         return error
-    k = first + error.at
+    k = int(rows[error.at])
     src, dst, nbytes = (int(column[k]) for column in columns)
     return TransferError(f"{error}: descriptor {k} of {columns[0].size}, {nbytes} bytes from {src:#x} to {dst:#x}")
 

@@ -39,6 +39,7 @@ from kvplan.execute.driver import (
     DriverError,
     driver,
 )
+from kvplan.program import Int64Array
 
 __all__ = [
     "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY", "PORTABLE",
@@ -221,6 +222,19 @@ class Device:
         if code:
             at = failed.value if failed.value < count else None
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
+
+    def copy_each(self, dst: Int64Array, src: Int64Array, size: Int64Array, stream: int) -> None:
+        """A call for each of (n,) copies, in a compiled loop.
+
+        Raises:
+            DriverError: with ``at``, the index of the copy that failed; those before it are issued.
+        """
+        from kvplan.execute.calls import copy_each  # compiled, or loaded, with the first such transfer
+
+        entry = ctypes.cast(self.driver.cuMemcpyAsync, c_void_p).value
+        at, code = copy_each(entry, dst, src, size, stream)
+        if code:
+            self.driver.check("cuMemcpyAsync", code, f"of {size.size} copies", at)
 
     def copy_2d(self, parameters: int, stream: int) -> int:
         """One 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns what the driver returns."""

@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 
 from kvplan.errors import PathError
-from kvplan.execute.copy_engine import SLICE, copy_all, offending
+from kvplan.execute.copy_engine import INLINED, SLICE, SLOW_2D, batches, copy_all, offending
 from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
@@ -87,7 +87,7 @@ class StagedPath:
             part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.shape[1]
             for part in plan.parts
         )
-        return bool(extents > SLICE)
+        return bool(extents > (SLOW_2D if plan.direction == "load" and plan.nbytes < INLINED * extents else SLICE))
 
     def check(self, plan: Plan) -> None:
         """The ring that the policy allows holds a granule of every part.
@@ -154,7 +154,6 @@ class StagedPath:
             ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
             table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
-        edges[0] = 0  # what the first chunk carries along counts as its own
         transfer.launches += 2 * chunks
         transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
         steps = []
@@ -191,7 +190,9 @@ class StagedPath:
         programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
         src = made.__array_interface__["data"][0]
         dst, size = src + made.strides[0], src + 2 * made.strides[0]
-        batches = device.driver.cuMemcpyBatchAsync is not None and not seams.size
+        at_once = not seams.size and batches(device, made[2, edges[0] : edges[-1]], load=load)
+        if load:  # small, and never in a batch with what is large
+            device.copy(header, int(made[0, 0]), int(made[2, 0]), lane.copy)
         if before is not None:
             device.launch(before[0][0], 1, *before[0][1:], lane.kernel, before[1])
         for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
@@ -205,12 +206,12 @@ class StagedPath:
                         device.record(events[0], lane.kernel)  # the kernels of what came before
                         device.wait(lane.other, events[0])
                     device.launch(function, programs, threads, shared, beside, header + 8 * HEADER * chunk)
-                elif batches and last - first <= SLICE:
+                elif at_once and last - first <= SLICE:
                     at = 8 * first
                     try:
                         device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
                     except DriverError as error:
-                        raise offending(error, tuple(made), first) from error
+                        raise offending(error, tuple(made), range(first, last)) from error
                 else:
                     self._copy(made, first, last, seams, lane.copy, load=load)
                 if copying is load:
@@ -225,7 +226,7 @@ class StagedPath:
         made = Descriptors(*(column[first:last] for column in columns))
         if seams.size:
             made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-        copy_all(self._runtime.device, made, 0, made.size.size, stream)
+        copy_all(self._runtime.device, made, 0, made.size.size, stream, load=load)
 
     def close(self) -> None:
         """Give the rings' events back; nothing is in flight."""

@@ -18,7 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvplan.execute.cuda import NOT_READY, SUCCESS, DriverError
+import numpy as np
+
+from kvplan.execute import copy_engine
+from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
 from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words
@@ -260,9 +263,20 @@ class Device(Memory):
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
         self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later
+        for source, nbytes in zip(*columns[1:], strict=True):
+            inlined = nbytes < copy_engine.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
+            assert not inlined, f"{nbytes} bytes of host memory in a batch: drivers lose them"
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order
         self.put(stream, lambda: [ctypes.memmove(*move) for move in moves])
+
+    def copy_each(self, dst: np.ndarray, src: np.ndarray, size: np.ndarray, stream: int) -> None:
+        for k, move in enumerate(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True)):
+            try:
+                self.copy(*move, stream)
+            except DriverError as error:
+                error.at = k
+                raise
 
     def copy_2d(self, parameters: int, stream: int) -> int:
         code = self.fault("cuMemcpy2DAsync")

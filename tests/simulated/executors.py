@@ -121,7 +121,7 @@ def current_stream(handle: int) -> Iterator[None]:
 # Every transfer is issued in pieces, by layers, and in turn by the lane's own thread.
 TIGHT = {
     "SLICE": 3, "MAX_ROWS": 4, "LAYER_GROUP_NBYTES": 1, "SMALL_CHUNK_NBYTES": 1, "FEW_CHUNKS": 1, "MAX_GROUPS": 1,
-    "FLAT_NBYTES": 64,
+    "FLAT_NBYTES": 64, "INLINED": 24,
 }  # fmt: skip
 
 
