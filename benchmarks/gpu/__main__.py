@@ -117,15 +117,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save(output, gpu_document(rows, scale=scale, started=started, about=about, failed=failed))
 
     groups = {name: getattr(import_module(f"benchmarks.gpu.{GROUPS[name]}"), name) for name in chosen.run}
-    result = run(groups, Bench(scale), budget=chosen.budget, report=report)
+    return conclude(run(groups, Bench(scale), budget=chosen.budget, report=report), output, smoke=chosen.smoke)
+
+
+def conclude(result: Result, output: Path | None, *, smoke: bool) -> int:
+    """Say what was saved, not measured and missed; the exit code. Limits are for real sizes, not for a smoke run."""
     if output is not None:
         print(f"saved {output}", file=sys.stderr)
     for name, reason in result.failed.items():
         print(f"not measured: {name}: {reason}", file=sys.stderr)
-    if not chosen.smoke:  # limits are for real sizes
+    if not smoke:
         for row in filter(missed, result.rows):
             print(f"missed: {row.group}, {row.what}", file=sys.stderr)
-    return 1 if result.failed or (not chosen.smoke and any(map(missed, result.rows))) else 0
+    return 1 if result.failed or (not smoke and any(map(missed, result.rows))) else 0
 
 
 if __name__ == "__main__":

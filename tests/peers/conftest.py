@@ -17,7 +17,7 @@ RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
 PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 if "test_vllm_peer.py" in collect_ignore:
-    collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py"]
+    collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py", "test_vllm_benchmark.py"]
 if "test_lmcache_peer.py" in collect_ignore:
     collect_ignore.append("test_lmcache_connector.py")
 

@@ -1,0 +1,201 @@
+"""One model's cache and host rows with two workers over them, and what all models of a run share."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import vllm_peer
+from benchmarks.gpu.limits import DIRECTIONS
+from benchmarks.gpu.vllm_limits import JobScale, Model
+from benchmarks.gpu.vllm_peer import BatchWorker, Specs, Vllm, by_memmove, specs_of
+from benchmarks.gpu.vllm_rows import COPY, OURS, Peer
+from kvplan.engines.vllm_worker import Worker
+
+DIFFERENT = 8  # jobs of other blocks, taken in turn
+PATIENCE = 60.0  # seconds for a job
+NO_LINK = float("inf")  # GB/s of CPU memory: nothing is too fast
+
+
+class Job:
+    """A job in flight, asked for as an engine asks."""
+
+    def __init__(self, worker: Any, number: int, nbytes: int) -> None:
+        self._worker = worker
+        self._expected = number, True, nbytes
+        self._over = False
+
+    @property
+    def queued(self) -> bool:
+        """Whether a thread of ours has yet to issue it, and needs the interpreter for that."""
+        lines = self._worker._lines.values() if isinstance(self._worker, Worker) else ()
+        return any(getattr(one, "queued", True) for line in lines for job in line._jobs for one in job.transfers)
+
+    def done(self) -> bool:
+        """Whether the worker has reported it.
+
+        Raises:
+            RuntimeError: it reports a failure, or something else.
+        """
+        if not self._over:
+            for told in self._worker.get_finished():
+                if (told.job_id, told.success, told.transfer_size) != self._expected:
+                    raise RuntimeError(f"the worker reports {told}; wanted {self._expected}")
+                self._over = True
+        return self._over
+
+
+def finish(job: Job, *, pause: bool = True) -> float:
+    """Ask until a job is done; seconds that the last question took."""
+    opened = time.perf_counter()
+    while True:
+        asked = time.perf_counter()
+        if job.done():
+            return time.perf_counter() - asked
+        if asked - opened > PATIENCE:
+            raise RuntimeError(f"a job has not ended within {PATIENCE:.0f} seconds")
+        if pause or job.queued:
+            time.sleep(0)
+
+
+class Setup:
+    """What all models share: the device, vLLM, the ceilings, compute.
+
+    Args:
+        scale: how large the run is.
+        bench: streams, driver and buffers of the GPU; None for CPU memory.
+        vllm: vLLM, where it is there.
+    """
+
+    def __init__(self, scale: JobScale, bench: Any = None, vllm: Vllm | None = None) -> None:
+        self.scale = scale
+        self.bench = bench
+        self.vllm = vllm
+        self.device = torch.device("cpu") if bench is None else bench.device
+        self.copy = dict.fromkeys(DIRECTIONS, NO_LINK)
+        self.numbers = count(1)
+        self._computes: dict[str, Any] = {}
+        self._copies: dict[tuple[str, str], Any] = {}
+
+    @property
+    def peer(self) -> Peer:
+        """What stands beside ours."""
+        return Peer(f"vLLM {self.vllm.version}" if self.vllm else vllm_peer.BATCH, is_vllm=self.vllm is not None)
+
+    def compute(self, kind: str) -> Any:
+        """Compute of a kind, made once."""
+        from benchmarks.gpu.beside import compute_of
+
+        if kind not in self._computes:
+            self._computes[kind] = compute_of(self.bench, kind)
+        return self._computes[kind]
+
+    def copy_beside(self, kind: str, direction: str) -> Any:
+        """One large copy beside compute of a kind, measured once."""
+        from benchmarks.gpu.alone import one_large_copy
+        from benchmarks.gpu.beside import Beside, Case, Enqueued, measure
+
+        if (kind, direction) not in self._copies:
+            bench, nbytes = self.bench, self.bench.scale.large_nbytes
+            issue = one_large_copy(bench, direction), bench.streams[direction]
+            case, compute = Case(COPY, nbytes, lambda: Enqueued(*issue)), self.compute(kind)
+            windows = [measure(bench, compute, case) for _ in range(self.scale.rounds[kind])]
+            self._copies[kind, direction] = Beside.of(windows, nbytes)
+        return self._copies[kind, direction]
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        if self.bench is not None:
+            torch.cuda.synchronize()
+
+
+class Caches:
+    """One model's cache and host rows, and both workers over them.
+
+    Attributes:
+        device: (layers, blocks, page) int8.
+        pool: (chunks, layers, page) int8, pinned where there is a GPU.
+        workers: by name; the first is ours.
+    """
+
+    def __init__(self, setup: Setup, model: Model) -> None:
+        self.setup = setup
+        self.model = model
+        self.total = max(model.blocks + model.beside)
+        layers, page, on_gpu = model.layers, model.page_nbytes, setup.bench is not None
+        self.device = torch.empty((layers, self.total, page), dtype=torch.int8, device=setup.device)
+        self.pool = torch.empty((self.total, layers, page), dtype=torch.int8, pin_memory=on_gpu)
+        caches, rows = list(self.device), self.pool.view(self.total, -1)
+        group = [_Reference(k, page) for k in range(layers)]
+        self.workers = {
+            OURS: Worker([group], caches, list(self.pool.unbind(1)), blocks_per_chunk=1),
+            setup.peer.name: _peer(setup, caches, rows),
+        }
+
+    def specs(self, blocks: int) -> list[Specs]:
+        """Jobs of as many blocks, of other ids each."""
+        return [specs_of(self.setup.vllm, blocks, self.total, seed) for seed in range(DIFFERENT)]
+
+    def begin(self, name: str, direction: str, specs: Specs) -> Job:
+        """Submit a job."""
+        number, worker = next(self.setup.numbers), self.workers[name]
+        if direction == "store":
+            worker.submit_store(number, specs.device, specs.host)
+        else:
+            worker.submit_load(number, specs.host, specs.device)
+        return Job(worker, number, self.model.nbytes(len(specs.blocks)))
+
+    def verify(self, name: str, direction: str, specs: Specs) -> None:
+        """Every byte of a job arrives, and no other byte changes.
+
+        Raises:
+            RuntimeError: not so.
+        """
+        blocks, chunks = (torch.from_numpy(ids).to(self.setup.device) for ids in (specs.blocks, specs.chunks))
+        store = direction == "store"
+        source, target = (self.device, self.pool) if store else (self.pool, self.device)
+        made = torch.empty(source.numel() // 8, dtype=torch.int64, device=self.setup.device).random_()
+        source.view(-1).view(torch.int64).copy_(made)
+        target.copy_(torch.zeros_like(target, device=self.setup.device))
+        content, wanted = made.view(torch.int8).view(source.shape), torch.zeros_like(target, device=self.setup.device)
+        if store:
+            wanted[chunks] = content[:, blocks].transpose(0, 1)
+        else:
+            wanted[:, blocks] = content[chunks].transpose(0, 1)
+        self.setup.synchronize()
+        finish(self.begin(name, direction, specs))
+        if not torch.equal(target.to(self.setup.device), wanted):
+            raise RuntimeError(f"{name}: not every byte of {direction} of {len(blocks)} blocks is right")
+
+    def paths(self) -> dict[str, int]:
+        """Transfers of ours so far, by path."""
+        return {path: sums.transfers for path, sums in (self.workers[OURS]._executors[0].stats().paths or {}).items()}
+
+    def peer_by(self, direction: str) -> str:
+        """What the worker beside ours moves by."""
+        if self.setup.vllm is None or direction == "store":
+            return "batch"
+        return vllm_peer.loads_by(self.workers[self.setup.peer.name])
+
+    def close(self) -> None:
+        """Shut the workers down."""
+        for worker in self.workers.values():
+            worker.shutdown()
+
+
+class _Reference(NamedTuple):
+    tensor_idx: int
+    page_size_bytes: int
+    mapping: None = None
+
+
+def _peer(setup: Setup, caches: list[Tensor], rows: Tensor) -> Any:
+    if setup.vllm is not None:
+        return vllm_peer.vllm_worker(setup.vllm, caches, rows)
+    if setup.bench is None:
+        return BatchWorker(caches, rows, by_memmove)
+    return BatchWorker(caches, rows, vllm_peer.on_stream(setup.bench.driver, setup.bench.streams["load"]))
