@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError, PathError, TransferError
 from kvplan.dump import document_of
+from kvplan.execute import nixl_transfer
 from kvplan.execute.nixl import NixlAgent
 from kvplan.nixl import NixlList, nixl_lists
 from tests import oracle
@@ -227,6 +228,18 @@ def test_a_peer_that_comes_back_is_met_by_its_new_card(both):
     np.testing.assert_array_equal(both.mine[:, 2], both.theirs[2])
 
 
+def test_one_that_was_forgotten_is_not_forgotten_again(both):
+    """NIXL knows peers by name: the one that came after it would be forgotten."""
+    old = both.peer
+    again = both.me.meet(both.you.card())
+    both.me.forget(old)
+    again.submit(both.load.plan([2], [2])).synchronize(60)
+    np.testing.assert_array_equal(both.mine[:, 2], both.theirs[2])
+    for wrong in ("you", both.you.meet(both.me.card())):
+        with pytest.raises(KVPlanError, match=r"give what meet\(\) of 'me-"):
+            both.me.forget(wrong)
+
+
 def test_one_that_hangs_is_given_up_at_its_deadline(doubled):
     doubled.network.frozen = True
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
@@ -297,6 +310,28 @@ def test_transfers_that_failed_together_join_again_once(doubled):
     np.testing.assert_array_equal(doubled.mine[:, :4], doubled.theirs[:4].transpose(1, 0, 2))
 
 
+def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
+    doubled.network.looks = 100
+    other = doubled.peer.submit(doubled.load.plan([3], [3]))
+    doubled.network.failures = ["make"]
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]), attempts=2)
+    joins = doubled.network.joins
+    transfer.synchronize(60)
+    other.synchronize(60)
+    assert doubled.network.joins == joins
+    np.testing.assert_array_equal(doubled.mine[:, [1, 3]], doubled.theirs[[1, 3]].transpose(1, 0, 2))
+
+
+def test_a_plan_of_two_kinds_of_memory_is_refused_at_once(doubled, monkeypatch):
+    def refuse(plan):
+        raise PathError("src is on cpu and cuda:0; a list of NIXL is of one kind of memory")
+
+    monkeypatch.setattr(nixl_transfer, "nixl_lists", refuse)
+    with pytest.raises(PathError, match="of one kind of memory"):
+        doubled.peer.submit(doubled.load.plan([1], [1]), attempts=3)
+    assert doubled.me.stats().in_flight == 0
+
+
 def test_what_nixl_cannot_let_go_of_stays(doubled):
     doubled.network.frozen = True
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
@@ -362,6 +397,8 @@ def test_a_destination_that_is_read_only(doubled):
         ({"attempts": True}, "attempts is True"),
         ({"deadline": 0}, "deadline is 0"),
         ({"deadline": float("nan")}, "deadline is nan"),
+        ({"deadline": "2"}, "deadline is '2'"),
+        ({"deadline": True}, "deadline is True"),
         ({"note": "text"}, "note is a str"),
     ],
 )
@@ -382,7 +419,8 @@ def changed(card: bytes, **fields: object) -> bytes:
 def test_cards_that_are_none(doubled):
     card = doubled.you.card()
     for bad in (b"", b"\xff", b"[]", b"3", b"{}", changed(card, metadata=3), changed(card, metadata="!"),
-                changed(card, layouts=[1]), changed(card, schema="kvplan.nixl/2")):  # fmt: skip
+                changed(card, metadata="\u00e9"), changed(card, layouts=[1]), changed(card, layouts={"kv": 3}),
+                changed(card, name=None), changed(card, schema="kvplan.nixl/2")):  # fmt: skip
         with pytest.raises(LayoutError, match="card"):
             doubled.me.meet(bad)
     made_up = {"pool": {"notation": "block dim", "sizes": {"block": 4, "dim": 8}}}
@@ -394,6 +432,13 @@ def test_cards_that_are_none(doubled):
         doubled.me.meet(doubled.me.card())
 
 
+def test_a_card_opens_no_file_here(doubled, tmp_path):
+    file = tmp_path / "layout.json"
+    doubled.you.layouts["pool"].save(file)
+    with pytest.raises(LayoutError, match=r"layout 'pool' of the card is '.*layout\.json'; it is what KVLayout\.save"):
+        doubled.me.meet(changed(doubled.you.card(), layouts={"pool": str(file)}))
+
+
 def test_agents_that_cannot_be(doubled, monkeypatch):
     network = Network(failures=["register"])
     layout = doubled.me.layouts["kv"]
@@ -403,6 +448,8 @@ def test_agents_that_cannot_be(doubled, monkeypatch):
         NixlAgent("x", {"kv": doubled.mine}, agent=Agent(network, "x"))
     with pytest.raises(LayoutError, match="not of this process's memory"):
         NixlAgent("x", {"kv": doubled.peer.layouts["pool"]}, agent=Agent(network, "x"))
+    with pytest.raises(KVPlanError, match="agent is called 'y' by NIXL and 'x' here"):
+        NixlAgent("x", {"kv": layout}, agent=Agent(network, "y"))
     monkeypatch.setitem(sys.modules, "nixl", None)
     with pytest.raises(PathError, match=r"pip install 'kvplan\[nixl\]'"):
         NixlAgent("x", {"kv": layout})

@@ -5,27 +5,24 @@ Checked against NIXL 1.5.1, whose agent's Python API is all that is used: kvplan
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from kvplan.dump import document_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.tally import ExecutorStats, Tally
 from kvplan.layout import KVLayout
 from kvplan.nixl import memory_of
 from kvplan.plan import Plan
 
-SCHEMA = "kvplan.nixl/1"
 Span = tuple[int, int, str]  # address, bytes, device
 
 log = logging.getLogger(__name__)
@@ -41,7 +38,8 @@ class NixlAgent:
         agent: a ``nixl_agent`` that is there already, of that name; by default one is made.
 
     Raises:
-        PathError: NIXL is not installed, or has none of these backends.
+        PathError: NIXL is not installed, or has none of these backends; or memory of neither CPU nor CUDA.
+        KVPlanError: ``agent`` has another name, under which peers would know it.
         LayoutError: a layout whose memory is not this process's.
         TransferError: NIXL refuses to register the memory.
 
@@ -66,10 +64,13 @@ class NixlAgent:
         self.peers: dict[str, NixlPeer] = {}
         self.kept: list[Any] = []  # what NIXL could not let go of
         self.spans = _spans(self.layouts)
+        registrations = _registrations(self.spans)
         self.nixl = agent if agent is not None else _new_agent(name, list(backends))
+        if (known := getattr(self.nixl, "name", name)) != name:
+            raise KVPlanError(f"agent is called {known!r} by NIXL and {name!r} here; give it the same name")
         self._registered: list[Any] = []
         try:
-            for memory, rows in _registrations(self.spans).items():
+            for memory, rows in registrations.items():
                 self._registered.append(self.nixl.register_memory(rows, memory))
         except Exception as error:
             self._deregister()
@@ -80,13 +81,7 @@ class NixlAgent:
         self.check_open()
         with self.lock:
             metadata = self.nixl.get_agent_metadata()
-        document = {
-            "schema": SCHEMA,
-            "name": self.name,
-            "layouts": {name: document_of(layout) for name, layout in self.layouts.items()},
-            "metadata": base64.b64encode(metadata).decode(),
-        }
-        return json.dumps(document).encode()
+        return nixl_card.write(self.name, self.layouts, metadata)
 
     def meet(self, card: bytes) -> NixlPeer:
         """Get to know a peer by its card; or one that came back, by its new card: the old one's transfers fail.
@@ -97,10 +92,11 @@ class NixlAgent:
             TransferError: NIXL does not take its metadata.
         """
         self.check_open()
-        name, layouts, metadata = _read(card)
+        name, layouts, metadata = nixl_card.read(card)
         if name == self.name:
             raise KVPlanError(f"the card is of {name!r}, which is this process; give a peer's, and each its own name")
         with self.lock:
+            self.check_open()
             if name in self.peers:
                 self.forget(self.peers[name])
             peer = NixlPeer(self, name, layouts, metadata)
@@ -110,13 +106,20 @@ class NixlAgent:
         return peer
 
     def forget(self, peer: NixlPeer) -> None:
-        """Let go of a peer; transfers with it that have not ended fail."""
+        """Let go of a peer; transfers with it that have not ended fail. One that was forgotten already stays so.
+
+        Raises:
+            KVPlanError: what is no peer of this agent's.
+        """
+        if not isinstance(peer, NixlPeer) or peer.agent is not self:
+            raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
         with self.lock:
+            if self.peers.get(peer.name) is not peer:
+                return  # NIXL knows peers by name: it would forget the one that came after this one
             for transfer in tuple(peer.flying):
                 transfer.give_up(f"the peer {peer.name!r} was forgotten")
             peer.leave()
-            if self.peers.get(peer.name) is peer:
-                del self.peers[peer.name]
+            del self.peers[peer.name]
         log.info("forgot %s", peer.name, extra={"kvplan_peer": peer.name})
 
     def notes(self) -> list[tuple[str, bytes]]:
@@ -198,7 +201,7 @@ class NixlPeer:
 
         Raises:
             KVPlanError: what is no plan, no note, or no number of attempts or seconds.
-            PathError: the plan is not between this process and this peer.
+            PathError: the plan is not between this process and this peer, or takes memory of two kinds on one side.
             LayoutError: a destination that is read-only.
             TransferError: the agent is closed, or the peer was forgotten.
         """
@@ -209,7 +212,7 @@ class NixlPeer:
             raise KVPlanError(f"note is a {type(note).__name__}; give bytes")
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
             raise KVPlanError(f"attempts is {attempts!r}; a transfer is tried at least once")
-        if deadline is not None and not deadline > 0:
+        if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give seconds, more than none, or None")
         reading = self._reads(plan)
         with self.agent.lock:
@@ -268,10 +271,12 @@ class NixlPeer:
     def rejoin(self, joined: int) -> None:
         """Make the connection anew, unless that has been done since it was joined for the ``joined``-th time.
 
+        Nor while another transfer moves over it, which would fail by that.
+
         Raises:
             TransferError: NIXL does not take its metadata.
         """
-        if self.joined == joined:
+        if self.joined == joined and not any(one.moves() for one in tuple(self.flying)):
             self.leave()
             self.join()
 
@@ -314,25 +319,6 @@ def _registrations(spans: frozenset[Span]) -> dict[str, np.ndarray[Any, np.dtype
         memory, number = memory_of(device, "a layout")
         kept.setdefault(memory, []).append((address, nbytes, number))
     return {memory: np.array(rows, dtype=np.int64) for memory, rows in kept.items()}
-
-
-def _read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
-    try:
-        document = json.loads(card)
-        schema = document["schema"]
-        if schema != SCHEMA:
-            raise LayoutError(f"the card is of schema {schema!r}; this kvplan reads {SCHEMA!r}")
-        layouts, metadata = document["layouts"], base64.b64decode(document["metadata"], validate=True)
-        found = {name: KVLayout.from_spec(layout) for name, layout in layouts.items()}
-        name = str(document["name"])
-    except (TypeError, KeyError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, binascii.Error) as error:
-        raise LayoutError(
-            f"that is no card: {type(error).__name__}: {error}; give what NixlAgent.card() made"
-        ) from error
-    for key, layout in found.items():
-        if layout.addresses != "dump":
-            raise LayoutError(f"layout {key!r} of the card is a spec: nothing lies at its addresses")
-    return name, found, metadata
 
 
 def _text(name: Any) -> str:

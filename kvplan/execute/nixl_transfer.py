@@ -77,7 +77,12 @@ class NixlTransfer(StreamlessTransfer):
     # What agent and peer do with it; the agent's lock is held.
 
     def begin(self) -> None:
-        """Try, for the first time or once more."""
+        """Try, for the first time or once more.
+
+        Raises:
+            PathError: the plan takes memory of two kinds on one side.
+        """
+        src, dst = nixl_lists(self.plan) if self.plan.nbytes else (None, None)
         self.attempt += 1
         self._again_at = None
         self._joined = self._peer.joined
@@ -86,12 +91,11 @@ class NixlTransfer(StreamlessTransfer):
         nixl = self._agent.nixl
         self._posted = time.perf_counter()
         try:
-            if not self.plan.nbytes:
+            if src is None or dst is None:
                 if self._note:
                     nixl.send_notif(self._peer.name, self._note)
                 self._finish()
                 return
-            src, dst = nixl_lists(self.plan)
             mine, theirs = (dst, src) if self._reading else (src, dst)
             self._descriptors = mine.descriptors
             sides = []
@@ -106,6 +110,12 @@ class NixlTransfer(StreamlessTransfer):
             self._failed(f"{type(error).__name__}: {error}")
         else:
             self._take(state)
+
+    def moves(self) -> bool:
+        """Whether NIXL has it, and says at this moment that it goes on."""
+        if self._held:
+            self._look()
+        return bool(self._held)
 
     def give_up(self, why: str) -> None:
         """End it now, badly."""
