@@ -13,6 +13,7 @@ from benchmarks.gpu import limits, vllm_limits
 from benchmarks.gpu.sizes import KIB
 from benchmarks.gpu.vllm_limits import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
+from tests.test_gpu_benchmarks import Steps
 
 VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
 SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
@@ -111,6 +112,33 @@ def test_a_smoke_run_moves_every_job_and_saves_its_rows(tmp_path, capsys):
     assert len(rows) == sum(len(model.blocks) * 2 * 2 for model in SMOKE_JOBS.models)
     assert all(row["detail"]["path"] == ["host"] for row in rows)
     assert "not measured" not in capsys.readouterr().err
+
+
+def test_a_run_beside_compute_has_its_ceilings_first(monkeypatch):
+    pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
+    import torch
+
+    from benchmarks.gpu import alone, bench, beside, vllm_worker
+    from benchmarks.gpu.sizes import SMOKE
+    from benchmarks.gpu.vllm_caches import Setup
+
+    monkeypatch.setattr(alone, "one_large_copy", lambda *_: lambda: None)
+    monkeypatch.setattr(beside, "compute_of", lambda *_: Steps())
+    monkeypatch.setattr(beside, "Enqueued", lambda issue, stream: SimpleNamespace(done=lambda: True))
+    gpu = SimpleNamespace(scale=SMOKE, device=torch.device("cpu"), streams=dict.fromkeys(limits.DIRECTIONS),
+                          issued=lambda direction, nbytes, issue: bench.Speed(nbytes, 1e-9, 1e-9))  # fmt: skip
+    setup = Setup(SMOKE_JOBS, gpu)
+    ceilings = [row.what for row in vllm_worker.ceilings(setup)]
+    assert ceilings[:2] == ["one large copy, load, 8.4 MB", "one large copy, store, 8.4 MB"]
+    assert ceilings[2:] == [f"one large copy, {way} beside {kind}" for kind in ("decode", "prefill")
+                            for way in limits.DIRECTIONS]  # fmt: skip
+    rows = list(vllm_worker.jobs(setup, Model("tiny", 3, 64, (5,), (5,))))
+    assert [row.what for row in rows] == [
+        *(f"{way}, 5 x 64 B, 960 B{more}" for way in limits.DIRECTIONS for more in ("", ": CPU")),
+        *(f"{way} beside {kind}, 5 x 64 B, 960 B{more}" for kind in ("decode", "prefill") for way in limits.DIRECTIONS
+          for more in ("", ": compute slower")),
+    ]  # fmt: skip
+    assert all(row.detail["transfers"] >= SMOKE.transfers for row in rows if "beside" in row.what)
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ class Setup:
 
     def synchronize(self) -> None:
         """Wait for the GPU."""
-        if self.bench is not None:
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
@@ -126,7 +126,7 @@ class Caches:
         self.setup = setup
         self.model = model
         self.total = max(model.blocks + model.beside)
-        layers, page, on_gpu = model.layers, model.page_nbytes, setup.bench is not None
+        layers, page, on_gpu = model.layers, model.page_nbytes, setup.device.type == "cuda"
         self.device = torch.empty((layers, self.total, page), dtype=torch.int8, device=setup.device)
         self.pool = torch.empty((self.total, layers, page), dtype=torch.int8, pin_memory=on_gpu)
         caches, rows = list(self.device), self.pool.view(self.total, -1)
@@ -196,6 +196,6 @@ class _Reference(NamedTuple):
 def _peer(setup: Setup, caches: list[Tensor], rows: Tensor) -> Any:
     if setup.vllm is not None:
         return vllm_peer.vllm_worker(setup.vllm, caches, rows)
-    if setup.bench is None:
+    if setup.device.type == "cpu":
         return BatchWorker(caches, rows, by_memmove)
     return BatchWorker(caches, rows, vllm_peer.on_stream(setup.bench.driver, setup.bench.streams["load"]))
