@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from enum import Enum, auto
 from types import ModuleType, SimpleNamespace
 
@@ -247,12 +249,25 @@ def test_pools_are_not_kept_for_ever(executor, monkeypatch):
     monkeypatch.setattr(lmcache_objects, "MOST_POOLS", 2)
     cache = flash()
     connector = connector_of(cache, executor)
-    objects = [objects_of(1, 4)[0] for _ in range(5)]
+    objects = [objects_of(2, 4)[0] for _ in range(5)]
     for k, memory in enumerate(objects):
         connector.from_gpu(memory, 0, 4, slot_mapping=list(range(4 * k, 4 * k + 4)))
     assert len(connector._known()._pools) <= 2
     for k, memory in enumerate(objects):
         hold(cache, [memory], [0], [4], range(4 * k, 4 * k + 4))
+
+
+def test_a_buffer_that_is_one_object_s_goes_with_it(executor):
+    connector = connector_of(flash(), executor)
+    objects = objects_of(1, 8)
+    buffer = weakref.ref(objects[0].tensor.untyped_storage())
+    connector.from_gpu(objects[0], 0, 8, slot_mapping=list(range(8)))
+    connector.to_gpu(objects[0], 0, 8, slot_mapping=list(range(8)))
+    assert objects[0].tensor.any()
+    del objects[0]
+    connector.from_gpu(objects_of(2, 8)[0], 0, 8, slot_mapping=list(range(8)))  # the executor has let go of the last
+    gc.collect()
+    assert buffer() is None
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def chunks_of(
     return made
 
 
+class _Pool(NamedTuple):
+    """A buffer as blocks of one object's shape, and its programs there and back, by tokens of what they move."""
+
+    layout: KVLayout
+    programs: dict[int, tuple[CopyProgram, CopyProgram]]
+
+
 class ObjectPrograms:
     """Programs between caches and the buffers that memory objects are cut from, compiled as objects come.
 
@@ -87,8 +94,7 @@ class ObjectPrograms:
 
     def __init__(self, caches: tuple[KVLayout, ...]) -> None:
         self.caches = caches
-        self._pools: dict[tuple[Any, ...], KVLayout] = {}
-        self._pairs: dict[tuple[int, int], tuple[CopyProgram, CopyProgram]] = {}
+        self._pools: dict[tuple[Any, ...], _Pool] = {}
 
     def plans(self, chunks: Sequence[Sequence[Chunk]], *, store: bool) -> list[Plan]:
         """One plan for each chunk and kernel group that moves anything.
@@ -123,44 +129,52 @@ class ObjectPrograms:
         if blocks is None:
             step, blocks = 1, chunk.slots
         pool, number = self._pool(group, chunk)
-        to_pool, to_cache = self._pair(cache, pool, step)
+        to_pool, to_cache = _programs(cache, pool, step)
         first = (number * tokens + chunk.skip) // step
         of_pool = np.arange(first, first + blocks.size, dtype=np.int64)
         return to_pool.plan(blocks, of_pool) if store else to_cache.plan(of_pool, blocks)
 
-    def _pool(self, group: int, chunk: Chunk) -> tuple[KVLayout, int]:
-        """The buffer that an object was cut from, as blocks of its shape; and which of them it is."""
+    def _pool(self, group: int, chunk: Chunk) -> tuple[_Pool, int]:
+        """The buffer that an object was cut from, as blocks of its shape; and which of them it is.
+
+        What is known of a buffer keeps it alive; of one that is a single object's, nothing is kept, so that both go.
+        """
         tensor, storage, cache = chunk.tensor, chunk.tensor.untyped_storage(), self.caches[group]
         number, front = divmod(tensor.data_ptr() - storage.data_ptr(), chunk.period)
         key = (group, storage.data_ptr(), storage.nbytes(), front, chunk.period, tuple(tensor.shape), tensor.stride())
-        if key not in self._pools:
+        known = self._pools.get(key)
+        if known is not None:
+            return known, number
+        count = (storage.nbytes() - front - tensor.nbytes) // chunk.period + 1
+        step, split = chunk.period // tensor.itemsize, "k" in cache.parts
+        shape, strides = (count, *tensor.shape), (step, *tensor.stride())
+        layout = backend.describe(
+            tensor.as_strided(shape, strides, tensor.storage_offset() - number * step),
+            object_format="KV_2LTD" if tensor.ndim == 4 else "KV_MLA_FMT",
+            heads=len(cache.heads) if split else None,
+            head_start=cache.heads.start if split else 0,
+            layers=cache.layers,
+            part="kv" if split else cache.parts[0],
+        )
+        pool = _Pool(layout, {})
+        if count > 1:
             if len(self._pools) >= MOST_POOLS:
                 self._pools.clear()
-                self._pairs.clear()
-            count = (storage.nbytes() - front - tensor.nbytes) // chunk.period + 1
-            step, split = chunk.period // tensor.itemsize, "k" in cache.parts
-            shape, strides = (count, *tensor.shape), (step, *tensor.stride())
-            self._pools[key] = backend.describe(
-                tensor.as_strided(shape, strides, tensor.storage_offset() - number * step),
-                object_format="KV_2LTD" if tensor.ndim == 4 else "KV_MLA_FMT",
-                heads=len(cache.heads) if split else None,
-                head_start=cache.heads.start if split else 0,
-                layers=cache.layers,
-                part="kv" if split else cache.parts[0],
-            )
-        return self._pools[key], number
+            self._pools[key] = pool
+        return pool, number
 
-    def _pair(self, cache: KVLayout, pool: KVLayout, step: int) -> tuple[CopyProgram, CopyProgram]:
-        key = id(pool), step
-        if key not in self._pairs:
-            here, there = split_blocks(cache, step), split_blocks(pool, step)
-            if here is None or there is None:
-                raise LayoutError(
-                    f"{cache!r} has blocks that cannot be cut into stretches of {step} tokens, and these slots are no "
-                    "whole blocks"
-                )
-            self._pairs[key] = compile(here, there), compile(there, here)
-        return self._pairs[key]
+
+def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, CopyProgram]:
+    """Into a pool and out of it, by stretches of so many tokens."""
+    if step not in pool.programs:
+        here, there = split_blocks(cache, step), split_blocks(pool.layout, step)
+        if here is None or there is None:
+            raise LayoutError(
+                f"{cache!r} has blocks that cannot be cut into stretches of {step} tokens, and these slots are no "
+                "whole blocks"
+            )
+        pool.programs[step] = compile(here, there), compile(there, here)
+    return pool.programs[step]
 
 
 def _tensors(memory: Any) -> list[Any]:
