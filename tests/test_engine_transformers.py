@@ -155,14 +155,15 @@ def test_a_load_that_moves_nothing_is_seen_in_the_tokens(model, monkeypatch):
     assert generate(manager) != plenty
 
 
-def test_requests_that_cannot_be_stored_are_computed_anew(model, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [kvplan.TransferError, kvplan.HostMemoryError])
+def test_requests_that_cannot_be_stored_are_computed_anew(model, error, monkeypatch, caplog):
     plenty = generate(manager_of(model, PLENTY))
     manager = manager_of(model, blocks_of(model), space=GIB)
     offloading = engine.offload(manager)
     free = offloading._cpu_pool.num_free_sectors
 
     def fail(plan, **more):
-        raise kvplan.TransferError("the driver is gone")
+        raise error("the driver is gone")
 
     monkeypatch.setattr(offloading.executor, "submit", fail)
     with caplog.at_level(logging.ERROR, logger="kvplan.engines.transformers"):

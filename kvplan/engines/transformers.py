@@ -14,7 +14,7 @@ from typing import Any
 
 from kvplan.allocation import allocate
 from kvplan.backends import transformers as backend
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.facade import compile  # noqa: A004
 from kvplan.groups import Groups
@@ -134,7 +134,7 @@ def _manager_class() -> Any:
                 return set()
             try:
                 self._move(self._store, *zip(*taken.values(), strict=True))
-            except TransferError:
+            except KVPlanError:  # such as a path that the policy names, and a pool that could not be pinned
                 logger.exception("%d requests could not be stored; they are computed anew", len(taken))
                 for _, room in taken.values():
                     self._give_back(room)
