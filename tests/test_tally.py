@@ -214,3 +214,12 @@ def test_what_is_refused_was_no_transfer():
         with pytest.raises(kvplan.HostMemoryError):
             executor.submit(pair.program.plan([1], [2]))
         assert executor.stats() == ExecutorStats(paths={})
+
+
+def test_failed_and_cancelled_ones_take_no_memory():
+    tally = Tally()
+    for _ in range(3 * PENDING):
+        tally.fail()
+        tally.cancel()
+    assert len(tally._bad) <= PENDING
+    assert (tally.stats().failed, tally.stats().cancelled) == (3 * PENDING, 3 * PENDING)

@@ -102,7 +102,8 @@ class Executor:
             by_layer: move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one. Long transfers
                 are cut into at most 16 groups of layers; a wait is for the group that holds the layer.
             priority: ``"high"``: go past ``"normal"`` transfers that have not begun. High ones keep the order of their
-                submits among themselves, and so do two of which one writes what the other reads or writes.
+                submits among themselves, and so do two of which one writes what the other reads or writes; of a GPU,
+                two of one direction.
 
         In the capture of a CUDA graph (``after`` is a stream being captured, or None while torch's current stream is)
         the kernel path becomes part of the graph; wait for the transfer before the capture ends.

@@ -93,8 +93,8 @@ class Tally:
         self._within: dict[tuple[str, str], list[int]] = {}
         self._quiet_until = 0.0
         self._unsaid = 0
-        self._failures: deque[int] = deque()
-        self._cancelled: deque[int] = deque()
+        self._bad: deque[str] = deque()  # "failed" or "cancelled", not yet counted
+        self._ended = {"failed": 0, "cancelled": 0}
         self._predicted = 0
         self._off = 0.0
 
@@ -104,10 +104,17 @@ class Tally:
         if len(self._pending) > PENDING:
             self._add_up()
 
+    def _end(self, how: str) -> None:
+        self._bad.append(how)
+        if len(self._bad) > PENDING:
+            self._add_up()
+
     def _add_up(self) -> None:
         if self._made_in != generation():  # a fork's child: whoever held the lock is not here
             self._made_in, self._lock = generation(), threading.Lock()
         with self._lock:
+            while self._bad:
+                self._ended[self._bad.popleft()] += 1
             while self._pending:  # only here are they taken out
                 result, direction = self._pending.popleft()
                 flow = result.path, direction
@@ -127,7 +134,7 @@ class Tally:
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
         """One more that did not; a warning is logged, at most one every :data:`QUIET_SECONDS`."""
-        self._failures.append(1)
+        self._end("failed")
         now = time.monotonic()
         if error is None or plan is None:
             return
@@ -146,7 +153,7 @@ class Tally:
 
     def cancel(self) -> None:
         """One more that never began."""
-        self._cancelled.append(1)
+        self._end("cancelled")
 
     def stats(self) -> ExecutorStats:
         """The sums so far.
@@ -164,7 +171,7 @@ class Tally:
                 )
                 for flow, sums in self._sums.items()
             }
-            failed, predicted, off = len(self._failures), self._predicted, self._off
+            ended, predicted, off = dict(self._ended), self._predicted, self._off
         every = flows.values()
         paths: dict[str, PathStats] = {}
         for (path, _), flow in flows.items():
@@ -175,11 +182,11 @@ class Tally:
             sum(one.seconds for one in every),
             sum(one.descriptors for one in every),
             sum(one.launches for one in every),
-            failed,
+            ended["failed"],
             paths,
             predicted,
             math.expm1(off / predicted) if predicted else None,
-            len(self._cancelled),
+            ended["cancelled"],
             flows=flows,
         )
 
