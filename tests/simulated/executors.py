@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,28 @@ def favouring(path: str) -> DeviceProfile:
     return replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
 
 
+_compiling = threading.Lock()
+
+
+@contextmanager
+def compiled_by(compiler: ModuleType) -> Iterator[None]:
+    """Another module in the place of the kernel's.
+
+    Not ``mock.patch.dict``, which empties ``sys.modules`` for a moment: an import in another thread would then begin
+    with a new ``sys``.
+    """
+    with _compiling:
+        before = sys.modules.get(compiler.__name__)
+        sys.modules[compiler.__name__] = compiler
+        try:
+            yield
+        finally:
+            if before is None:
+                del sys.modules[compiler.__name__]
+            else:
+                sys.modules[compiler.__name__] = before
+
+
 def open_executor(
     device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
 ) -> kvplan.Executor:
@@ -75,7 +98,7 @@ def open_executor(
     )
 
     def function(shape):
-        with mock.patch.dict(sys.modules, {"kvplan.execute.kernel": compiler}):
+        with compiled_by(compiler):
             return whole(shape)
 
     tables.function = function
