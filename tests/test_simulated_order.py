@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import kvplan
+from kvplan.execute import turns
 from tests.gpu.caches import Move, Pair
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
@@ -172,6 +174,59 @@ def test_a_timeout_of_what_is_in_flight_says_so_and_it_goes_on():
         assert repr(transfer).endswith("in flight)")
         gate.set()
         transfer.synchronize(timeout=20)
+        pair.check()
+
+
+@every_path
+@both_ways
+def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(path, direction):
+    device = Device(3, eager=False)
+    pair, later = pair_on(device, direction), []
+
+    def issue_later(runtime, transfer, *arguments, **options):
+        later.append(transfer)
+        queue_up(runtime, transfer, *arguments, **options)
+
+    queue_up = turns.issue_later
+    with (
+        executor_on(device, path) as executor, limits(MANY_CALLS=20),
+        mock.patch.object(turns, "issue_later", issue_later),
+    ):  # fmt: skip
+        lane, user = executor._backend.lanes[direction], device.stream()
+        gate = device.gate(user)
+        calls = [executor.submit(pair.plan(MOVE), after=Stream(user))]
+        while not later:
+            assert lane.calls == sum(transfer.launches for transfer in calls)
+            calls.append(executor.submit(pair.plan(MOVE)))
+        assert sum(transfer.launches for transfer in calls[:-2]) <= 20
+        assert sum(transfer.launches for transfer in calls[:-1]) > 20
+        assert all(transfer._issued is None for transfer in calls[:-1])
+        gate.set()
+        later[0]._issued.wait()
+        device.run()
+        executor.submit(
+            pair.plan(MOVE)
+        ).synchronize()  # what has ended is in nobody's way, though nobody has looked yet
+        assert len(later) == 1
+        pair.check()
+
+
+@pytest.mark.parametrize(("path", "call"), [("copy_engine", "cuMemcpyAsync"), ("copy_engine_2d", "cuMemcpy2DAsync")])
+def test_a_transfer_of_many_calls_waits_for_its_own_where_the_driver_s_queue_would_be_full(path, call):
+    device = Device(3, eager=False)
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor, limits(STEP=2, SLOW_2D=0):
+        user = device.stream()
+        gate = device.gate(user)
+        plan = pair.plan(MOVE)
+        transfer = executor.submit(plan, after=Stream(user))
+        while device.calls.count(call) < 4:
+            assert not transfer._issued.wait(0.001), "it has no more than four calls"
+        assert not transfer._issued.wait(0.05)
+        assert device.calls.count(call) == 4
+        gate.set()
+        transfer.synchronize()
+        assert transfer.result().launches > 4
         pair.check()
 
 

@@ -33,6 +33,7 @@ class Lane:
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
+        calls: of the driver, that issued those.
         pending: transfers that its thread has not issued, in the order of their submits.
         waiting: the one whose turn its thread waits for on the CPU.
         lock: held by whoever submits; the same for both lanes of a direction.
@@ -45,6 +46,7 @@ class Lane:
         self.side: list[int] = []
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
+        self.calls = 0
         self.pending: deque[DeviceTransfer] = deque()
         self.waiting: DeviceTransfer | None = None
         self.lock: AbstractContextManager[Any] = beside.lock if beside is not None else threading.RLock()

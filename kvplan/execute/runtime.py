@@ -40,6 +40,9 @@ Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath | MixedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
 DIRECTION_LANES = ("load", "store")
+# Calls in flight on a lane from which on its own thread issues: the driver's queue has an end, of about a thousand, and
+# a call that finds it full waits for the GPU.
+MANY_CALLS = 256
 
 
 class Runtime:
@@ -119,7 +122,8 @@ class Runtime:
                     behind = turns.before(self, plan, other)
                     late = isinstance(after, DeviceTransfer) and after.queued
                     late = late or any(one.queued for one in behind)
-                    if waits is None or late or lane.busy or pageable or path.slow(plan):
+                    late = late or lane.busy or (lane.calls > MANY_CALLS and self._full(lane))
+                    if waits is None or late or pageable or path.slow(plan):
                         turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
                     else:
                         self._issue(transfer, path, lane, waits, behind, by_layer=by_layer)
@@ -187,6 +191,7 @@ class Runtime:
             transfer._end = end
             lane.last = transfer
             lane.flying.append(transfer)
+            lane.calls += transfer.launches
         self.keeper.wake()
 
     def _prepare(
@@ -295,12 +300,25 @@ class Runtime:
             time.sleep(20e-6)
         self.reap()  # those before it have ended too
 
+    def _full(self, lane: Lane) -> bool:
+        """Whether the driver's queue may have no room: then a call would wait for the GPU."""
+        self.reap()
+        return lane.calls > MANY_CALLS
+
+    def wait_for_room(self, lane: Lane) -> None:
+        """Wait on the CPU, in the lane's thread, until the driver's queue has room."""
+        while self._full(lane):
+            with self.lock:
+                first = lane.flying[0] if lane.flying else None
+            if first is not None:
+                self.block(first)
+
     def reap(self) -> int:
         """Let go of what has ended; returns how many are left."""
         with self.lock, self.device.current(), Uncaptured(self.device):
             for lane in self.lanes.values():
                 while lane.flying and lane.flying[0]._retire():
-                    lane.flying.popleft()
+                    lane.calls -= lane.flying.popleft().launches
                 if lane.last is not None and lane.last._over:
                     lane.last = None
             return sum(len(lane.flying) for lane in self.lanes.values())

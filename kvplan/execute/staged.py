@@ -16,7 +16,8 @@ from weakref import ref
 import numpy as np
 
 from kvplan.errors import PathError
-from kvplan.execute.copy_engine import INLINED, SLICE, SLOW_2D, batches, copy_all, offending
+from kvplan.execute.copies import INLINED, SLICE, batches, copy_all, offending
+from kvplan.execute.copy_engine import SLOW_2D
 from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
@@ -166,8 +167,8 @@ class StagedPath:
         two = load and chunks > 1 and self._policy.streams != 1
         events = (transfer.event(), transfer.event()) if two else None
         return partial(
-            self._run, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before, events,
-            load=load,
+            self._run, transfer, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before,
+            events,
         )  # fmt: skip
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> tuple[Kernel, int]:
@@ -179,18 +180,18 @@ class StagedPath:
         return self._runtime.tables.function(shape), self_made.address
 
     def _run(
-        self, ring: Ring, steps: list[tuple[int, bool]], kernel: Kernel, header: int, made: Int64Array,
-        edges: list[int], seams: Int64Array, lane: Lane, before: tuple[Kernel, int] | None,
-        events: tuple[int, int] | None, *, load: bool,
+        self, transfer: DeviceTransfer, ring: Ring, steps: list[tuple[int, bool]], kernel: Kernel, header: int,
+        made: Int64Array, edges: list[int], seams: Int64Array, lane: Lane, before: tuple[Kernel, int] | None,
+        events: tuple[int, int] | None,
     ) -> None:  # fmt: skip
         """Send chunks through the ring: one stream fills a slot, another empties it, behind each other's events."""
-        device = self._runtime.device
+        device, load = self._runtime.device, transfer.plan.direction == "load"
         function, threads, shared = kernel
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
         programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
         src = made.__array_interface__["data"][0]
         dst, size = src + made.strides[0], src + 2 * made.strides[0]
-        at_once = not seams.size and batches(device, made[2, edges[0] : edges[-1]], load=load)
+        at_once = not seams.size and batches(device, transfer, made[2, edges[0] : edges[-1]])
         if load:  # small, and never in a batch with what is large
             device.copy(header, int(made[0, 0]), int(made[2, 0]), lane.copy)
         if before is not None:
@@ -213,7 +214,7 @@ class StagedPath:
                     except DriverError as error:
                         raise offending(error, tuple(made), range(first, last)) from error
                 else:
-                    self._copy(made, first, last, seams, lane.copy, load=load)
+                    self._copy(transfer, made, first, last, seams, lane.copy)
                 if copying is load:
                     device.record(ring.filled[slot], fill)
                     device.wait(empty, ring.filled[slot])
@@ -222,11 +223,14 @@ class StagedPath:
             device.record(events[1], lane.other)
             device.wait(lane.kernel, events[1])
 
-    def _copy(self, columns: Int64Array, first: int, last: int, seams: Int64Array, stream: int, *, load: bool) -> None:
+    def _copy(
+        self, transfer: DeviceTransfer, columns: Int64Array, first: int, last: int, seams: Int64Array, stream: int
+    ) -> None:
         made = Descriptors(*(column[first:last] for column in columns))
         if seams.size:
+            load = transfer.plan.direction == "load"
             made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-        copy_all(self._runtime.device, made, 0, made.size.size, stream, load=load)
+        copy_all(self._runtime.device, transfer, made, 0, made.size.size, stream)
 
     def close(self) -> None:
         """Give the rings' events back; nothing is in flight."""

@@ -79,6 +79,7 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, ear
         for one in earlier:
             if one._issued is not None:
                 one._issued.wait()
+        runtime.wait_for_room(lane)
     except BaseException as error:  # noqa: BLE001  # of a transfer that was cancelled it is nobody's
         problem = error
     with runtime.lock:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.execute import copy_engine
+from kvplan.execute import copies
 from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
 from tests.simulated.graph import Graph
@@ -264,7 +264,7 @@ class Device(Memory):
         self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later
         for source, nbytes in zip(*columns[1:], strict=True):
-            inlined = nbytes < copy_engine.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
+            inlined = nbytes < copies.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
             assert not inlined, f"{nbytes} bytes of host memory in a batch: drivers lose them"
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order

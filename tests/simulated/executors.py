@@ -108,8 +108,8 @@ def open_executor(
 @contextmanager
 def limits(**values: int) -> Iterator[None]:
     """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
-    names = ("kvplan.execute.kernel_path", "kvplan.execute.copy_engine", "kvplan.execute.staged",
-             "kvplan.execute.choose", "kvplan.execute.runtime")  # fmt: skip
+    names = ("kvplan.execute.kernel_path", "kvplan.execute.copies", "kvplan.execute.copy_engine",
+             "kvplan.execute.staged", "kvplan.execute.choose", "kvplan.execute.runtime")  # fmt: skip
     with ExitStack() as stack:
         for name, value in values.items():
             modules = [sys.modules[module] for module in names if hasattr(sys.modules.get(module), name)]
@@ -144,7 +144,7 @@ def current_stream(handle: int) -> Iterator[None]:
 # Every transfer is issued in pieces, by layers, and in turn by the lane's own thread.
 TIGHT = {
     "SLICE": 3, "MAX_ROWS": 4, "LAYER_GROUP_NBYTES": 1, "SMALL_CHUNK_NBYTES": 1, "FEW_CHUNKS": 1, "MAX_GROUPS": 1,
-    "FLAT_NBYTES": 64, "INLINED": 24,
+    "FLAT_NBYTES": 64, "INLINED": 24, "STEP": 5,
 }  # fmt: skip
 
 

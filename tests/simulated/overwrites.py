@@ -16,8 +16,10 @@ def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: lis
     """Many transfers onto the same few blocks, in flight at once."""
     rng = np.random.default_rng(seed)
     with paths_in_turn(names):
-        for _ in names:
-            executor.submit(pair.plan(Move(rng.permutation(9)[:5], rng.permutation(5))))
+        moves = [Move(rng.permutation(9)[:5], rng.permutation(5)) for _ in names]
+        for transfer in [executor.submit(pair.plan(move)) for move in moves]:
+            if transfer._issued is not None:
+                transfer._issued.wait()
     device.run()
     pair.check()
 
