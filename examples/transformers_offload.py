@@ -32,7 +32,7 @@ MODELS = {
     "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
                  "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
-SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (48, 2000, 256, 256, 0.5)}  # requests, prompt, new tokens, page, room
+SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (32, 2000, 192, 256, 0.5)}  # requests, prompt, new tokens, page, room
 TIMEOUT = 600
 
 
@@ -128,22 +128,23 @@ def main() -> int:
     prompts = [rng.integers(1, MODELS[chosen.model]["vocab_size"], n).tolist() for n in lengths]
     needed = sum(math.ceil((n + new) / page) for n in lengths)
     model = model_of(chosen.model, chosen.device)
-    run(model, prompts, new, page, 2 * needed, "plenty")  # warm
-    plenty = run(model, prompts, new, page, 2 * needed, "plenty")
-    ways = ["recompute", "kvplan"] if chosen.device == "cpu" else ["recompute", "transformers", "kvplan"]
-    runs = {"plenty": plenty} | {way: run(model, prompts, new, page, max(4, int(room * needed)), way) for way in ways}
-    rows = [row_of(way, one, plenty.tokens) for way, one in runs.items()]
+    run(model, prompts[:4], 8, page, 2 * needed, "plenty")  # warm
     print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
-    for row in rows:
-        print(
-            "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{value}" for name, value in row.items())
-        )
-    if chosen.json:
-        gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
-        about = {"schema": "kvplan.example.offload", "version": 1, "gpu": gpu, "torch": torch.__version__,
-                 "transformers": transformers.__version__, "model": chosen.model, "rows": rows}  # fmt: skip
-        Path(chosen.json).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    wrong = any(one.tokens != plenty.tokens for one in runs.values())
+    ways = ["plenty", "recompute", *(["transformers"] if chosen.device != "cpu" else []), "kvplan"]
+    wanted: dict[str, list[int]] = {}
+    wrong, rows = False, []
+    for way in ways:
+        one = run(model, prompts, new, page, 2 * needed if way == "plenty" else max(4, int(room * needed)), way)
+        wanted = wanted or one.tokens
+        wrong = wrong or one.tokens != wanted
+        rows.append(row_of(way, one, wanted))
+        told = (f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in rows[-1].items())
+        print("  ".join(told), flush=True)
+        if chosen.json:  # after each, so that what was measured is kept whatever comes
+            gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
+            about = {"schema": "kvplan.example.offload", "version": 1, "gpu": gpu, "torch": torch.__version__,
+                     "transformers": transformers.__version__, "model": chosen.model, "rows": rows}  # fmt: skip
+            Path(chosen.json).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return int(wrong and chosen.device == "cpu")
 
 
