@@ -178,8 +178,8 @@ class HostPath:
         """Take back a transfer that has not begun; whether it will not run."""
         with self._turn:
             if transfer._begun or transfer.done():
-                return transfer.cancelled
-            transfer.cancelled = True
+                return transfer._cancelled
+            transfer._cancelled = True
             self.tally.cancel()
             transfer._finish(None)
             if self._waiting is transfer:

@@ -208,17 +208,13 @@ class StreamlessTransfer(Transfer):
 
 
 class HostTransfer(StreamlessTransfer):
-    """A transfer of the host path.
-
-    Attributes:
-        cancelled: whether it was taken back.
-    """
+    """A transfer of the host path."""
 
     def __init__(self, plan: Plan, path: HostPath) -> None:
         self.plan = plan
-        self.cancelled = False
         self._path = path
         self._begun = False
+        self._cancelled = False
         self._finished = threading.Event()
         self._result: TransferResult | None = None
         self._error: BaseException | None = None
@@ -231,7 +227,7 @@ class HostTransfer(StreamlessTransfer):
         """See :meth:`Transfer.synchronize`."""
         if not self._finished.wait(timeout):
             raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-        if self.cancelled:
+        if self._cancelled:
             raise TransferError(cancellation(self.plan))
         if self._error is not None:
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
@@ -245,7 +241,7 @@ class HostTransfer(StreamlessTransfer):
         self._finished.set()
 
     def __repr__(self) -> str:
-        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
+        ended = "cancelled" if self._cancelled else "failed" if self._error else "done"
         return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
 
 
