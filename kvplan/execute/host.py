@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
@@ -78,10 +78,7 @@ def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + step, count)) for first in range(0, count, step))
 
 
-class _Job(NamedTuple):
-    transfer: HostTransfer
-    after: Any
-    behind: Sequence[HostTransfer]
+_Job = tuple[HostTransfer, Any, Sequence[HostTransfer]]  # a transfer, and what it waits for
 
 
 class HostPath:
@@ -167,7 +164,7 @@ class HostPath:
             with self._turn:
                 if self._waiting is None:
                     self._idle.clear()
-        self._jobs.put(_Job(transfer, after, behind))
+        self._jobs.put((transfer, after, behind))
         return transfer
 
     def _before(self, plan: Plan) -> list[HostTransfer]:
