@@ -62,7 +62,7 @@ class NixlAgent:
         self.lock = threading.RLock()
         self.closed = False
         self.peers: dict[str, NixlPeer] = {}
-        self.kept: list[Any] = []  # what NIXL could not let go of
+        self.kept: list[tuple[Any, Plan]] = []  # handles that NIXL could not let go of, and whose memory they reach
         self.spans = _spans(self.layouts)
         registrations = _registrations(self.spans)
         self.nixl = agent if agent is not None else _new_agent(name, list(backends))
@@ -143,8 +143,19 @@ class NixlAgent:
             for peer in tuple(self.peers.values()):
                 self.forget(peer)
             self.closed = True
+            self.release([])
             self._deregister()
             self.kept.clear()
+
+    def release(self, held: list[tuple[Any, Plan]]) -> None:
+        """Give NIXL's handles back. One in use is told to end by that, and given back with the next ones."""
+        kept, self.kept = self.kept, []
+        for handle, plan in [*kept, *held]:
+            try:
+                handle.release()
+            except Exception as error:  # noqa: BLE001  # it stays, and the plan's memory with it
+                self.kept.append((handle, plan))
+                log.debug("NIXL cannot release %r: %s", handle, error)
 
     def check_open(self) -> None:
         """Raises:

@@ -190,14 +190,9 @@ class NixlTransfer(StreamlessTransfer):
             self._agent.tally.fail(self.plan, "nixl", error)
 
     def _release(self) -> None:
-        """Give NIXL's handles back; what it cannot let go of stays with the agent, and the memory with it."""
+        """Give NIXL's handles back."""
         held, self._held = self._held, []
-        for handle in held:
-            try:
-                handle.release()
-            except Exception as error:  # noqa: BLE001
-                self._agent.kept.append((handle, self.plan))
-                log.debug("NIXL cannot release %r: %s", handle, error)
+        self._agent.release([(handle, self.plan) for handle in held])
 
     def __repr__(self) -> str:
         state = "in flight" if not self._over else "failed" if self._error else "done"
