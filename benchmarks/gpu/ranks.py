@@ -2,7 +2,7 @@
 
 Two ranks store under tensor parallelism into a pool that belongs to no topology; one loads all of it, then two load
 half the layers each. Every byte is compared. A rank's rate beside the other is held against its rate alone, in a pool
-of its own.
+of its own of the same kind of memory; what it reaches in anonymous memory, whose pages may be larger, stands beside it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,20 @@ SMOKE = Scale(layers=4, heads=4, dim=8, tokens=4, blocks=16, times=3)
 
 
 class Measured(NamedTuple):
-    """One rank's work in GB/s: in a pool of its own, alone; in the shared pool, alone, and beside the other rank."""
+    """One rank's work in GB/s.
 
+    Attributes:
+        anonymous, own: in a pool of its own, alone; in anonymous memory, and where the shared pool is.
+        alone: in the shared pool.
+        beside: in the shared pool, the other rank at work.
+        detail: the path, and each transfer's GB/s in the shared pool.
+    """
+
+    anonymous: float
     own: float
     alone: float
     beside: float
+    detail: dict[str, Any]
 
 
 class Part(NamedTuple):
@@ -129,16 +138,20 @@ class Worker:
             return kvplan.reshard(ranks, pool)[self.rank, 0]
         return kvplan.reshard(pool, ranks)[0, self.rank]
 
-    def rate(self, plan: kvplan.Plan) -> float:
-        """GB/s of whole transfers, one after the other; the median of all but the first and the last."""
+    def rates(self, plan: kvplan.Plan) -> list[float]:
+        """GB/s of whole transfers, one after the other."""
         if self.device != "cpu":
             self.torch.cuda.synchronize()  # what fills the caches; transfers do not wait for it
-        walls = []
+        made = []
         for _ in range(self.scale.times):
             start = time.perf_counter()
-            self.executor.submit(plan).synchronize()
-            walls.append(time.perf_counter() - start)
-        return plan.nbytes / statistics.median(walls[1:-1]) / 1e9
+            self.path = self.executor.submit(plan).result().path
+            made.append(plan.nbytes / (time.perf_counter() - start) / 1e9)
+        return made
+
+    def rate(self, plan: kvplan.Plan) -> float:
+        """The median of all but the first and the last."""
+        return middle(self.rates(plan))
 
     def compare(self, part: Part, tensors: list[Any]) -> None:
         """Every byte of the rank's tensors is what it must be."""
@@ -146,6 +159,11 @@ class Worker:
             wrong = int((tensor != self.content(layer, part.heads)).sum())
             if wrong:
                 raise AssertionError(f"rank {self.rank}, layer {layer}: {wrong} elements are wrong")
+
+
+def middle(rates: list[float]) -> float:
+    """Median of all but the first and the last."""
+    return statistics.median(rates[1:-1])
 
 
 def work(rank: int, scale: Scale, shared: str, device: str, barrier: Barrier, pipe: Connection) -> None:
@@ -175,12 +193,20 @@ def steps(worker: Worker, meet: Callable[[], Any]) -> dict[str, Measured]:
             pool = keeper = worker.pool(layout, worker.shared)
             order = (ids, back) if store else (back, ids)  # block b of the ranks is at -1 - b of the pool
             plan = worker.program(step, layout, pool).plan(*order)
-            private = worker.program(step, layout, worker.pool(layout, None)).plan(*order)
-        own = alone = 0.0
+            own_name = f"{worker.shared}-{worker.rank}"
+            owned = {name: worker.pool(layout, shared) for name, shared in (("anonymous", None), ("own", own_name))}
+            plans = {name: worker.program(step, layout, each).plan(*order) for name, each in owned.items()}
+            for each in owned.values():
+                each.tensors.zero_()  # pages that nobody has written are slower
+            if store and worker.rank == 0:
+                pool.tensors.zero_()
+        meet()
+        alone: list[float] = []
+        alones: dict[str, float] = {}
         for turn in range(RANKS):  # one after the other, each alone
             if takes_part and turn == worker.rank:
-                own = worker.rate(private)
-                alone = worker.rate(plan)
+                alones = {name: worker.rate(each) for name, each in plans.items()}
+                alone = worker.rates(plan)
             meet()
         if takes_part and store and worker.rank == 0:  # what comes now is what will be loaded
             pool.tensors.zero_()
@@ -189,11 +215,12 @@ def steps(worker: Worker, meet: Callable[[], Any]) -> dict[str, Measured]:
             if not store:
                 for tensor in tensors:
                     tensor.fill_(-1)
-            beside = worker.rate(plan)
+            beside = worker.rates(plan)
             if not store:
                 worker.compare(part, tensors)
-            measured[step] = Measured(own, alone, beside)
-            del plan, private, pool, layout, tensors
+            detail = {"path": worker.path, "alone": alone, "beside": beside}
+            measured[step] = Measured(**alones, alone=middle(alone), beside=middle(beside), detail=detail)
+            del plan, plans, owned, pool, layout, tensors, each
         meet()  # nobody loads before all have stored
     del keeper
     worker.executor.close()
@@ -205,9 +232,9 @@ def rows_of(answers: Sequence[dict[str, Measured]]) -> list[Row]:
     rows = []
     for rank, measured in enumerate(answers):
         for step, rates in measured.items():
-            beside = {"own pool, alone": rates.own, "shared, alone": rates.alone}
+            beside = {"own pool, alone": rates.own, "shared, alone": rates.alone, "anonymous, alone": rates.anonymous}
             rows.append(Row("ranks", f"{step}, rank {rank}", "GB/s", rates.beside, beside, SHARE * rates.own,
-                            f"{SHARE:g} x own pool, alone", more_is_better=True))  # fmt: skip
+                            f"{SHARE:g} x own pool, alone", more_is_better=True, detail=rates.detail))  # fmt: skip
     return sorted(rows, key=lambda row: row.what.split(",")[0] != "store")
 
 
@@ -242,14 +269,14 @@ def measure(scale: Scale, shared: str, device: str) -> list[Row]:
 
 
 def fitting(scale: Scale, folder: Path) -> Scale:
-    """The scale with as many blocks as three quarters of what is free where the pool will be.
+    """The scale with as many blocks as three quarters of what is free hold where the pools will be: one each, and one.
 
     Raises:
         RuntimeError: room for less than 16 blocks.
     """
     from dataclasses import replace
 
-    room = shutil.disk_usage(folder).free * 3 // 4 // scale.block_nbytes
+    room = shutil.disk_usage(folder).free * 3 // 4 // (RANKS + 1) // scale.block_nbytes
     if room < min(16, scale.blocks):
         raise RuntimeError(f"{folder} has room for {room} blocks of {scale.block_nbytes} bytes; name another by --pool")
     return replace(scale, blocks=min(scale.blocks, room))
