@@ -306,3 +306,71 @@ def test_a_copy_of_many_that_fails_is_named(device):
         device.copy_each(three, three, three, 4)
     assert (caught.value.at, caught.value.code) == (1, 719)
     device.copy_each(three[:1], three[:1], three[:1], 4)
+
+
+ENTRIES = {"cuEventRecord": 2, "cuStreamWaitEvent": 3, "cuLaunchKernelEx": 4, "cuMemcpyAsync": 4,
+           "cuMemcpyBatchAsync": 9}  # fmt: skip
+
+
+def words_at(address, count):
+    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64).tolist()
+
+
+@pytest.fixture
+def seen(device):
+    """What the driver is called with, past the interpreter; the call that fails, what it returns, its descriptor."""
+    seen = SimpleNamespace(calls=[], failing=-1, at=99)
+
+    def entry(name, *given):
+        if name == "cuLaunchKernelEx":
+            config, function, arguments, extra = given
+            (header,) = words_at(words_at(arguments, 1)[0], 1)
+            given = function, header, words_at(config, 7), extra
+        if name == "cuMemcpyBatchAsync":
+            ctypes.c_int64.from_address(given[7]).value = seen.at
+            given = [words_at(column, given[3]) for column in given[:3]], given[8]
+        seen.calls.append((name, *given))
+        return 719 if len(seen.calls) == seen.failing + 1 else 0
+
+    seen.entries = []
+    for name, count in ENTRIES.items():
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * count)
+        seen.entries.append(kind(lambda *given, name=name: entry(name, *given)))
+        setattr(device.driver, name, seen.entries[-1])
+    return seen
+
+
+ROWS = np.array([[calls.COPY, 1, 0, 80], [calls.BATCH, 2, 4, 81], [calls.RECORD, 5, 0, 77], [calls.WAIT, 6, 0, 78],
+                 [calls.LAUNCH, 0x5000, 0, 79]])  # fmt: skip
+COLUMNS = np.array([[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]])  # source, destination, bytes
+
+
+def test_calls_that_are_written_down_are_the_driver_s_own(device, seen):
+    device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
+    config = np.array([132, 1, 1, 512, 1, 1, 64, 0], np.uint32).view(np.int64).tolist()
+    assert seen.calls == [
+        ("cuMemcpyAsync", 21, 11, 31, 80),
+        ("cuMemcpyBatchAsync", [[22, 23], [12, 13], [32, 33]], 81),
+        ("cuEventRecord", 5, 77),
+        ("cuStreamWaitEvent", 78, 6, 0),
+        ("cuLaunchKernelEx", 0x78, 0x5000, [*config, 79, 0, 0], 0),
+    ]
+
+
+@pytest.mark.parametrize(("failing", "name"), [
+    (0, "cuMemcpyAsync"), (1, "cuMemcpyBatchAsync"), (2, "cuEventRecord"), (3, "cuStreamWaitEvent"),
+    (4, "cuLaunchKernelEx"),
+])  # fmt: skip
+def test_of_calls_that_are_written_down_the_one_that_fails_is_named_and_the_last(device, seen, failing, name):
+    seen.failing = failing
+    with pytest.raises(DriverError, match=f"{name} returned CUDA_ERROR_PLAYED") as caught:
+        device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
+    assert (caught.value.call, caught.value.code, caught.value.at) == (name, 719, None)
+    assert len(seen.calls) == failing + 1
+
+
+def test_a_batch_that_fails_names_its_descriptor(device, seen):
+    seen.failing, seen.at = 1, 1
+    with pytest.raises(DriverError) as caught:
+        device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
+    assert caught.value.at == 3

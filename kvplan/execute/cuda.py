@@ -11,8 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import cached_property
 from threading import get_ident
-from types import TracebackType
+from types import ModuleType, TracebackType
+
+import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.execute.driver import (
@@ -229,12 +232,44 @@ class Device:
         Raises:
             DriverError: with ``at``, the index of the copy that failed; those before it are issued.
         """
-        from kvplan.execute.calls import copy_each  # compiled, or loaded, with the first such transfer
-
         entry = ctypes.cast(self.driver.cuMemcpyAsync, c_void_p).value
-        at, code = copy_each(entry, dst, src, size, stream)
+        at, code = self._calls.copy_each(entry, dst, src, size, stream)
         if code:
             self.driver.check("cuMemcpyAsync", code, f"of {size.size} copies", at)
+
+    def issue(self, rows: Int64Array, columns: Int64Array, kernel: tuple[int, int, int], programs: int) -> None:
+        """Calls that are written down, in a compiled loop.
+
+        Args:
+            rows: (n, 4) int64, as :mod:`kvplan.execute.calls` has them.
+            columns: (3, m) int64: source, destination and bytes of the descriptors that they copy.
+            kernel: of their launches: function, threads of a program, bytes of shared memory.
+            programs: of a launch.
+
+        Raises:
+            DriverError: with ``at``, the index of the descriptor where a batch names one; calls before it are issued.
+        """
+        function, threads, shared = kernel
+        config = np.frombuffer(_LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
+        row, code, at = self._calls.issue(self._entries, rows, columns, function, config, _ATTRIBUTES_AT, _FIRST_AT)
+        if code:
+            which, first, last, _ = rows[row].tolist()
+            call = self._calls.NAMES[which]
+            what = f"of {last - first} copies" if which == self._calls.BATCH and at < 0 else ""
+            self.driver.check(call, code, what, at if at >= 0 else None)
+
+    @cached_property
+    def _calls(self) -> ModuleType:
+        """The compiled loops, loaded with the first such call."""
+        from kvplan.execute import calls
+
+        return calls
+
+    @cached_property
+    def _entries(self) -> Int64Array:
+        """Addresses of the calls that are issued so; 0 for one that the driver does not have."""
+        entries = [getattr(self.driver, name) for name in self._calls.NAMES]
+        return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
     def copy_2d(self, parameters: int, stream: int) -> int:
         """One 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns what the driver returns."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
@@ -42,6 +41,8 @@ FEW_CHUNKS = 2
 MANY_CHUNKS = 256  # more of them are issued by the lane's own thread: the driver's queue has an end
 NOTHING = np.empty(0, dtype=np.int64)
 
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 class Ring:
     """Slots in GPU memory that chunks pass through in turn.
@@ -49,7 +50,8 @@ class Ring:
     Attributes:
         piece: the memory.
         slots, slot_nbytes: how many, and their bytes.
-        filled, freed: of each slot, the event behind what was last put in, and behind what last took it out.
+        filled, freed: (slots,) int64: of each slot, the event behind what was last put in, and behind what last took
+            it out.
         users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
     """
 
@@ -57,10 +59,31 @@ class Ring:
         self.piece = piece
         self.slots = slots
         self.slot_nbytes = slot_nbytes
-        self.filled = [runtime.take_event() for _ in range(slots)]
-        self.freed = [runtime.take_event() for _ in range(slots)]
+        self.filled, self.freed = (
+            np.array([runtime.take_event() for _ in range(slots)], dtype=np.int64) for _ in range(2)
+        )
         self.users: list[Callable[[], DeviceTransfer | None]] = [lambda: None] * slots
         self.next = 0
+
+    @property
+    def events(self) -> list[int]:
+        """All its events."""
+        return [*self.filled.tolist(), *self.freed.tolist()]
+
+    def enter(self, transfer: DeviceTransfer, chunks: int) -> tuple[int, BoolArray]:
+        """The next slots are for the chunks of a transfer.
+
+        Returns:
+            The first slot; and of each slot from there on, whether something in flight still uses it.
+        """
+        first, self.next = self.next, (self.next + chunks) % self.slots
+        user, busy = ref(transfer), np.zeros(self.slots, dtype=np.bool_)
+        for k in range(min(chunks, self.slots)):
+            slot = (first + k) % self.slots
+            before = self.users[slot]()
+            busy[k] = before is not None and not before._over
+            self.users[slot] = user
+        return first, busy
 
 
 class StagedPath:
@@ -131,8 +154,7 @@ class StagedPath:
         wanted = max(plan.nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES) // staging.nbytes
         granules = max(1, min(ring.slot_nbytes // staging.nbytes, wanted))
         chunks = last // granules + 1
-        first_slot = ring.next
-        ring.next = (first_slot + chunks) % ring.slots
+        first_slot, busy = ring.enter(transfer, chunks)
         table = runtime.tables.get(
             part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
             TILE, lane.kernel, key=("ring", load), max_warps=WARPS,
@@ -157,74 +179,57 @@ class StagedPath:
         )  # fmt: skip
         transfer.launches += 2 * chunks
         transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
-        steps = []
-        for chunk in range(chunks):
-            slot = (first_slot + chunk) % ring.slots
-            user = ring.users[slot]()
-            steps.append((slot, user is not None and not user._over))
-            ring.users[slot] = ref(transfer)
-        before = self._carry(transfer, piece, carried, nbytes) if many and not load else None
+        at_once = not seams.size and batches(runtime.device, transfer, made[2, extra : edges[-1]])
         two = load and chunks > 1 and self._policy.streams != 1
-        events = (transfer.event(), transfer.event()) if two else None
-        return partial(
-            self._run, transfer, ring, steps, table.kernel, carried.address, made, edges.tolist(), seams, lane, before,
-            events,
+        rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
+        calls, apart = dealing().schedule(
+            load, edges, SLICE if at_once else 0, first_slot, busy, ring.filled, ring.freed,
+            lane.copy, lane.kernel, lane.other if two else lane.kernel, transfer.event() if two else 0,
+            carried.address, 8 * HEADER, rows,
         )  # fmt: skip
+        before = self._carry(transfer, piece, carried, nbytes, lane.kernel) if many and not load else None
+        if apart:
+            copy = partial(self._copy, transfer, made, seams)
+            return partial(self._run_apart, rows[:calls], made, table.kernel, before, copy)
+        return partial(self._run, rows[:calls], made, table.kernel, before)
 
-    def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> tuple[Kernel, int]:
+    def _carry(
+        self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int, stream: int
+    ) -> Callable[[], None]:
         """A launch that copies a slot to GPU memory: the copy engine may be busy for long with what others load."""
         self_made = transfer.slot(8 * (HEADER + 4))
         columns = np.array([[piece.address], [carried.address], [-(-nbytes // 16) * 16]], dtype=np.int64)
         shape = shape_of(16, nbytes, TILE, WARPS)
         write_flat(self_made, columns, -(-int(columns[2, 0]) // shape.width))
-        return self._runtime.tables.function(shape), self_made.address
+        function, threads, shared = self._runtime.tables.function(shape)
+        return partial(self._runtime.device.launch, function, 1, threads, shared, stream, self_made.address)
 
-    def _run(
-        self, transfer: DeviceTransfer, ring: Ring, steps: list[tuple[int, bool]], kernel: Kernel, header: int,
-        made: Int64Array, edges: list[int], seams: Int64Array, lane: Lane, before: tuple[Kernel, int] | None,
-        events: tuple[int, int] | None,
-    ) -> None:  # fmt: skip
-        """Send chunks through the ring: one stream fills a slot, another empties it, behind each other's events."""
-        device, load = self._runtime.device, transfer.plan.direction == "load"
-        function, threads, shared = kernel
+    def _run(self, rows: Int64Array, made: Int64Array, kernel: Kernel, before: Callable[[], None] | None) -> None:
+        """Send chunks through the ring."""
+        device = self._runtime.device
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
         programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
-        src = made.__array_interface__["data"][0]
-        dst, size = src + made.strides[0], src + 2 * made.strides[0]
-        at_once = not seams.size and batches(device, transfer, made[2, edges[0] : edges[-1]])
-        if load:  # small, and never in a batch with what is large
-            device.copy(header, int(made[0, 0]), int(made[2, 0]), lane.copy)
         if before is not None:
-            device.launch(before[0][0], 1, *before[0][1:], lane.kernel, before[1])
-        for chunk, ((slot, used), (first, last)) in enumerate(zip(steps, pairwise(edges), strict=True)):
-            beside = lane.other if events is not None and chunk % 2 else lane.kernel
-            fill, empty = (lane.copy, beside) if load else (beside, lane.copy)
-            if used:
-                device.wait(fill, ring.freed[slot])
-            for copying in (load, not load):
-                if not copying:
-                    if events is not None and not chunk:
-                        device.record(events[0], lane.kernel)  # the kernels of what came before
-                        device.wait(lane.other, events[0])
-                    device.launch(function, programs, threads, shared, beside, header + 8 * HEADER * chunk)
-                elif at_once and last - first <= SLICE:
-                    at = 8 * first
-                    try:
-                        device.copy_batch(dst + at, src + at, size + at, last - first, lane.copy)
-                    except DriverError as error:
-                        raise offending(error, tuple(made), range(first, last)) from error
-                else:
-                    self._copy(transfer, made, first, last, seams, lane.copy)
-                if copying is load:
-                    device.record(ring.filled[slot], fill)
-                    device.wait(empty, ring.filled[slot])
-            device.record(ring.freed[slot], empty)
-        if events is not None:
-            device.record(events[1], lane.other)
-            device.wait(lane.kernel, events[1])
+            before()
+        try:
+            device.issue(rows, made, kernel, programs)
+        except DriverError as error:
+            raise offending(error, tuple(made), range(made.shape[1])) from error
+
+    def _run_apart(
+        self, rows: Int64Array, made: Int64Array, kernel: Kernel, before: Callable[[], None] | None,
+        copy: Callable[[int, int, int], None],
+    ) -> None:  # fmt: skip
+        """The same where the copies of some chunks cannot be one batch."""
+        begun = 0
+        for at in np.flatnonzero(rows[:, 0] == dealing().APART).tolist():
+            self._run(rows[begun:at], made, kernel, before)
+            copy(*rows[at, 1:].tolist())
+            begun, before = at + 1, None
+        self._run(rows[begun:], made, kernel, before)
 
     def _copy(
-        self, transfer: DeviceTransfer, columns: Int64Array, first: int, last: int, seams: Int64Array, stream: int
+        self, transfer: DeviceTransfer, columns: Int64Array, seams: Int64Array, first: int, last: int, stream: int
     ) -> None:
         made = Descriptors(*(column[first:last] for column in columns))
         if seams.size:
@@ -235,7 +240,7 @@ class StagedPath:
     def close(self) -> None:
         """Give the rings' events back; nothing is in flight."""
         for ring in self._rings.values():
-            self._runtime.events += ring.filled + ring.freed
+            self._runtime.events += ring.events
         self._rings.clear()
 
     def _chunk_nbytes(self) -> int:
@@ -257,7 +262,7 @@ class StagedPath:
         made = self._rings[lane] = Ring(runtime, piece, slots, slot)
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))
-            transfer._borrowed += ring.filled + ring.freed
+            transfer._borrowed += ring.events
         return made
 
 

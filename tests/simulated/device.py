@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.execute import copies
+from kvplan.execute import calls, copies
 from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
 from tests.simulated.graph import Graph
@@ -269,6 +269,27 @@ class Device(Memory):
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order
         self.put(stream, lambda: [ctypes.memmove(*move) for move in moves])
+
+    def issue(self, rows: np.ndarray, columns: np.ndarray, kernel: tuple[int, int, int], programs: int) -> None:
+        function, threads, shared = kernel
+        src, dst, size = (column.ctypes.data for column in columns)
+        for which, one, end, stream in rows.tolist():
+            if which == calls.RECORD:
+                self.record(one, stream)
+            elif which == calls.WAIT:
+                self.wait(stream, one)
+            elif which == calls.LAUNCH:
+                self.launch(function, programs, threads, shared, stream, one)
+            elif which == calls.COPY:
+                source, target, nbytes = columns[:, one].tolist()
+                self.copy(target, source, nbytes, stream)
+            else:
+                assert which == calls.BATCH
+                try:
+                    self.copy_batch(dst + 8 * one, src + 8 * one, size + 8 * one, end - one, stream)
+                except DriverError as error:
+                    error.at += one
+                    raise
 
     def copy_each(self, dst: np.ndarray, src: np.ndarray, size: np.ndarray, stream: int) -> None:
         for k, move in enumerate(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True)):
