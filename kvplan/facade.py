@@ -9,6 +9,7 @@ import numpy as np
 
 from kvplan.blockmap import block_ids, count_units, place, sides
 from kvplan.compiler import compile_geometry
+from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
@@ -49,6 +50,23 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
     return program
 
 
+def _met(layout: KVLayout, other: KVLayout) -> KVLayout:
+    """A layout with the heads that the other holds too.
+
+    A rank may have pinned those of a shared pool and no others, and whether a GPU reaches a plan's memory is asked of
+    its layouts.
+    """
+    if layout.heads == other.heads or not all(any(c.form.headed for c in each.components) for each in (layout, other)):
+        return layout
+    both = range(max(layout.heads.start, other.heads.start), min(layout.heads.stop, other.heads.stop))
+    if both == layout.heads:
+        return layout
+    try:
+        return layout.slice(heads=both)
+    except LayoutError:  # a range across the factors of a split axis, which is no slice
+        return layout
+
+
 class CopyProgram:
     """How to copy one unit of one layout into another. Made by :func:`kvplan.compile`.
 
@@ -75,7 +93,7 @@ class CopyProgram:
         self.direction: str = direction_of(src, dst)
         self._sides = sides(self.program)
         self._units = (self.program.src_units, self.program.dst_units)
-        self._layouts = ((src, dst),)
+        self._layouts = ((_met(src, dst), _met(dst, src)),)
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
         self._of_layers: dict[tuple[int, ...], Program] = {}

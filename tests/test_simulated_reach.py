@@ -17,6 +17,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.execute import ending
 from kvplan.execute.cuda import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
+from kvplan.stretches import stretches
 from kvplan.tune import cost
 from kvplan.tune.profile import DeviceProfile
 from tests.gpu.caches import Move, Paged
@@ -29,6 +30,7 @@ from tests.simulated.executors import (
     SMALL,
     OnDevice,
     both_ways,
+    every_path,
     executor_on,
     favouring,
     limits,
@@ -107,6 +109,30 @@ class Watching(Device):
             self.look(at, at, (row[15] - 1) * pitch + row[14])
         self.moved += row[14] * row[15]
         return super().copy_2d(parameters, stream)
+
+
+@every_path
+@both_ways
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_pool_that_ranks_share_each_reaches_the_heads_that_it_pinned(path, direction, rank):
+    """Rank 0 has not pinned the pool's end, and rank 1 not its beginning: these are the other's."""
+    device, chance, own = Device(1), np.random.default_rng(1), slice(2 * rank, 2 * rank + 2)
+    pool, cache = (chance.integers(0, 256, (8, 2, heads, 16), np.uint8) for heads in (4, 2))
+    whole = KVLayout.from_tensors("block layer head dim", pool)
+    mine = KVLayout.from_tensors("block layer head dim", Tensor(cache), head_start=own.start)
+    ((first, last),) = stretches(whole.slice(heads=mine.heads).components)
+    device.pin(pool, first - pool.ctypes.data, last - pool.ctypes.data)
+    wanted_pool, wanted_cache = pool.copy(), cache.copy()
+    if direction == "load":
+        wanted_cache[2:5] = pool[[4, 0, 7], :, own]
+        program = kvplan.reshard(whole, [mine])[0, 0]
+    else:
+        wanted_pool[2:5, :, own] = cache[[4, 0, 7]]
+        program = kvplan.compile(mine, whole)
+    with executor_on(device, path) as executor:
+        executor.submit(program.plan([4, 0, 7], [2, 3, 4])).synchronize()
+    np.testing.assert_array_equal(cache, wanted_cache)
+    np.testing.assert_array_equal(pool, wanted_pool)
 
 
 PAGED = ("layer block dim", "block layer dim")
