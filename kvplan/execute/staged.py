@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SLOTS = 4
 TILE = 32 << 10  # bytes
 WARPS = 16
-FEW_CHUNKS = 2
+FEW_CHUNKS = 3
 MANY_CHUNKS = 256  # more of them are issued by the lane's own thread: the driver's queue has an end
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -151,8 +151,8 @@ class StagedPath:
         count, per = part.units.shape[1], staging.granule_units
         skip = skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
-        wanted = max(plan.nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES) // staging.nbytes
-        granules = max(1, min(ring.slot_nbytes // staging.nbytes, wanted))
+        few = max(min(plan.nbytes // SMALL_CHUNK_NBYTES, SMALL_CHUNKS), 1)
+        granules = min(ring.slot_nbytes // staging.nbytes, -(-plan.nbytes // (few * staging.nbytes)))
         chunks = last // granules + 1
         first_slot, busy = ring.enter(transfer, chunks)
         table = runtime.tables.get(
@@ -254,6 +254,8 @@ class StagedPath:
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         runtime = self._runtime
+        # Here the compiled loop is loaded: else it would be, first, between a transfer's first event and its copies.
+        runtime.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
         slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
