@@ -1,6 +1,6 @@
-"""The README's tables of numbers, written from recorded runs.
+"""The tables of numbers in the README and the docs, written from recorded runs.
 
-python -m benchmarks.readme    # rewrites the tables between their marks in README.md
+python -m benchmarks.readme    # rewrites the tables between their marks
 """
 
 from __future__ import annotations
@@ -22,7 +22,21 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
 CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h100-80gb-hbm3.json"
 CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
-COST_MODEL = ROOT / "docs" / "cost-model.md"
+COST_MODEL, GPU_PAGE, RANKS, ENGINES = (ROOT / "docs" / name for name in
+                                         ("cost-model.md", "gpu.md", "ranks.md", "engines.md"))  # fmt: skip
+BATCH_RESULT = ROOT / "benchmarks" / "results" / "batch-bytes-nvidia-h100-80gb-hbm3.json"
+BATCH_MARKS = "<!-- batch numbers -->", "<!-- end of batch numbers -->"
+RANKS_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-ranks.json"
+RANKS_MARKS = "<!-- ranks numbers -->", "<!-- end of ranks numbers -->"
+RANKS_WORK = (
+    "80 layers of K and V, 8 heads of 128, 256 blocks of 16 tokens in one shared pool; each rank's rate while the "
+    "other works. `python -m benchmarks.gpu.ranks` makes it."
+)
+RANKS_SHOWN = tuple(
+    ("ranks", f"{step}, rank {rank}", "own pool, alone")
+    for step, ranks in (("store, TP 2", 2), ("load, TP 1", 1), ("load, PP 2", 2))
+    for rank in range(ranks)
+)
 
 GPU_WORK = (
     "80 layers of K and V, runs of 8 KiB unless said otherwise, random blocks; one large copy is what the link gave in "
@@ -85,6 +99,28 @@ def table(result: Path = RESULT) -> str:
     return _table(result, _cpu, WORK, SHOWN, MARKS)
 
 
+def ranks_table(result: Path = RANKS_RESULT) -> str:
+    """Markdown of what ranks of two GPUs reach beside one another."""
+    return _table(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
+
+
+def batch_table(result: Path = BATCH_RESULT) -> str:
+    """Markdown of which batches of the driver kept their bytes."""
+    rows = ["| one process each | wrong transfers | wrong copies in one |", "| --- | --- | --- |"]
+    for row in json.loads(result.read_text())["rows"]:
+        if "died" in row:
+            rows.append(f"| {row['case']} | the process died: {_death(row['died'])} | |")
+        else:
+            copies = f"{row['most_wrong']} of {row['descriptors']:,}" if row["wrong"] else ""
+            rows.append(f"| {row['case']} | {row['wrong']} of {row['transfers']} | {copies} |")
+    return "\n".join([BATCH_MARKS[0], *rows, BATCH_MARKS[1]])
+
+
+def _death(told: str) -> str:
+    signal, launch = "exit -11", "returned 719"
+    return "segmentation fault" if told == signal else "unspecified launch failure" if launch in told else told
+
+
 def choice_table(result: Path = CHOICE_RESULT) -> str:
     """Markdown of how good choices are, and what made them."""
     record = json.loads(result.read_text())
@@ -126,6 +162,7 @@ def _table(
     work: str,
     shown: Sequence[tuple[str, str, str]],
     marks: tuple[str, str],
+    up: str = "",
 ) -> str:
     record = json.loads(result.read_text())
     rows = {(row["group"], row["what"]): row for row in record["rows"]}
@@ -133,7 +170,7 @@ def _table(
     made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     lines = [
         marks[0],
-        f"From [{name}]({name}): {machine(record['machine'])}; {made}. {work}",
+        f"From [{name}]({up}{name}): {machine(record['machine'])}; {made}. {work}",
         "",
         "| | ours | beside it | ratio | limit |",
         "| --- | --- | --- | --- | --- |",
@@ -157,11 +194,13 @@ def _number(value: float) -> str:
 
 
 def main() -> None:
-    """Write the tables into README.md and docs/cost-model.md."""
+    """Write the tables into their pages."""
     for page, marks, made in (
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),
+        (GPU_PAGE, BATCH_MARKS, batch_table()),
+        (RANKS, RANKS_MARKS, ranks_table()),
     ):
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
