@@ -26,29 +26,27 @@ class DeviceTransfer(Transfer):
     is only what its user holds: plan and result. All that changes does so under the runtime's lock.
     """
 
+    # What most transfers keep: a submit has better things to do than to set it.
+    copies = launches = 0
+    _after: Any = None  # the event it waits for, if that is somebody else's
+    _begin = _end = 0
+    _issued: threading.Event | None = None  # of one that the lane's own thread issues
+    _begun = False  # the lane's own thread issues it, or has
+    _cancelled = _over = _captured = False
+    _waiters = 0
+    _result: TransferResult | None = None
+    _error: BaseException | None = None
+
     def __init__(self, plan: Plan, runtime: Runtime, path: str, predicted: float | None = None) -> None:
         self.plan = plan
         self.path = path
         self.predicted = predicted
-        self.copies = 0
-        self.launches = 0
         self._runtime = runtime
-        self._after: Any = None  # the event it waits for, if that is somebody else's
-        self._begin = 0
-        self._end = 0
         self._borrowed: list[int] = []  # events to give back
         self._pieces: list[tuple[Arena, Piece]] = []  # (arena, piece) to give back
         self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
-        self._issued: threading.Event | None = None  # of one that the lane's own thread issues
-        self._begun = False  # the lane's own thread issues it, or has
-        self._cancelled = False
-        self._over = False
-        self._waiters = 0
-        self._captured = False
         self._launches: list[Launch] = []  # of a captured one
         self._steps: list[Plan] = []  # what it was cut into, which holds the run tables
-        self._result: TransferResult | None = None
-        self._error: BaseException | None = None
 
     # What the paths use while they issue it.
 

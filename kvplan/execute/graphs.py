@@ -25,11 +25,10 @@ class Graphs:
     def capturing(self, after: Any) -> int | None:
         """The stream being captured that a submit belongs to, or None: the one it names, else torch's current one."""
         device = self._runtime.device
-        handle = stream_handle(after)
-        if handle is not None:
-            return handle if device.capturing(handle) else None
-        handle = current_stream(device.ordinal)
-        return handle if handle and device.capturing(handle) else None
+        handle = None if after is None else stream_handle(after)
+        if handle is None:
+            handle = current_stream(device.ordinal) or None  # the default stream is never captured
+        return handle if handle is not None and device.capturing(handle) else None
 
     def capture(self, transfer: DeviceTransfer, after: Any, stream: int) -> None:
         """Fork from the stream being captured, launch, and leave the end for ``wait`` to join.

@@ -66,6 +66,12 @@ class Runtime:
                 f"urgent {name}": Lane(device, f"urgent-{name}", self.lanes[name]) for name in DIRECTION_LANES
             }
             self.tables = Tables(self)
+        load, store, urgent_load, urgent_store = self.lanes.values()
+        # By urgency, and whether it is a store: the lane of a transfer, and the direction's other one.
+        self._turns = {
+            (False, False): (load, urgent_load), (True, False): (urgent_load, load),
+            (False, True): (store, urgent_store), (True, True): (urgent_store, store),
+        }  # fmt: skip
         self.reach = Reach(device)
         self._stagings: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakKeyDictionary()
         self.kernel, self.staged = KernelPath(self, policy), StagedPath(self, policy)
@@ -108,10 +114,7 @@ class Runtime:
                 raise PathError(
                     "a transfer of high priority cannot be captured into a CUDA graph; a graph has no order"
                 )
-            name = "store" if plan.direction == "store" else "load"
-            lane, other = self.lanes[name], self.lanes[f"urgent {name}"]
-            if urgent:
-                lane, other = other, lane
+            lane, other = self._turns[urgent, plan.direction == "store"]
             with lane.lock:
                 self.check_open()
                 if capturing is not None:
@@ -120,9 +123,9 @@ class Runtime:
                 try:
                     waits = waits_of(after, transfer)
                     behind = turns.before(self, plan, other)
-                    late = isinstance(after, DeviceTransfer) and after.queued
-                    late = late or any(one.queued for one in behind)
-                    late = late or lane.busy or (lane.calls > MANY_CALLS and self._full(lane))
+                    late = lane.busy or (lane.calls > MANY_CALLS and self._full(lane))
+                    late = late or (isinstance(after, DeviceTransfer) and after.queued)
+                    late = late or (bool(behind) and any(one.queued for one in behind))
                     if waits is None or late or pageable or path.slow(plan):
                         turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
                     else:
@@ -231,12 +234,12 @@ class Runtime:
 
     def staging(self, group: RunGroup, direction: str) -> Staging:
         """How a group goes through the ring."""
-        with self.lock:
-            made = self._stagings.setdefault(group, {})
-            load = direction == "load"
-            if load not in made:
-                made[load] = stage(group, host_is_src=load)
-            return made[load]
+        load, made = direction == "load", self._stagings.get(group)
+        if made is None or load not in made:
+            with self.lock:
+                made = self._stagings.setdefault(group, {})
+                made[load] = made.get(load) or stage(group, host_is_src=load)
+        return made[load]
 
     def seams(self, plan: Plan) -> Seams:
         """Those of the plan, and the ends of registrations that nobody told of."""
@@ -275,11 +278,14 @@ class Runtime:
 
     def poll(self, transfer: DeviceTransfer) -> bool:
         """Whether a transfer has ended."""
+        if transfer._over:
+            return True
+        with self.device.current(), Uncaptured(self.device):
+            return self._retired(transfer)
+
+    def _retired(self, transfer: DeviceTransfer) -> bool:
         with self.lock:
-            if transfer._over:
-                return True
-            with self.device.current(), Uncaptured(self.device):
-                return transfer._retire()
+            return transfer._retire()
 
     def block(self, transfer: DeviceTransfer) -> None:
         """Wait for a transfer on the CPU."""
@@ -288,17 +294,17 @@ class Runtime:
                 return
             transfer._waiters += 1
             end = transfer._end
-        try:
-            with self.device.current(), Uncaptured(self.device):
+        with self.device.current(), Uncaptured(self.device):
+            try:
                 self.device.driver.cuEventSynchronize(end)  # what is wrong, the query below says
-        finally:
-            with self.lock:
-                transfer._waiters -= 1
-                if transfer._over:
-                    transfer._give_back()
-        while not self.poll(transfer):  # the call returned, but the event has not passed
-            time.sleep(20e-6)
-        self.reap()  # those before it have ended too
+            finally:
+                with self.lock:
+                    transfer._waiters -= 1
+                    if transfer._over:
+                        transfer._give_back()
+            while not self._retired(transfer):  # the call returned, but the event has not passed
+                time.sleep(20e-6)
+            self._reap()  # those before it have ended too
 
     def _full(self, lane: Lane) -> bool:
         """Whether the driver's queue may have no room: then a call would wait for the GPU."""
@@ -315,13 +321,19 @@ class Runtime:
 
     def reap(self) -> int:
         """Let go of what has ended; returns how many are left."""
-        with self.lock, self.device.current(), Uncaptured(self.device):
+        with self.device.current(), Uncaptured(self.device):
+            return self._reap()
+
+    def _reap(self) -> int:
+        left = 0
+        with self.lock:
             for lane in self.lanes.values():
                 while lane.flying and lane.flying[0]._retire():
                     lane.calls -= lane.flying.popleft().launches
                 if lane.last is not None and lane.last._over:
                     lane.last = None
-            return sum(len(lane.flying) for lane in self.lanes.values())
+                left += len(lane.flying)
+        return left
 
     def stop(self) -> None:
         """Take no more; what was submitted goes on. Returns at once."""
