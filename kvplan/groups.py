@@ -104,12 +104,14 @@ class Groups:
                 plans.append(program.plan(*ids, *skips))
             except KVPlanError as error:
                 raise type(error)(f"group {k}: {error}") from error
-        return join(plans)
+        return plans[0] if len(plans) == 1 else join(plans)
 
     def _one_a_group(self, name: str, given: Any) -> Sequence[Any]:
         count = len(self.programs)
         if given is None and name.endswith("first"):
             return [None] * count
+        if type(given) is list and len(given) == count:  # what engines give
+            return given
         if (
             isinstance(given, (str, bytes, AbstractSet, Mapping))
             or not isinstance(given, Iterable)
