@@ -1,6 +1,7 @@
 """``python -m benchmarks.choice``: does ``auto`` take the best path, and always the same one?
 
-Calibrates several times in a row, then measures every path and ``auto`` over a grid of its own, and saves all of it.
+Calibrates several times in a row, then measures every path and ``auto``, which has the last of these profiles, over a
+grid of its own, and saves all of it.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict
                 for choice in choices]  # fmt: skip
     rule = {name: regret(points, {point.geometry: point.walls[name] for point in points}) for name in TERMS}
     off = [abs(math.log(one.wall / walls[point.geometry][one.path])) for point in points for one in
-           candidates(point.plan, profiles[0], Policy()) if not one.refused]  # fmt: skip
+           candidates(point.plan, profiles[-1], Policy()) if not one.refused]  # fmt: skip
     return {
         "auto": regret(points, {point.geometry: point.walls["auto"] for point in points})._asdict(),
         "model": [one._asdict() for one in modelled],
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.choice_runs import calibrations, measure
 
         profiles, runs = calibrations(chosen.device, chosen.calibrations)
-        points = measure(chosen.device, profiles[0], until)
+        points = measure(chosen.device, profiles[-1], until)
     if chosen.output:
         chosen.output.write_text(to_json(points, profiles, runs))
     found = findings(points, profiles)

@@ -32,7 +32,7 @@ MODELS = {
     "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
                  "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
-SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (32, 2000, 192, 256, 0.5)}  # requests, prompt, new tokens, page, room
+SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (12, 2000, 128, 256, 0.5)}  # requests, prompt, new tokens, page, room
 TIMEOUT = 600
 
 
@@ -63,7 +63,7 @@ def model_of(name: str, device: str) -> Any:
 
 def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, way: str) -> Run:
     """All prompts at once, greedily."""
-    space = 0.0 if way in ("plenty", "recompute") else 64.0 if model.device.type != "cpu" else 0.1
+    space = 0.0 if way in ("plenty", "recompute") else 8.0 if model.device.type != "cpu" else 0.1  # GiB
     manager = model.init_continuous_batching(
         generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=new),
         continuous_batching_config=transformers.ContinuousBatchingConfig(
@@ -130,14 +130,18 @@ def main() -> int:
     model = model_of(chosen.model, chosen.device)
     run(model, prompts[:4], 8, page, 2 * needed, "plenty")  # warm
     print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
-    ways = ["plenty", "recompute", *(["transformers"] if chosen.device != "cpu" else []), "kvplan"]
+    ways = ["plenty", *(["transformers"] if chosen.device != "cpu" else []), "kvplan", "recompute"]
     wanted: dict[str, list[int]] = {}
+    theirs: dict[str, list[int]] = {}  # of its own offloading, whose batches are the same
     wrong, rows = False, []
     for way in ways:
         one = run(model, prompts, new, page, 2 * needed if way == "plenty" else max(4, int(room * needed)), way)
         wanted = wanted or one.tokens
         wrong = wrong or one.tokens != wanted
         rows.append(row_of(way, one, wanted))
+        theirs = one.tokens if way == "transformers" else theirs
+        if way == "kvplan" and theirs:
+            rows[-1]["as_transformers"] = f"{sum(one.tokens[name] == made for name, made in theirs.items())} of {count}"
         told = (f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in rows[-1].items())
         print("  ".join(told), flush=True)
         if chosen.json:  # after each, so that what was measured is kept whatever comes
