@@ -6,7 +6,6 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_o
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from kvplan.engines.vllm_jobs import Jobs
 from kvplan.engines.vllm_pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.flight import current_stream
 from kvplan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")
@@ -72,10 +72,12 @@ class _Job:
 
     def result(self) -> JobResult:
         """Of one that has ended."""
-        self.wait()
+        try:
+            done = [transfer.result() for transfer in self.transfers]
+        except Exception as error:  # noqa: BLE001  # as in submit
+            self.error = self.error or _told(error)
         if self.error:
             return JobResult(self.job_id, success=False)
-        done = [transfer.result() for transfer in self.transfers]
         nbytes, seconds = sum(one.nbytes for one in done), sum(one.seconds for one in done)
         return JobResult(self.job_id, success=True, transfer_size=nbytes, transfer_time=seconds)
 
@@ -120,12 +122,16 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _stream(device: str) -> Any:
+class _Stream(NamedTuple):
+    """A stream by its handle, which is all that is asked for; torch's own takes microseconds to make."""
+
+    cuda_stream: int
+
+
+def _stream(device: str) -> _Stream | None:
     """The engine's stream: stores read what it has written, loads write what it has let go of."""
-    torch = sys.modules.get("torch")
-    if device == "cpu" or torch is None or not torch.cuda.is_initialized():
-        return None
-    return torch.cuda.current_stream(int(device.removeprefix("cuda:")))
+    handle = None if device == "cpu" else current_stream(int(device.removeprefix("cuda:")))
+    return None if handle is None else _Stream(handle)
 
 
 class Worker:
