@@ -13,8 +13,9 @@ MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
 # What an executor takes where the policy leaves it open; measured on an H100 (docs/gpu.md).
 DEFAULT_PROGRAMS = {"load": 4, "store": 2, "device": 32}  # of the kernel path
 CHUNK_NBYTES = 42 << 20  # of the staged path
-# A small transfer is cut into as many equal chunks, of not less than this: each costs the CPU 20 to 60 us.
-SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 2 << 20
+# A small transfer is cut into as many equal chunks, of not less than this: each costs the CPU 20 to 60 us, and a kernel
+# of so few bytes takes less than 10.
+SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
