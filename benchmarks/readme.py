@@ -32,6 +32,29 @@ RANKS_WORK = (
     "80 layers of K and V, 8 heads of 128, 256 blocks of 16 tokens in one shared pool; each rank's rate while the "
     "other works. `python -m benchmarks.gpu.ranks` makes it."
 )
+VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
+VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
+VLLM_WORK = (
+    "Whole jobs, from submit until they are reported. vLLM 0.33.0 is its own Python; the operator that its batch path "
+    "ends in is our call of the same driver function. `python -m benchmarks.gpu.vllm_worker` makes the whole table."
+)
+VLLM_SHOWN = tuple(
+    (model, what, "vLLM 0.33.0")
+    for model, sizes in (
+        ("gpt-oss-120B TP 8", ("16 x 4 KiB, 2.4 MB", "2,048 x 4 KiB, 302 MB")),
+        ("Llama-70B TP 8", ("16 x 8 KiB, 10 MB", "1,024 x 8 KiB, 671 MB")),
+        ("Llama-70B TP 4", ("1,024 x 16 KiB, 1.3 GB",)),
+        ("Llama-8B", ("512 x 64 KiB, 1.1 GB",)),
+        ("DeepSeek MLA", ("256 x 72 KiB, 1.2 GB",)),
+    )
+    for size in sizes
+    for what in (
+        f"load, {size}",
+        f"store, {size}",
+        *((f"load, {size}: CPU", f"store, {size}: CPU") if "8 KiB" in size else ()),
+        *((f"load beside decode, {size}",) if size == sizes[-1] else ()),
+    )
+)
 RANKS_SHOWN = tuple(
     ("ranks", f"{step}, rank {rank}", "own pool, alone")
     for step, ranks in (("store, TP 2", 2), ("load, TP 1", 1), ("load, PP 2", 2))
@@ -102,6 +125,11 @@ def table(result: Path = RESULT) -> str:
 def ranks_table(result: Path = RANKS_RESULT) -> str:
     """Markdown of what ranks of two GPUs reach beside one another."""
     return _table(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
+
+
+def vllm_table(result: Path = VLLM_RESULT) -> str:
+    """Markdown of kvplan's worker of vLLM's offloading beside vLLM's own."""
+    return _table(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
 
 
 def batch_table(result: Path = BATCH_RESULT) -> str:
@@ -201,6 +229,7 @@ def main() -> None:
         (COST_MODEL, CHOICE_MARKS, choice_table()),
         (GPU_PAGE, BATCH_MARKS, batch_table()),
         (RANKS, RANKS_MARKS, ranks_table()),
+        (ENGINES, VLLM_MARKS, vllm_table()),
     ):
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
