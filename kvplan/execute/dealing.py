@@ -85,7 +85,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
         busy: (slots,) whether something in flight still uses the slot; from ``first_slot`` on, in the chunks' order.
         filled, freed: (slots,) the events behind what was last put in a slot, and behind what last took it out.
         copy, kernel, other: streams of the copy engine, of the kernels, and of every other chunk's kernel.
-        fork: an event, where ``other`` is not ``kernel``.
+        fork: an event, where ``other`` is to begin behind what ``kernel`` has been given; 0 where it need not.
         header, step: address of the first chunk's launch, and bytes to the next one's.
         rows: (7 * chunks + 4, 4) int64, written.
 
@@ -105,8 +105,8 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 if load and chunk == 0:  # behind the copies, so that they begin sooner
                     at = _put(rows, at, COPY, 0, 0, copy)
             else:
-                if chunk == 0 and other != kernel:
-                    at = _put(rows, at, RECORD, fork, 0, kernel)  # the kernels of what came before
+                if chunk == 0 and fork:
+                    at = _put(rows, at, RECORD, fork, 0, kernel)
                     at = _put(rows, at, WAIT, fork, 0, other)
                 at = _put(rows, at, LAUNCH, header + step * chunk, 0, beside)
             if copying == load:

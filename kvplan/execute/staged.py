@@ -181,10 +181,12 @@ class StagedPath:
         transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
         at_once = not seams.size and batches(runtime.device, transfer, made[2, extra : edges[-1]])
         two = load and chunks > 1 and self._policy.streams != 1
+        # The other kernels are to run behind those of earlier transfers, and behind the upload of the table.
+        fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
         rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
         calls, apart = dealing().schedule(
             load, edges, SLICE if at_once else 0, first_slot, busy, ring.filled, ring.freed,
-            lane.copy, lane.kernel, lane.other if two else lane.kernel, transfer.event() if two else 0,
+            lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, rows,
         )  # fmt: skip
         before = self._carry(transfer, piece, carried, nbytes, lane.kernel) if many and not load else None
