@@ -61,20 +61,19 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
     blocks, chunks = block_ids(device_spec.block_ids, "block_ids"), block_ids(host_spec.block_ids, "chunk ids")
     sizes, firsts = ([index(n) for n in given] for given in (device_spec.group_sizes, device_spec.block_indices))
     for name, given in (("group_sizes", sizes), ("block_indices", firsts)):
-        if len(given) != groups or any(n < 0 for n in given):
+        if len(given) != groups or min(given, default=0) < 0:
             raise BlockIndexError(f"{name} are {given}; give a count of blocks for each of {groups} groups")
-    counts = [-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0
-              for size, first in zip(sizes, firsts, strict=True)]  # fmt: skip
-    for name, ids, wanted in (("blocks of the device", blocks, sizes), ("chunks of the host", chunks, counts)):
-        if len(ids) != sum(wanted):
-            raise BlockIndexError(
-                f"{len(ids)} {name} are given; groups of {sizes} blocks, the first at {firsts} of the request, have "
-                f"{wanted}, {sum(wanted)} in all ({blocks_per_chunk} blocks a chunk)"
-            )
     found, block, chunk = [], 0, 0
-    for size, count, first in zip(sizes, counts, firsts, strict=True):
-        found.append(GroupIds(blocks[block : block + size], chunks[chunk : chunk + count], first))
-        block, chunk = block + size, chunk + count
+    for size, first in zip(sizes, firsts, strict=True):
+        end = chunk + (-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0)
+        found.append(GroupIds(blocks[block : block + size], chunks[chunk:end], first))
+        block, chunk = block + size, end
+    for what, ids, wanted in (("blocks of the device", blocks, block), ("chunks of the host", chunks, chunk)):
+        if len(ids) != wanted:
+            raise BlockIndexError(
+                f"{len(ids)} {what} are given; groups of {sizes} blocks, the first at {firsts} of the request, have "
+                f"{wanted} ({blocks_per_chunk} blocks a chunk)"
+            )
     return found
 
 

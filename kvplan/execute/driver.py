@@ -65,8 +65,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 # Calls of less than a microsecond, that wait only where a stream has a thousand things to do. They keep the lock of
 # the interpreter: letting go of it and taking it again costs more, and much more where other threads want it.
 _BRIEF = frozenset({
-    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing", "cuStreamWaitEvent",
-    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
+    "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode",
 })  # fmt: skip
 _BATCH = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p

@@ -59,8 +59,7 @@ class DeviceTransfer(Transfer):
         return self._take(self._runtime.memory, nbytes)
 
     def _take(self, arena: Arena, nbytes: int) -> Piece:
-        with self._runtime.lock:
-            piece = arena.take(nbytes)
+        piece = arena.take(nbytes)
         self._pieces.append((arena, piece))
         return piece
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Piece(NamedTuple):
 class Arena:
     """Pieces, handed out and taken back; nothing is returned to the system before :meth:`close`.
 
-    ``take`` needs a lock around it; ``give`` does not, so that it can be called where garbage is collected.
+    Any thread may take and give. ``give`` takes no lock, so that it can be called where garbage is collected.
 
     Args:
         allocate: gives the address of so many bytes.
@@ -46,6 +47,7 @@ class Arena:
         self._visible = visible
         self._blocks: list[int] = []
         self._free: dict[int, deque[Piece]] = {}
+        self._lock = threading.Lock()  # of those who allocate
         self.nbytes = 0
 
     def take(self, nbytes: int, *, exact: bool = False) -> Piece:
@@ -57,9 +59,10 @@ class Arena:
         except IndexError:
             pass
         block = max(size, CARVED)
-        address = self._allocate(block)
-        self._blocks.append(address)
-        self.nbytes += block
+        with self._lock:
+            address = self._allocate(block)
+            self._blocks.append(address)
+            self.nbytes += block
         pieces = [self._piece(address + at, size) for at in range(0, block, size)]
         free.extend(pieces[1:])
         return pieces[0]

@@ -68,7 +68,7 @@ class Runtime:
             self.tables = Tables(self)
         load, store, urgent_load, urgent_store = self.lanes.values()
         # By urgency, and whether it is a store: the lane of a transfer, and the direction's other one.
-        self._turns = {
+        self._lanes_of = {
             (False, False): (load, urgent_load), (True, False): (urgent_load, load),
             (False, True): (store, urgent_store), (True, True): (urgent_store, store),
         }  # fmt: skip
@@ -114,7 +114,7 @@ class Runtime:
                 raise PathError(
                     "a transfer of high priority cannot be captured into a CUDA graph; a graph has no order"
                 )
-            lane, other = self._turns[urgent, plan.direction == "store"]
+            lane, other = self._lanes_of[urgent, plan.direction == "store"]
             with lane.lock:
                 self.check_open()
                 if capturing is not None:

@@ -107,10 +107,9 @@ class StagedPath:
         chunk = self._chunk_nbytes()
         if plan.nbytes > MANY_CHUNKS * chunk:
             return True
-        extents = sum(
-            part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.shape[1]
-            for part in plan.parts
-        )
+        extents = 0
+        for part in plan.parts:
+            extents += part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.shape[1]
         return bool(extents > (SLOW_2D if plan.direction == "load" and plan.nbytes < INLINED * extents else SLICE))
 
     def check(self, plan: Plan) -> None:
@@ -261,8 +260,7 @@ class StagedPath:
         slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
-        with runtime.lock:
-            piece = runtime.memory.take(slots * slot, exact=True)
+        piece = runtime.memory.take(slots * slot, exact=True)
         made = self._rings[lane] = Ring(runtime, piece, slots, slot)
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))
