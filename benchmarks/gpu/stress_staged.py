@@ -20,9 +20,9 @@ import torch
 from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
 from kvplan.execute import Executor
 from kvplan.execute.cuda import NOT_READY, SUCCESS
-from kvplan.execute.policy import SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
+from kvplan.execute.policy import Policy
 from kvplan.execute.shape import cut
-from kvplan.execute.staged import StagedPath
+from kvplan.execute.staged import StagedPath, granules_of
 from kvplan.tune.workload import Buffers, Geometry, work
 
 seen = {}
@@ -92,7 +92,7 @@ def report(one, runtime, moved, later, expected, before):
     wrong, again = (moved != expected).any(-1), (later == expected).all(-1)
     left, poisoned = (moved == before).all(-1), (moved == -0x1111111111111112).any(-1)
     staging = runtime.staging(seen["group"], n.direction)
-    granules = max(1, min(ring.slot_nbytes, max(n.nbytes // SMALL_CHUNKS, SMALL_CHUNK_NBYTES)) // staging.nbytes)
+    granules = granules_of(n.nbytes, staging.nbytes, ring.slot_nbytes)
     print(f"WRONG: {n}, lane's thread {seen['thread']}, {granules} units a chunk, first slot {first} of {ring.slots}")
     print(
         f"  {int(wrong.sum())} runs: {int((wrong & left).sum())} untouched, {int((wrong & poisoned).sum())} of the"

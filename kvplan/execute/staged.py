@@ -150,8 +150,7 @@ class StagedPath:
         count, per = part.units.shape[1], staging.granule_units
         skip = skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
-        few = max(min(plan.nbytes // SMALL_CHUNK_NBYTES, SMALL_CHUNKS), 1)
-        granules = min(ring.slot_nbytes // staging.nbytes, -(-plan.nbytes // (few * staging.nbytes)))
+        granules = granules_of(plan.nbytes, staging.nbytes, ring.slot_nbytes)
         chunks = last // granules + 1
         first_slot, busy = ring.enter(transfer, chunks)
         table = runtime.tables.get(
@@ -266,6 +265,20 @@ class StagedPath:
             transfer._pieces.append((runtime.memory, ring.piece))
             transfer._borrowed += ring.events
         return made
+
+
+def granules_of(nbytes: int, granule: int, slot: int) -> int:
+    """Granules of a chunk.
+
+    Args:
+        nbytes: of the plan.
+        granule, slot: bytes of a granule, and of a slot of the ring, which holds at least one.
+
+    >>> [-(-16 // granules_of(16 * granule, granule, 42 << 20)) for granule in (147456, 655360, 1310720)]
+    [1, 2, 3]
+    """
+    few = max(min(nbytes // SMALL_CHUNK_NBYTES, SMALL_CHUNKS), 1)
+    return min(slot // granule, -(-nbytes // (few * granule)))
 
 
 @cache
