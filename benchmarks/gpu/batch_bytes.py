@@ -12,7 +12,7 @@ import ctypes
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,13 +192,13 @@ def run(case: Case, times: int) -> dict[str, Any]:
             "bytes": of_bytes, "first": examples}  # fmt: skip
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """All cases, or one of them in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10, help="transfers a case")
     parser.add_argument("--case", help="only this one, in this process")
     parser.add_argument("--output", type=Path, help="file for the result")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.case:
         print(json.dumps(run(CASES[arguments.case], arguments.times)))
         return 0

@@ -174,7 +174,7 @@ def check(executor, one, same, pool):
     return False
 
 
-def main():
+def main(arguments=None):
     ask = argparse.ArgumentParser()
     for name, kind, value in (
         ("minutes", float, 4.0), ("streams", int, None), ("runs", int, 8192), ("stop", int, 5), ("vary", int, 20),
@@ -185,7 +185,7 @@ def main():
     ask.add_argument("--same", action="store_true", help="as the benchmark: the second of two equal transfers")
     ask.add_argument("--others", action="store_true", help="other paths' executors move the same in between")
     ask.add_argument("--single", action="store_true", help="one call of the driver a copy, no batches")
-    a = ask.parse_args()
+    a = ask.parse_args(arguments)
     os.environ.setdefault(CONNECTIONS, MOST_CONNECTIONS)  # as the run had it that lost bytes
     watch()
     buffers, failed, count, ways = Buffers(1 << 30, "cuda:0"), 0, 0, a.directions.split(",")
