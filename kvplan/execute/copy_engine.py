@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.execute.copies import INLINED, SLICE, Pace, batches, copy_all
+from kvplan.execute.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
 from kvplan.execute.cuda import INVALID_VALUE
-from kvplan.execute.kernel_path import copies_of
 from kvplan.execute.policy import Policy
 from kvplan.lower import exploded, flat, strided
 from kvplan.plan import Plan
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
 
 SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
-SLOW_2D = 256  # 2-D copies and single copies, at 2 to 3 us each
 # Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
@@ -48,8 +46,8 @@ class CopyEnginePath:
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
-        copies = copies_of(plan)
-        return copies > (SLOW_2D if plan.direction == "load" and plan.nbytes < INLINED * copies else SLOW)
+        held = [(part.units.shape[1], part.group.packed[2]) for part in plan.parts]
+        return long_to_issue(self._runtime.device, plan.direction, held, SLOW)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
@@ -62,7 +60,7 @@ class CopyEnginePath:
         streams = [lane.copy, *lane.sides(wanted - 1)]
         events = [transfer.event() for _ in streams]
         transfer.copies += count
-        transfer.launches += slices if batches(device, transfer, made.size) else count
+        transfer.launches += count if alone(device, plan.direction, made.size) else slices
         return partial(self._issue, transfer, made, edges, streams, events)
 
     def _issue(
@@ -116,10 +114,10 @@ class CopyEngine2DPath:
 
     def _issue(self, transfer: DeviceTransfer, rows: Int64Array, rest: Descriptors, stream: int) -> None:
         device, boxes = self._runtime.device, parameters(rows)
-        first, step, pace = boxes.ctypes.data, boxes.strides[0], Pace(device, transfer, stream)
+        first, step = boxes.ctypes.data, boxes.strides[0]
         for k in range(len(boxes)):
             code = device.copy_2d(first + k * step, stream)
-            pace.count(1)
+            pace(device, transfer, 1, stream)
             if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
                 made = exploded(rows[k : k + 1])
                 copy_all(device, transfer, made, 0, made.size.size, stream)
@@ -130,7 +128,7 @@ class CopyEngine2DPath:
         count = rest.size.size
         copy_all(device, transfer, rest, 0, count, stream)
         transfer.launches += len(boxes)
-        transfer.launches += -(-count // SLICE) if batches(device, transfer, rest.size) else count
+        transfer.launches += count if alone(device, transfer.plan.direction, rest.size) else -(-count // SLICE)
 
 
 def parameters(rows: Int64Array) -> Int64Array:

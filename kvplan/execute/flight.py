@@ -34,6 +34,7 @@ class DeviceTransfer(Transfer):
     _begun = False  # the lane's own thread issues it, or has
     _cancelled = _over = _captured = False
     _waiters = 0
+    _unmarked = _mark = 0  # calls since the last event behind some of its calls, and that event
     _result: TransferResult | None = None
     _error: BaseException | None = None
 

@@ -15,8 +15,7 @@ from weakref import ref
 import numpy as np
 
 from kvplan.errors import PathError
-from kvplan.execute.copies import INLINED, SLICE, batches, copy_all, offending
-from kvplan.execute.copy_engine import SLOW_2D
+from kvplan.execute.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
 from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
@@ -107,10 +106,9 @@ class StagedPath:
         chunk = self._chunk_nbytes()
         if plan.nbytes > MANY_CHUNKS * chunk:
             return True
-        extents = 0
-        for part in plan.parts:
-            extents += part.units.shape[1] * self._runtime.staging(part.group, plan.direction).extents.shape[1]
-        return bool(extents > (SLOW_2D if plan.direction == "load" and plan.nbytes < INLINED * extents else SLICE))
+        runtime, way = self._runtime, plan.direction
+        held = [(part.units.shape[1], runtime.staging(part.group, way).extents[2]) for part in plan.parts]
+        return long_to_issue(runtime.device, way, held, SLICE)
 
     def check(self, plan: Plan) -> None:
         """The ring that the policy allows holds a granule of every part.
@@ -175,9 +173,10 @@ class StagedPath:
             ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
             table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
-        transfer.launches += 2 * chunks
+        single = alone(runtime.device, plan.direction, made[2, extra : edges[-1]])
+        transfer.launches += chunks + max(single, chunks)
         transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
-        at_once = not seams.size and batches(runtime.device, transfer, made[2, extra : edges[-1]])
+        at_once = not seams.size and not single
         two = load and chunks > 1 and self._policy.streams != 1
         # The other kernels are to run behind those of earlier transfers, and behind the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
@@ -187,11 +186,12 @@ class StagedPath:
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, rows,
         )  # fmt: skip
+        leave = self.streams(lane, plan.direction)[1]
         before = self._carry(transfer, piece, carried, nbytes, lane.kernel) if many and not load else None
         if apart:
             copy = partial(self._copy, transfer, made, seams)
-            return partial(self._run_apart, rows[:calls], made, table.kernel, before, copy)
-        return partial(self._run, rows[:calls], made, table.kernel, before)
+            return partial(self._run_apart, transfer, rows[:calls], made, table.kernel, leave, before, copy)
+        return partial(self._run, transfer, rows[:calls], made, table.kernel, leave, before)
 
     def _carry(
         self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int, stream: int
@@ -204,29 +204,36 @@ class StagedPath:
         function, threads, shared = self._runtime.tables.function(shape)
         return partial(self._runtime.device.launch, function, 1, threads, shared, stream, self_made.address)
 
-    def _run(self, rows: Int64Array, made: Int64Array, kernel: Kernel, before: Callable[[], None] | None) -> None:
-        """Send chunks through the ring."""
+    def _run(
+        self, transfer: DeviceTransfer, rows: Int64Array, made: Int64Array, kernel: Kernel, leave: int,
+        before: Callable[[], None] | None,
+    ) -> None:  # fmt: skip
+        """Send chunks through the ring, to the stream that the transfer leaves by."""
         device = self._runtime.device
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
         programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
         if before is not None:
             before()
-        try:
-            device.issue(rows, made, kernel, programs)
-        except DriverError as error:
-            raise offending(error, tuple(made), range(made.shape[1])) from error
+        while len(rows):
+            step = STEP - transfer._unmarked
+            some, rows = rows[:step], rows[step:]
+            try:
+                device.issue(some, made, kernel, programs)
+            except DriverError as error:
+                refuse(error, tuple(made), range(made.shape[1]))
+            pace(device, transfer, len(some), leave)
 
     def _run_apart(
-        self, rows: Int64Array, made: Int64Array, kernel: Kernel, before: Callable[[], None] | None,
-        copy: Callable[[int, int, int], None],
+        self, transfer: DeviceTransfer, rows: Int64Array, made: Int64Array, kernel: Kernel, leave: int,
+        before: Callable[[], None] | None, copy: Callable[[int, int, int], None],
     ) -> None:  # fmt: skip
         """The same where the copies of some chunks cannot be one batch."""
         begun = 0
         for at in np.flatnonzero(rows[:, 0] == dealing().APART).tolist():
-            self._run(rows[begun:at], made, kernel, before)
+            self._run(transfer, rows[begun:at], made, kernel, leave, before)
             copy(*rows[at, 1:].tolist())
             begun, before = at + 1, None
-        self._run(rows[begun:], made, kernel, before)
+        self._run(transfer, rows[begun:], made, kernel, leave, before)
 
     def _copy(
         self, transfer: DeviceTransfer, columns: Int64Array, seams: Int64Array, first: int, last: int, stream: int

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.execute import calls, copies
-from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, SUCCESS, DriverError
+from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
 from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words
@@ -43,6 +43,7 @@ class Driver:
         return self._device.query(event)
 
     def cuEventSynchronize(self, event: int) -> int:
+        assert getattr(self._device.mode, "now", 0) == RELAXED, "it would break a capture in another thread"
         self._device.run_until(event)
         return SUCCESS
 
@@ -56,7 +57,9 @@ class Driver:
         self._device.modules.pop(module)
         return SUCCESS
 
-    def cuThreadExchangeStreamCaptureMode(self, mode) -> int:
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        modes, cell = self._device.mode, mode._obj
+        modes.now, cell.value = cell.value, getattr(modes, "now", 0)
         return SUCCESS
 
     def name(self, code: int) -> str:
@@ -97,6 +100,7 @@ class Device(Memory):
         self.handle = 100
         self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
         self.lost = False
+        self.mode = threading.local()  # `now`: what a thread may do while another captures
         self.wrong: list[AssertionError] = []  # what work has found amiss
         self.calls: list[str] = []
 

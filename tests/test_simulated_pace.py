@@ -1,0 +1,112 @@
+"""Submits that never wait for the GPU, and calls that never fill the driver's queue, on a simulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvplan
+from tests.gpu.caches import DEVICE_NOTATION, Paged
+from tests.simulated import Device, Stream, device
+from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
+
+CALLS = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx")
+LATE = {"SLOW": 0, "SLOW_2D": 0, "MANY_CHUNKS": 0}
+SMALL_CHUNKS = {"CHUNK_NBYTES": 256, "SMALL_CHUNK_NBYTES": 1, "SMALL_CHUNKS": 100}
+
+
+def calls_of(gpu: Device) -> int:
+    return sum(gpu.calls.count(call) for call in CALLS)
+
+
+@both_ways
+@pytest.mark.parametrize("path", ["copy_engine", "staged"])
+def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direction, monkeypatch):
+    monkeypatch.setattr(device, "PATIENCE", 0.5)
+    gpu = Device(3, eager=False)
+    gpu.driver.cuMemcpyBatchAsync = None
+    pair = pair_on(gpu, direction)
+    with executor_on(gpu, path) as executor, limits(STEP=1, SLOW_2D=3):
+        user = gpu.stream()
+        gate = gpu.gate(user)
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
+        assert transfer._issued is not None
+        gate.set()
+        transfer.synchronize()
+        pair.check()
+
+
+def test_many_small_loads_beside_a_large_one_are_issued_by_the_lane_s_thread():
+    gpu = Device(3, eager=False)
+    small = pair_on(gpu, "load")
+    large = pair_on(gpu, "load", OnDevice(DEVICE_NOTATION, dim=9600), Paged(POOL.notation, dim=9600))
+    with executor_on(gpu, "copy_engine") as executor, limits(INLINED=1000, SLOW_2D=8):
+        plans = [pair.plan(MOVE) for pair in (small, large)]
+        assert executor.submit(kvplan.join(plans))._issued is not None
+        assert executor.submit(plans[1])._issued is None or executor._backend.lanes["load"].busy
+        executor.submit(plans[1]).synchronize()
+        for pair in (small, large):
+            pair.check()
+
+
+def test_rows_that_go_one_by_one_do_not_make_a_submit_wait(monkeypatch):
+    monkeypatch.setattr(device, "PATIENCE", 0.5)
+    gpu = Device(3, eager=False)
+    pair = pair_on(gpu, "load")
+    with executor_on(gpu, "copy_engine_2d") as executor, limits(STEP=1):
+        user = gpu.stream()
+        gate = gpu.gate(user)
+        gpu.faults["cuMemcpy2DAsync"] = [1] * 100  # an invalid value: rows of several allocations
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
+        assert transfer._issued is None
+        gate.set()
+        transfer.synchronize()
+        pair.check()
+
+
+@both_ways
+@pytest.mark.parametrize(("path", "inlined", "by_layer"), [
+    ("copy_engine", 1 << 20, True), ("staged", 1 << 20, False), ("staged", 0, False), ("staged", 0, True),
+])  # fmt: skip
+def test_the_calls_of_a_transfer_wait_for_its_own_however_it_is_cut(path, inlined, by_layer, direction):
+    gpu = Device(3, eager=False)
+    gpu.driver.cuMemcpyBatchAsync = None if inlined else True
+    pair = pair_on(gpu, direction)
+    sizes = LATE | SMALL_CHUNKS | {"STEP": 4, "INLINED": inlined, "LAYER_GROUP_NBYTES": 1}
+    with executor_on(gpu, path) as executor, limits(**sizes):
+        user = gpu.stream()
+        gate = gpu.gate(user)
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
+        assert not transfer._issued.wait(0.1)
+        issued = calls_of(gpu)
+        gate.set()
+        transfer.synchronize()
+        assert 0 < issued <= 8 < calls_of(gpu)
+        pair.check()
+
+
+@both_ways
+@pytest.mark.parametrize(("inlined", "old"), [(1 << 20, False), (0, True), (0, False)])
+def test_a_staged_transfer_counts_the_copies_that_go_by_a_call_each(direction, inlined, old):
+    gpu = Device(3)
+    if old:
+        gpu.driver.cuMemcpyBatchAsync = None
+    pair = pair_on(gpu, direction, pool=Paged("layer kv block token head dim", dim=96, padded=True))
+    with executor_on(gpu, "staged") as executor, limits(INLINED=inlined):
+        executor.submit(pair.plan(MOVE)).synchronize()  # its tables are uploaded
+        before = calls_of(gpu)
+        transfer = executor.submit(pair.plan(MOVE))
+        units = 1 if direction == "load" else 0  # which a load brings along
+        assert transfer.result().launches == calls_of(gpu) - before - units
+        pair.check()
+
+
+@both_ways
+def test_an_error_that_names_no_descriptor_is_not_its_own_cause(direction):
+    gpu = Device(3)
+    pair = pair_on(gpu, direction)
+    with executor_on(gpu, "staged") as executor:
+        executor.submit(pair.plan(MOVE)).synchronize()
+        gpu.fail("cuStreamWaitEvent", code=719)
+        with pytest.raises(kvplan.TransferError, match="cuStreamWaitEvent") as caught:
+            executor.submit(pair.program.plan(MOVE.src, MOVE.dst))
+        assert caught.value.__cause__ is None
