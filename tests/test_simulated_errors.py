@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -76,6 +77,21 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, di
             device.faults.clear()
             goes_on(executor, pair)
     assert failed or call not in used(path, small=direction == "load" and inlined > 0)
+
+
+@both_ways
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_first_transfer_that_fails_leaves_no_event(path, direction, call):
+    for spare in range(12):
+        device = Device(spare)
+        pair = pair_on(device, direction)
+        with executor_on(device, path) as executor:
+            device.fail(call, spare=spare, code=719)
+            with contextlib.suppress(kvplan.TransferError):
+                executor.submit(pair.program.plan(MOVE.src, MOVE.dst)).synchronize()
+            device.faults.clear()
+            goes_on(executor, pair)
 
 
 def says_so(transfer: kvplan.Transfer, call: str) -> None:

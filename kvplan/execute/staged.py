@@ -46,6 +46,9 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class Ring:
     """Slots in GPU memory that chunks pass through in turn.
 
+    Args:
+        events: two for each slot.
+
     Attributes:
         piece: the memory.
         slots, slot_nbytes: how many, and their bytes.
@@ -54,13 +57,11 @@ class Ring:
         users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
     """
 
-    def __init__(self, runtime: Runtime, piece: Piece, slots: int, slot_nbytes: int) -> None:
+    def __init__(self, events: list[int], piece: Piece, slots: int, slot_nbytes: int) -> None:
         self.piece = piece
         self.slots = slots
         self.slot_nbytes = slot_nbytes
-        self.filled, self.freed = (
-            np.array([runtime.take_event() for _ in range(slots)], dtype=np.int64) for _ in range(2)
-        )
+        self.filled, self.freed = np.array(events, dtype=np.int64).reshape(2, slots)
         self.users: list[Callable[[], DeviceTransfer | None]] = [lambda: None] * slots
         self.next = 0
 
@@ -266,8 +267,10 @@ class StagedPath:
         slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
+        events = [transfer.event() for _ in range(2 * slots)]  # its own, until there is a ring
         piece = runtime.memory.take(slots * slot, exact=True)
-        made = self._rings[lane] = Ring(runtime, piece, slots, slot)
+        made = self._rings[lane] = Ring(events, piece, slots, slot)
+        del transfer._borrowed[-len(events) :]
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
             transfer._pieces.append((runtime.memory, ring.piece))
             transfer._borrowed += ring.events

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.errors import TransferError
 from kvplan.execute.cuda import NOT_READY, Uncaptured
 from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.program import Int64Array, RunGroup
@@ -112,8 +113,12 @@ class Tables:
         source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
         fresh = runtime.take_event()
-        runtime.device.copy(target.address, source.address, made.nbytes, stream)
-        runtime.device.record(fresh, stream)
+        try:
+            runtime.device.copy(target.address, source.address, made.nbytes, stream)
+            runtime.device.record(fresh, stream)
+        except TransferError:  # the copy may run: its memory stays as it is
+            runtime.events.append(fresh)
+            raise
         at, step = target.address, 8 * count
         header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         table = Table(shape, kernel, count, header, fresh)
