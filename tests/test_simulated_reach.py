@@ -6,12 +6,15 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 from weakref import ref
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
@@ -19,7 +22,7 @@ from kvplan.execute import ending
 from kvplan.execute.cuda import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.stretches import stretches
 from kvplan.tune import cost
-from kvplan.tune.profile import DeviceProfile
+from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests.gpu.caches import Move, Paged
 from tests.simulated import Device, Stream, Tensor
 from tests.simulated.executors import (
@@ -232,7 +235,7 @@ def test_units_that_touch_are_another_decision():
     device = Device()
     layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
     pair = pair_on(device, "load", layer_first[1], layer_first[0])
-    with executor_on(device) as executor, asked() as asking:
+    with executor_on(device, profile=favouring("copy_engine")) as executor, asked() as asking:
         counts = []
         for src, dst in (([1, 3, 5], [0, 2, 4]), ([2, 4, 6], [8, 6, 1]), ([1, 2, 5], [3, 4, 7]), ([1, 2, 3], [4, 5, 6]),
                          ([5, 6, 1], [1, 2, 7])):  # fmt: skip
@@ -240,6 +243,40 @@ def test_units_that_touch_are_another_decision():
             pair.check()
             counts.append(asking.call_count)
     assert counts == [1, 1, 2, 3, 3]  # none, none, two of three, all three, two of three
+
+
+def test_units_that_touch_are_no_other_decision_where_the_kernel_is_taken_whatever_merges():
+    device = Device()
+    layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
+    pair = pair_on(device, "load", layer_first[1], layer_first[0])
+    with executor_on(device, profile=favouring("kernel")) as executor, asked() as asking:
+        for src, dst in (([1, 3, 5], [0, 2, 4]), ([1, 2, 3], [4, 5, 6]), ([1, 3], [0, 2]), ([1, 2], [4, 5])):
+            executor.submit(pair.plan(Move(src, dst))).synchronize()
+            pair.check()
+        assert asking.call_count == 2  # three units, and two
+
+
+@both_ways
+@settings(max_examples=max(25, settings.default.max_examples // 4))
+@given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(1, 6), min_size=2, max_size=12))
+def test_what_is_remembered_is_what_the_model_takes(direction, seed, counts):
+    """Costs and ids are drawn so that merging decides: blocks that touch are common, and calls dear."""
+    chance, device = np.random.default_rng(seed), Device()
+    layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
+    pair = pair_on(device, direction, layer_first[1], layer_first[0])
+    costs = {}
+    for name, terms in TERMS.items():
+        each = {term: float(chance.uniform(0, 0.01 if "byte" in term else 300 if term == "fixed" else 20))
+                for term in terms}  # fmt: skip
+        costs[name] = PathCosts(each, each, each, each if name == "kernel" else {})
+    profile = replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
+    with executor_on(device, profile=profile) as executor:
+        for count in counts:
+            rising = np.arange(count) + chance.integers(0, 3)
+            src, dst = (rising if chance.random() < 0.5 else chance.permutation(8)[:count] for _ in range(2))
+            plan = pair.program.plan(src, dst)
+            taken = executor._backend.candidates.choose(plan, capturing=False).path.name
+            assert taken == executor.candidates(plan)[0].path
 
 
 def test_several_groups_are_decided_once():

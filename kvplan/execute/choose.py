@@ -210,29 +210,51 @@ class Candidates:
     def _auto(self, plan: Plan) -> Choice:
         """What the model makes the cheapest; within a GPU, and of pageable memory, what the rule says.
 
-        Plans of the same run groups, and as many units that merge as much, are decided once.
+        Plans of the same run groups, and as many units that merge as much, are decided once. What merges is counted
+        only where the path may depend on it: that takes as long as moving a small plan.
         """
+        whatever: Any = None
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
-            held: tuple[Any, ...] = (plan.parts[0].group, *plan.layouts[0])
-            key: Any = self._told(plan.parts[0], plan, 0)
+            part = plan.parts[0]
+            held: tuple[Any, ...] = (part.group, *plan.layouts[0])
+            whatever = id(part.group), part.units.shape[1]
+            known = self._remembered(whatever, held)
+            if known is not None:
+                return known
+            key: Any = self._told(part, plan, 0)
         elif len(plan.parts) <= MOST_PARTS:
             held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
             key = tuple(self._told(part, plan, k) for k, part in enumerate(plan.parts))
         else:
             return self._weigh(plan)
-        known = self._decided.get(key)
-        if known is not None and len(known[0]) == len(held):
-            for one, thing in zip(known[0], held, strict=True):
-                if one() is not thing:
-                    break
-            else:
-                return known[1]
+        known = self._remembered(key, held)
+        if known is not None:
+            return known
         choice = self._weigh(plan)
         if not choice.pageable:  # it may be pinned by the next time
             if len(self._decided) >= MOST_DECISIONS:
                 self._decided.clear()
+            if whatever is not None and self._holds_whatever_merges(plan, choice):
+                key = whatever
             self._decided[key] = (tuple(ref(thing) for thing in held), choice)
         return choice
+
+    def _remembered(self, key: Any, held: tuple[Any, ...]) -> Choice | None:
+        known = self._decided.get(key)
+        if known is None or len(known[0]) != len(held):
+            return None
+        for one, thing in zip(known[0], held, strict=True):
+            if one() is not thing:
+                return None
+        return known[1]
+
+    def _holds_whatever_merges(self, plan: Plan, choice: Choice) -> bool:
+        """Whether the kernel, to which merging is nothing, is taken though all copies of the others were one."""
+        if choice.path is not self._runtime.kernel or choice.predicted is None or all(halves_of(plan)):
+            return False
+        refused = self._verdict(plan).refused
+        made = statistics_of(plan, self._runtime.staging)
+        return cost.kernel_whatever_merges(made, self.profile, self._runtime.policy, refused)
 
     def _told(self, part: Part, plan: Plan, at: int) -> tuple[int, ...]:
         """What tells a part from others as far as costs go: its group, how many units, and what merges of them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from kvplan.errors import PathError
 from kvplan.execute.policy import (
@@ -135,6 +136,26 @@ def _dose(path: str, direction: str, policy: Policy) -> float:
     if path != "kernel" or policy.max_programs is None:
         return 1.0
     return policy.max_programs / DEFAULT_PROGRAMS[direction]
+
+
+def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:
+    """Whether the kernel, to which merging is nothing, is taken though all copies of the other paths were one.
+
+    Args:
+        plan: what is to be moved, not in halves.
+        profile: of the device.
+        policy: its ``path`` is not asked.
+        refused: paths that cannot serve; the kernel is none of them.
+
+    >>> from kvplan.tune.profile import default
+    >>> few, many = (Statistics("load", n << 12, 1, n, 16, Pieces.of(n, n << 12), n, n, Pieces(), Pieces(), 0)
+    ...              for n in (4, 4096))
+    >>> [kernel_whatever_merges(one, default(), Policy(), ("staged",)) for one in (few, many)]
+    [True, False]
+    """
+    best = replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
+    others = (predict(path, best, profile, policy).score for path in TERMS if path != "kernel" and path not in refused)
+    return predict("kernel", best, profile, policy).score <= min(others, default=math.inf) * (1 + TIE)
 
 
 def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:

@@ -47,6 +47,15 @@ class Pieces(NamedTuple):
         """How many of both kinds."""
         return self.small + self.large
 
+    @property
+    def as_one(self) -> Pieces:
+        """All merged.
+
+        >>> Pieces(3, 3072, 2, 65536).as_one, Pieces().as_one == Pieces()
+        (Pieces(small=0, small_nbytes=0, large=1, large_nbytes=68608), True)
+        """
+        return Pieces.of(1, self.small_nbytes + self.large_nbytes) if self.total else self
+
     def plus(self, other: Pieces) -> Pieces:
         """Those of both."""
         return Pieces(*(a + b for a, b in zip(self, other, strict=True)))
