@@ -260,14 +260,17 @@ def test_units_that_touch_are_no_other_decision_where_the_kernel_is_taken_whatev
 @settings(max_examples=max(25, settings.default.max_examples // 4))
 @given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(1, 6), min_size=2, max_size=12))
 def test_what_is_remembered_is_what_the_model_takes(direction, seed, counts):
-    """Costs and ids are drawn so that merging decides: blocks that touch are common, and calls dear."""
+    """A copy is as dear as merging decides between copy engine and kernel, and blocks that touch are common."""
     chance, device = np.random.default_rng(seed), Device()
     layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
     pair = pair_on(device, direction, layer_first[1], layer_first[0])
     costs = {}
     for name, terms in TERMS.items():
-        each = {term: float(chance.uniform(0, 0.01 if "byte" in term else 300 if term == "fixed" else 20))
-                for term in terms}  # fmt: skip
+        each = dict.fromkeys(terms, 0.0)
+        if name == "copy_engine":
+            each |= {"small_copy": 20.0, "large_copy": 20.0}
+        else:
+            each["fixed"] = chance.uniform(0, 20 * 6 * pair.program.runs) if name == "kernel" else 1e9
         costs[name] = PathCosts(each, each, each, each if name == "kernel" else {})
     profile = replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
     with executor_on(device, profile=profile) as executor:
