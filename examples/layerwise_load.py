@@ -96,6 +96,11 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--json", type=Path, help="file for the result")
     chosen = parser.parse_args()
+    for name in ("prefix", "times"):
+        if getattr(chosen, name) < 1:
+            parser.error(f"--{name} is {getattr(chosen, name)}; at least 1 is due")
+    if chosen.json and not chosen.json.parent.is_dir():
+        parser.error(f"--json is {chosen.json}: there is no folder {chosen.json.parent}")
     count = -(-chosen.prefix // PAGE)
     stack = Stack(MODELS[chosen.model], count + 8, chosen.device)
     layout = kvplan.KVLayout.from_tensors("layer: kv block token head dim", stack.cache)

@@ -117,8 +117,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="tiny")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", help="file for the table")
+    parser.add_argument("--json", type=Path, help="file for the table")
     chosen = parser.parse_args()
+    if chosen.json and not chosen.json.parent.is_dir():
+        parser.error(f"--json is {chosen.json}: there is no folder {chosen.json.parent}")
     logging.getLogger("ContinuousBatchingLogger").setLevel(
         logging.ERROR if chosen.device != "cpu" else logging.CRITICAL
     )
@@ -130,25 +132,25 @@ def main() -> int:
     model = model_of(chosen.model, chosen.device)
     run(model, prompts[:4], 8, page, 2 * needed, "plenty")  # warm
     print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
-    ways = ["plenty", *(["transformers"] if chosen.device != "cpu" else []), "kvplan", "recompute"]
+    ways = ["plenty", "kvplan", *(["transformers"] if chosen.device != "cpu" else []), "recompute"]
     wanted: dict[str, list[int]] = {}
-    theirs: dict[str, list[int]] = {}  # of its own offloading, whose batches are the same
+    ours: dict[str, list[int]] = {}
     wrong, rows = False, []
     for way in ways:
         one = run(model, prompts, new, page, 2 * needed if way == "plenty" else max(4, int(room * needed)), way)
         wanted = wanted or one.tokens
         wrong = wrong or one.tokens != wanted
         rows.append(row_of(way, one, wanted))
-        theirs = one.tokens if way == "transformers" else theirs
-        if way == "kvplan" and theirs:
-            rows[-1]["as_transformers"] = f"{sum(one.tokens[name] == made for name, made in theirs.items())} of {count}"
+        ours = one.tokens if way == "kvplan" else ours
+        if way == "transformers":  # whose batches are those of kvplan; other ways' round otherwise, on a GPU
+            rows[-1]["as_kvplan"] = f"{sum(one.tokens[name] == made for name, made in ours.items())} of {count}"
         told = (f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in rows[-1].items())
         print("  ".join(told), flush=True)
         if chosen.json:  # after each, so that what was measured is kept whatever comes
             gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
             about = {"schema": "kvplan.example.offload", "version": 1, "gpu": gpu, "torch": torch.__version__,
                      "transformers": transformers.__version__, "model": chosen.model, "rows": rows}  # fmt: skip
-            Path(chosen.json).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            chosen.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return int(wrong and chosen.device == "cpu")
 
 
