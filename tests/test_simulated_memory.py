@@ -202,6 +202,45 @@ def test_an_executor_does_not_survive_a_fork():
         pair.check()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_transfers_of_a_parent_are_refused_in_its_child_whatever_lock_was_held():
+    device = Device(2, eager=False)
+    pair, user = pair_on(device, "load"), Stream(device.stream())
+    with executor_on(device, "kernel") as executor:
+        flying = executor.submit(pair.plan(MOVE))
+        waiting = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=threading.Event())
+        ask, answer = multiprocessing.Pipe(duplex=False)
+        held, free = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with executor._backend.lock:
+                held.set()
+                free.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            for transfer in (flying, waiting):
+                for call in ("done", "synchronize", "cancel", "result", "wait"):
+                    try:
+                        answer.send(str(getattr(transfer, call)(*([user] if call == "wait" else []))))
+                    except kvplan.TransferError as error:
+                        answer.send(str(error))
+            os._exit(0)
+        free.set()
+        holder.join()
+        for _ in range(10):
+            assert ask.poll(30), "it hangs"
+            assert "do not survive a fork" in ask.recv()
+        assert os.waitpid(child, 0)[1] == 0
+        assert waiting.cancel()
+        device.run()
+        assert flying.result().nbytes == flying.plan.nbytes
+        pair.check()
+
+
 EXIT = """
 import sys, threading
 from kvplan.execute import ending

@@ -1,8 +1,7 @@
-"""The staged path's compiled loops: units dealt out to the chunks of a ring, and the calls that send them through."""
+"""The staged path's compiled loop: units dealt out to the chunks of a ring."""
 
 from __future__ import annotations
 
-from kvplan.execute.calls import APART, BATCH, COPY, LAUNCH, RECORD, WAIT
 from kvplan.jit import compiled as _compiled
 
 
@@ -65,55 +64,3 @@ def deal(
     for chunk in range(chunks):  # from the first unit of each to how many it has
         following = words[8 * (chunk + 1)] if chunk + 1 < chunks else count
         words[8 * chunk] = following - words[8 * chunk]
-
-
-@_compiled
-def _put(rows, at, call, one, end, stream):
-    rows[at, 0], rows[at, 1], rows[at, 2], rows[at, 3] = call, one, end, stream
-    return at + 1
-
-
-@_compiled
-def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, rows):
-    """Write down the calls that send chunks through the ring: one stream fills a slot, another empties it.
-
-    Args:
-        load: whether the host is the source; its first chunk then brings along what the kernels read.
-        edges: (chunks + 1,) where the extents of each chunk begin.
-        most: extents of one batch; chunks of more are put down as :data:`~kvplan.execute.calls.APART`.
-        first_slot: where the first chunk goes.
-        busy: (slots,) whether something in flight still uses the slot; from ``first_slot`` on, in the chunks' order.
-        filled, freed: (slots,) the events behind what was last put in a slot, and behind what last took it out.
-        copy, kernel, other: streams of the copy engine, of the kernels, and of every other chunk's kernel.
-        fork: an event, where ``other`` is to begin behind what ``kernel`` has been given; 0 where it need not.
-        header, step: address of the first chunk's launch, and bytes to the next one's.
-        rows: (7 * chunks + 4, 4) int64, written.
-
-    Returns:
-        How many rows there are, and how many of them are APART.
-    """
-    slots, chunks, at, apart = filled.size, edges.size - 1, 0, 0
-    for chunk in range(chunks):
-        slot, beside = (first_slot + chunk) % slots, other if chunk % 2 else kernel
-        if chunk >= slots or busy[chunk]:
-            at = _put(rows, at, WAIT, freed[slot], 0, copy if load else beside)
-        for copying in (load, not load):
-            if copying:
-                call = BATCH if edges[chunk + 1] - edges[chunk] <= most else APART
-                apart += call == APART
-                at = _put(rows, at, call, edges[chunk], edges[chunk + 1], copy)
-                if load and chunk == 0:  # behind the copies, so that they begin sooner
-                    at = _put(rows, at, COPY, 0, 0, copy)
-            else:
-                if chunk == 0 and fork:
-                    at = _put(rows, at, RECORD, fork, 0, kernel)
-                    at = _put(rows, at, WAIT, fork, 0, other)
-                at = _put(rows, at, LAUNCH, header + step * chunk, 0, beside)
-            if copying == load:
-                at = _put(rows, at, RECORD, filled[slot], 0, copy if load else beside)
-                at = _put(rows, at, WAIT, filled[slot], 0, beside if load else copy)
-        at = _put(rows, at, RECORD, freed[slot], 0, beside if load else copy)
-    if other != kernel:  # behind the last chunk of the other stream
-        last = chunks - 1 if chunks % 2 == 0 else chunks - 2
-        at = _put(rows, at, WAIT, freed[(first_slot + last) % slots], 0, kernel)
-    return at, apart

@@ -82,9 +82,8 @@ class DeviceTransfer(Transfer):
         self._check_not_captured("done()")
         if self._over:
             return True
-        if self.queued:
-            return False
-        return self._runtime.poll(self)
+        self._runtime.check_process()
+        return not self.queued and self._runtime.poll(self)
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
@@ -103,6 +102,8 @@ class DeviceTransfer(Transfer):
         """See :meth:`Transfer.synchronize`."""
         self._check_not_captured("synchronize()")
         started = time.monotonic()
+        if not self._over:
+            self._runtime.check_process()
         if self._issued is not None and not self._issued.wait(timeout):
             raise self._late(timeout)
         if not self._over:
@@ -131,6 +132,7 @@ class DeviceTransfer(Transfer):
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`; what has been given to the GPU's streams has begun."""
         self._check_not_captured("cancel()")
+        self._runtime.check_process()
         return self._runtime.cancel(self)
 
     def replan(self, plan: Plan) -> None:
@@ -145,9 +147,10 @@ class DeviceTransfer(Transfer):
     # What the runtime does with it.
 
     def _order(self, stream: int, layer: int | None) -> None:
+        runtime = self._runtime
+        runtime.check_process()
         if self._issued is not None:
             self._issued.wait()
-        runtime = self._runtime
         with runtime.lock:
             self._raise_error()
             if self._over:

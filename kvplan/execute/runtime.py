@@ -85,6 +85,15 @@ class Runtime:
         self.graphs = Graphs(self)
         self.keeper = ending.Keeper(self)
 
+    def check_process(self) -> None:
+        """This process made it. In a forked child a lock may be held that nobody will let go.
+
+        Raises:
+            TransferError: another did.
+        """
+        if self.generation != generation():
+            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+
     # Submitting.
 
     def check_open(self) -> None:
@@ -93,8 +102,7 @@ class Runtime:
         Raises:
             TransferError: they cannot: it is closed, or belongs to another process.
         """
-        if self.generation != generation():
-            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+        self.check_process()
         if self.closed:
             raise TransferError("the executor is closed; submit before close()")
 

@@ -182,7 +182,7 @@ class StagedPath:
         # The other kernels are to run behind those of earlier transfers, and behind the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
         rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
-        calls, apart = dealing().schedule(
+        calls, apart = writing().schedule(
             load, edges, SLICE if at_once else 0, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, rows,
@@ -230,7 +230,7 @@ class StagedPath:
     ) -> None:  # fmt: skip
         """The same where the copies of some chunks cannot be one batch."""
         begun = 0
-        for at in np.flatnonzero(rows[:, 0] == dealing().APART).tolist():
+        for at in np.flatnonzero(rows[:, 0] == writing().APART).tolist():
             self._run(transfer, rows[begun:at], made, kernel, leave, before)
             copy(*rows[at, 1:].tolist())
             begun, before = at + 1, None
@@ -295,5 +295,13 @@ def granules_of(nbytes: int, granule: int, slot: int) -> int:
 def dealing() -> ModuleType:
     """The compiled loop, loaded with the first staged transfer."""
     from kvplan.execute import dealing as loaded
+
+    return loaded
+
+
+@cache
+def writing() -> ModuleType:
+    """The loop that writes calls down, loaded likewise."""
+    from kvplan.execute import calls as loaded
 
     return loaded
