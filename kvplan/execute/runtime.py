@@ -40,9 +40,6 @@ Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath | MixedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
 DIRECTION_LANES = ("load", "store")
-# Calls in flight on a lane from which on its own thread issues: the driver's queue has an end, of about a thousand, and
-# a call that finds it full waits for the GPU.
-MANY_CALLS = 256
 
 
 class Runtime:
@@ -131,7 +128,7 @@ class Runtime:
                 try:
                     waits = waits_of(after, transfer)
                     behind = turns.before(self, plan, other)
-                    late = lane.busy or (lane.calls > MANY_CALLS and self._full(lane))
+                    late = lane.busy or turns.full(self, lane)
                     late = late or (isinstance(after, DeviceTransfer) and after.queued)
                     late = late or (bool(behind) and any(one.queued for one in behind))
                     if waits is None or late or pageable or path.slow(plan):
@@ -313,19 +310,6 @@ class Runtime:
             while not self._retired(transfer):  # the call returned, but the event has not passed
                 time.sleep(20e-6)
             self._reap()  # those before it have ended too
-
-    def _full(self, lane: Lane) -> bool:
-        """Whether the driver's queue may have no room: then a call would wait for the GPU."""
-        self.reap()
-        return lane.calls > MANY_CALLS
-
-    def wait_for_room(self, lane: Lane) -> None:
-        """Wait on the CPU, in the lane's thread, until the driver's queue has room."""
-        while self._full(lane):
-            with self.lock:
-                first = lane.flying[0] if lane.flying else None
-            if first is not None:
-                self.block(first)
 
     def reap(self) -> int:
         """Let go of what has ended; returns how many are left."""

@@ -1,4 +1,4 @@
-"""Whose turn it is: what an urgent transfer and the others wait for of one another, and what was cancelled before."""
+"""Whose turn it is: what urgent transfers and others wait for of one another, room in the driver's queue, cancelling."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
     from kvplan.execute.lane import Lane
     from kvplan.execute.runtime import Path, Runtime
+
+# Calls in flight on a lane from which on its own thread issues: the driver's queue has an end, of about a thousand, and
+# a call that finds it full waits for the GPU.
+MANY_CALLS = 256
 
 
 def before(runtime: Runtime, plan: Plan, other: Lane) -> list[DeviceTransfer]:
@@ -79,7 +83,7 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, ear
         for one in earlier:
             if one._issued is not None:
                 one._issued.wait()
-        runtime.wait_for_room(lane)
+        wait_for_room(runtime, lane)
     except BaseException as error:  # noqa: BLE001  # of a transfer that was cancelled it is nobody's
         problem = error
     with runtime.lock:
@@ -90,6 +94,23 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, ear
     if problem is not None:
         raise problem
     return True
+
+
+def full(runtime: Runtime, lane: Lane) -> bool:
+    """Whether the driver's queue may have no room for the calls of another transfer."""
+    if lane.calls <= MANY_CALLS:
+        return False
+    runtime.reap()
+    return lane.calls > MANY_CALLS
+
+
+def wait_for_room(runtime: Runtime, lane: Lane) -> None:
+    """Wait on the CPU, in the lane's thread, until the driver's queue has room."""
+    while full(runtime, lane):
+        with runtime.lock:
+            first = lane.flying[0] if lane.flying else None
+        if first is not None:
+            runtime.block(first)
 
 
 def left(runtime: Runtime, transfer: DeviceTransfer, lane: Lane) -> None:

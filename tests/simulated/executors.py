@@ -109,7 +109,8 @@ def open_executor(
 def limits(**values: int) -> Iterator[None]:
     """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
     names = ("kvplan.execute.kernel_path", "kvplan.execute.copies", "kvplan.execute.copy_engine",
-             "kvplan.execute.staged", "kvplan.execute.choose", "kvplan.execute.runtime")  # fmt: skip
+             "kvplan.execute.staged", "kvplan.execute.choose", "kvplan.execute.runtime",
+             "kvplan.execute.turns")  # fmt: skip
     with ExitStack() as stack:
         for name, value in values.items():
             modules = [sys.modules[module] for module in names if hasattr(sys.modules.get(module), name)]
