@@ -1,4 +1,4 @@
-"""Whose turn it is: what urgent transfers and others wait for of one another, room in the driver's queue, cancelling."""
+"""Whose turn it is: what urgent transfers and others wait for, room in the driver's queue, cancelling."""
 
 from __future__ import annotations
 
