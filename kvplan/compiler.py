@@ -20,7 +20,7 @@ from kvplan.errors import IncompatibleLayoutsError
 from kvplan.fold import limit_loops, merge_and_fold
 from kvplan.layout import Geometry
 from kvplan.program import BlockAxis, Program, Run, RunGroup
-from kvplan.slicing import number_ranges
+from kvplan.slicing import common_heads, number_ranges
 
 
 class Pair(NamedTuple):
@@ -200,7 +200,7 @@ def _match_forms(a: Component, b: Component) -> range:
         return range(1)
     if not a.form.headed:
         return range(1)
-    heads = range(max(a.form.heads.start, b.form.heads.start), min(a.form.heads.stop, b.form.heads.stop))
+    heads = common_heads((a.form.heads, b.form.heads))
     if not heads:
         raise IncompatibleLayoutsError(
             f"{a}: the source holds heads {_span(a.form.heads)}, the destination {_span(b.form.heads)}; they share none"

@@ -14,6 +14,7 @@ from kvplan.layout import KVLayout
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
 from kvplan.program import Program
+from kvplan.slicing import common_heads
 
 # Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
 # as long as the entry lives; nothing here keeps a tensor alive.
@@ -58,7 +59,7 @@ def _met(layout: KVLayout, other: KVLayout) -> KVLayout:
     """
     if layout.heads == other.heads or not all(any(c.form.headed for c in each.components) for each in (layout, other)):
         return layout
-    both = range(max(layout.heads.start, other.heads.start), min(layout.heads.stop, other.heads.stop))
+    both = common_heads((layout.heads, other.heads))
     if both == layout.heads:
         return layout
     try:

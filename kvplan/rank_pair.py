@@ -17,7 +17,7 @@ from kvplan.layout import KVLayout
 from kvplan.plan import Plan, check_not_read, shares_memory, together
 from kvplan.program import Int64Array
 from kvplan.shards import Shard, Share
-from kvplan.slicing import number_ranges
+from kvplan.slicing import common_heads, number_ranges
 from kvplan.views import some_tokens, split_blocks, stretch_of
 
 
@@ -165,7 +165,7 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
 def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:
     """Whether these heads are all that both layouts hold; one without a head axis holds the head that is asked for."""
     named = [layout.heads for layout in layouts if any(c.form.headed for c in layout.components)]
-    return not named or heads == range(max(held.start for held in named), min(held.stop for held in named))
+    return not named or heads == common_heads(named)
 
 
 def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) -> tuple[KVLayout, KVLayout]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout import KVLayout
 from kvplan.program import Int64Array
-from kvplan.slicing import number_ranges
+from kvplan.slicing import common_heads, number_ranges
 
 Heads = range | None  # None: content that belongs to no head
 
@@ -217,7 +217,7 @@ def _offer(
     known = [heads for heads in (wanted, *(held[layer, name] for name in names)) if heads is not None]
     if not known:
         return names, None
-    both = range(max(heads.start for heads in known), min(heads.stop for heads in known))
+    both = common_heads(known)
     return (names, both) if both else None
 
 

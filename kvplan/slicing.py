@@ -24,6 +24,15 @@ def number_ranges(numbers: Sequence[int]) -> str:
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def common_heads(held: Sequence[range]) -> range:
+    """The heads that all hold, of at least one; empty where there is none.
+
+    >>> common_heads([range(0, 4), range(2, 8)]), len(common_heads([range(0, 2), range(4, 6)]))
+    (range(2, 4), 0)
+    """
+    return range(max(heads.start for heads in held), min(heads.stop for heads in held))
+
+
 def slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
     """Components of some heads; those without a head axis are kept whole.
 

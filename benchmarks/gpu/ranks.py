@@ -149,10 +149,6 @@ class Worker:
             made.append(plan.nbytes / (time.perf_counter() - start) / 1e9)
         return made
 
-    def rate(self, plan: kvplan.Plan) -> float:
-        """The median of all but the first and the last."""
-        return middle(self.rates(plan))
-
     def compare(self, part: Part, tensors: list[Any]) -> None:
         """Every byte of the rank's tensors is what it must be."""
         for layer, tensor in zip(part.layers, tensors, strict=True):
@@ -197,7 +193,7 @@ def steps(worker: Worker, meet: Callable[[], Any]) -> dict[str, Measured]:
             owned = {name: worker.pool(layout, shared) for name, shared in (("anonymous", None), ("own", own_name))}
             plans = {name: worker.program(step, layout, each).plan(*order) for name, each in owned.items()}
             for each in owned.values():
-                each.tensors.zero_()  # pages that nobody has written are slower
+                each.tensors.zero_()  # no first touch of a page is in a figure
             if store and worker.rank == 0:
                 pool.tensors.zero_()
         meet()
@@ -205,7 +201,7 @@ def steps(worker: Worker, meet: Callable[[], Any]) -> dict[str, Measured]:
         alones: dict[str, float] = {}
         for turn in range(RANKS):  # one after the other, each alone
             if takes_part and turn == worker.rank:
-                alones = {name: worker.rate(each) for name, each in plans.items()}
+                alones = {name: middle(worker.rates(each)) for name, each in plans.items()}
                 alone = worker.rates(plan)
             meet()
         if takes_part and store and worker.rank == 0:  # what comes now is what will be loaded
