@@ -17,6 +17,8 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ MODELS = {
     "llama-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
                  "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
-SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (12, 2000, 128, 256, 0.5)}  # requests, prompt, new tokens, page, room
+SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (48, 1000, 128, 16, 0.6)}  # requests, prompt, new tokens, page, room
 TIMEOUT = 600
 
 
@@ -43,13 +45,64 @@ class Run(NamedTuple):
         tokens: of every request.
         seconds: from the first step to the last token.
         first: seconds to each request's first token.
-        moved: bytes, and seconds of the transfers, where kvplan made them.
+        moved: what left and came back, where something does.
     """
 
     tokens: dict[str, list[int]]
     seconds: float
     first: list[float]
-    moved: tuple[int, float] | None
+    moved: Moved | None
+
+
+class Moved:
+    """Bytes that an offloading manager moves, and how long its compute stream is kept: whichever manager it is."""
+
+    def __init__(self, offloading: Any) -> None:
+        self.nbytes, self.calls, self._spans = 0, 0, []
+        self._bytes = {name: each.bytes_per_block for name, each in offloading.cache.cache_allocators.items()}
+        self._stream = offloading._compute_stream
+        store, load = offloading._offload_to_cpu, offloading.restore_scheduled_requests
+
+        def stored(victims: Any, tables: Any) -> Any:
+            with self._timed():
+                taken = store(victims, tables)
+            self._count(tables[request] for request in taken)
+            return taken
+
+        def loaded(requests: Any) -> None:
+            held = [each.state.request_id for each in requests if each.state.is_cpu_offloaded]
+            if not held:
+                return load(requests)
+            self._count(offloading._request_id_to_cpu_blocks[request] for request in held)
+            with self._timed():
+                return load(requests)
+
+        offloading._offload_to_cpu, offloading.restore_scheduled_requests = stored, loaded
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls, once the device is done with them."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        return sum(end - start if self._stream is None else start.elapsed_time(end) / 1e3 for start, end in self._spans)
+
+    def _count(self, tables: Iterable[dict[str, list[int]]]) -> None:
+        for table in tables:
+            self.nbytes += sum(len(blocks) * self._bytes[name] for name, blocks in table.items())
+            self.calls += 1
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = self._now()
+        yield
+        self._spans.append((start, self._now()))
+
+    def _now(self) -> Any:
+        if self._stream is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
 
 def model_of(name: str, device: str) -> Any:
@@ -62,16 +115,23 @@ def model_of(name: str, device: str) -> Any:
 
 
 def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, way: str) -> Run:
-    """All prompts at once, greedily."""
+    """All prompts at once, greedily; without a margin of free blocks, so that requests grow until one must leave."""
     space = 0.0 if way in ("plenty", "recompute") else 8.0 if model.device.type != "cpu" else 0.1  # GiB
     manager = model.init_continuous_batching(
         generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=new),
         continuous_batching_config=transformers.ContinuousBatchingConfig(
             page_size=page, num_blocks=blocks, max_batch_tokens=max(2048, 4 * page), allow_block_sharing=False,
-            use_cuda_graph=False, use_async_batching=False, auto_switch_to_flash=False, cpu_offload_space=space,
+            safety_margin=0.0, use_cuda_graph=False, use_async_batching=False, auto_switch_to_flash=False,
+            cpu_offload_space=space,
         ),
     )  # fmt: skip
-    offloading = kvplan_engine.offload(manager) if way == "kvplan" else None
+    offloading = None
+    if way == "kvplan":
+        offloading = kvplan_engine.offload(manager)
+    elif way == "transformers":
+        manager.batch_processor = manager._create_batch_processor()
+        offloading = manager.batch_processor.offloading_manager
+    moved = Moved(offloading) if offloading is not None else None
     for k, prompt in enumerate(prompts):
         manager.add_request(prompt, request_id=f"request {k}", streaming=True)
     tokens: dict[str, list[int]] = {}
@@ -90,10 +150,7 @@ def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, 
     finally:
         seconds = time.perf_counter() - start
         manager.stop(hard_stop=True)
-    moved = None
-    if offloading is not None:
-        stats = offloading.executor.stats()
-        moved = stats.nbytes, stats.seconds
+    if way == "kvplan":
         offloading.executor.close()
     return Run(tokens, seconds, sorted(first.values()), moved)
 
@@ -107,8 +164,12 @@ def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
         "first_token_median_s": statistics.median(one.first), "seconds": one.seconds,
     }  # fmt: skip
     if one.moved is not None:
-        nbytes, seconds = one.moved
-        row |= {"moved_gb": nbytes / 1e9, "gb_per_second": nbytes / seconds / 1e9 if seconds else 0.0}
+        nbytes, seconds = one.moved.nbytes, one.moved.seconds
+        row |= {
+            "moves": one.moved.calls,
+            "moved_gb": nbytes / 1e9,
+            "gb_per_second": nbytes / seconds / 1e9 if seconds else 0.0,
+        }
     return row
 
 
@@ -130,9 +191,13 @@ def main() -> int:
     prompts = [rng.integers(1, MODELS[chosen.model]["vocab_size"], n).tolist() for n in lengths]
     needed = sum(math.ceil((n + new) / page) for n in lengths)
     model = model_of(chosen.model, chosen.device)
-    run(model, prompts[:4], 8, page, 2 * needed, "plenty")  # warm
+    few, ways = prompts[:4], ["plenty", "kvplan", *(["transformers"] if chosen.device != "cpu" else []), "recompute"]
+    pages = sum(math.ceil(len(prompt) / page) for prompt in few)
+    for way in ways[
+        :-1
+    ]:  # kernels are built, and memory is taken, before anything is measured: some must leave here, too
+        run(model, few, page + page // 2, page, pages + (len(few) // 2 if way != "plenty" else pages), way)
     print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
-    ways = ["plenty", "kvplan", *(["transformers"] if chosen.device != "cpu" else []), "recompute"]
     wanted: dict[str, list[int]] = {}
     ours: dict[str, list[int]] = {}
     wrong, rows = False, []
@@ -144,7 +209,9 @@ def main() -> int:
         ours = one.tokens if way == "kvplan" else ours
         if way == "transformers":  # whose batches are those of kvplan; other ways' round otherwise, on a GPU
             rows[-1]["as_kvplan"] = f"{sum(one.tokens[name] == made for name, made in ours.items())} of {count}"
-        told = (f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in rows[-1].items())
+        told = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in rows[-1].items()
+        )
         print("  ".join(told), flush=True)
         if chosen.json:  # after each, so that what was measured is kept whatever comes
             gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
