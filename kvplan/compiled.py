@@ -60,3 +60,12 @@ def _chosen(work: int) -> ModuleType:
 
     loaded = expand
     return loaded
+
+
+def load() -> None:
+    """Load numba's loops, and compile them where its cache has them not: what the first plans would else wait for."""
+    global loaded  # noqa: PLW0603
+    from kvplan import expand
+
+    expand.load()
+    loaded = expand

@@ -322,3 +322,20 @@ def split(src_seams, dst_seams, cap, src, dst, size, out_src, out_dst, out_size,
             count += 1
             done = stop
     return count
+
+
+def load() -> None:
+    """Compile every loop, or load it from numba's cache, for the arrays that plans are made of; plans nothing."""
+    none, bits = np.empty(0, np.int64), np.zeros(1, np.uint64)
+    units, runs, out = np.zeros((2, 1), np.int64), np.zeros((3, 1), np.int64), np.empty((3, 1), np.int64)
+    axes = np.zeros((1, 4), np.int64)
+    place_units(none, none, 0, 0, axes, axes, units, units, 1, 1, bits, np.empty((1, 2, 0), np.int64))
+    touching(units, 1)
+    rising(units[0], 0, 1, 1)
+    chain(units, 1, np.empty(2, np.int32), out)
+    can_meet(units, units, 0, 0)
+    fill(units, runs, 0, out)
+    fill_chains(runs, 1, runs, 0, out)
+    stitch(none, none, none, none)
+    for write in (False, True):
+        split(none, none, 1, none, none, none, none, none, none, write=write)

@@ -228,7 +228,9 @@ def connect(
         import torch
 
         device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
-    engine.gpu_connector = Connector(caches, Executor(device, policy), own)
+    executor = Executor(device, policy)
+    executor.prepare()  # kernels are compiled when the first objects come
+    engine.gpu_connector = Connector(caches, executor, own)
     made: Connector = engine.gpu_connector
     return made
 

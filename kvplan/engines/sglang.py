@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan.backends import sglang as backend
+from kvplan.engines.ahead import prepare
 from kvplan.engines.slots import blocks_of, first_stray, slot_array
 from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
@@ -82,6 +83,7 @@ class HostTransfers:
         self.executor = executor
         self._store = compile(self.device, self.host)
         self._load = compile(self.host, self.device)
+        prepare(executor, (self._store, self._load))
         self._of_layers: dict[tuple[int, ...], CopyProgram] = {self.device.layers: self._load}
 
     def backup(self, host_indices: Any, device_indices: Any, *, after: Any = None) -> Transfer:
@@ -227,6 +229,9 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
     engine = TransferEngine(own, Executor(controller.device, policy))
     engine._controller = controller
     controller.l2_transfer_engine = engine
+    pools = getattr(controller, "mem_pool_host", None), getattr(controller, "mem_pool_device", None)
+    if None not in pools:
+        engine.transfers_of(*pools)  # now, so that no request waits for what is compiled
     return engine
 
 

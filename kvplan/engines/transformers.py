@@ -14,6 +14,7 @@ from typing import Any
 
 from kvplan.allocation import allocate
 from kvplan.backends import transformers as backend
+from kvplan.engines.ahead import prepare
 from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.facade import compile  # noqa: A004
@@ -115,6 +116,7 @@ def _manager_class() -> Any:
             self._store = Groups([compile(gpu, host) for gpu, host in pairs])
             self._load = Groups([compile(host, gpu) for gpu, host in pairs])
             self.executor = Executor(_device(cache), policy)
+            prepare(self.executor, [*self._store.programs, *self._load.programs])
 
         @property
         def _names(self) -> list[str]:

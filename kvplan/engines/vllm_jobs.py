@@ -15,7 +15,7 @@ from kvplan.blockmap import block_ids
 from kvplan.engines.vllm_pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.facade import CopyProgram, compile  # noqa: A004  # the contract's name
-from kvplan.groups import Groups
+from kvplan.groups import Groups, Plans
 from kvplan.plan import Plan, join
 from kvplan.program import Int64Array
 from kvplan.views import split_blocks
@@ -110,6 +110,18 @@ class Jobs:
                 for pages in groups
             ]
 
+    @property
+    def loads(self) -> Sequence[Plans]:
+        """What plans loads, of each group."""
+        return self._loads.programs
+
+    @property
+    def stores(self) -> Sequence[Plans]:
+        """What plans stores, of each group."""
+        if self._turns is None:
+            return self._stores.programs
+        return [turn.program for turns in self._turns for turn in turns]
+
     def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
         """Plans of a job from the host: one, or for many blocks one a group; together they move each byte once.
 
@@ -173,11 +185,11 @@ class _TurnStore:
         if host is None:
             raise LayoutError(f"{group.host} cannot be taken block by block")
         self._turn = group.turn
-        self._program: CopyProgram = compile(group.device, host)
+        self.program: CopyProgram = compile(group.device, host)
 
     def plan(self, group: GroupIds, blocks_per_chunk: int) -> Plan:
         places = (group.chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)).ravel()
         skip = group.first % blocks_per_chunk
         places = places[skip : skip + len(group.blocks)]
         mine = places % self._turn.ranks == self._turn.number
-        return self._program.plan(group.blocks[mine], places[mine])
+        return self.program.plan(group.blocks[mine], places[mine])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kvplan.engines.ahead import prepare
 from kvplan.engines.vllm_jobs import Jobs
 from kvplan.engines.vllm_pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
@@ -196,6 +197,9 @@ class Worker:
             self._executors[0].close()
             raise
         regular, expedited = self._executors
+        if jobs is not None:
+            prepare(regular, [*jobs.stores, *jobs.loads])
+            prepare(expedited, jobs.loads)
         load, store = (jobs.load, jobs.store) if jobs is not None else (_no_chunks, _no_chunks)
         self._lines = {
             "store": _Line("store", regular, store),

@@ -34,6 +34,7 @@ class _Backend(Protocol):
     tally: Tally
 
     def check_open(self) -> None: ...
+    def prepare(self, plan: Plan | None) -> None: ...
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
     def candidates_of(self, plan: Plan) -> list[Candidate]: ...
     def in_flight(self) -> int: ...
@@ -91,6 +92,30 @@ class Executor:
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
         self._submit = ranged(self._backend.submit)
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
+
+    def prepare(self, plan: Plan | None = None) -> None:
+        """Do ahead what the first submit of such a plan would wait for; nothing is moved. For when an engine starts.
+
+        Compiles the loops of planning and issuing and the kernels of every path that a plan of the same programs may
+        take, of any size, or loads them from the caches of numba and Triton, and uploads run tables. Without those
+        caches, as in a new container, that takes seconds; they would else be a serving engine's.
+
+        Args:
+            plan: any of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.
+
+        Raises:
+            KVPlanError: what is not a plan; and whatever :meth:`submit` of it would raise before anything moves.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+        >>> with Executor() as executor:
+        ...     executor.prepare(kvplan.compile(layout, layout).plan([0], [1]))
+        ...     executor.stats().transfers
+        0
+        """
+        if plan is not None and not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; prepare takes what CopyProgram.plan or join made")
+        self._backend.prepare(plan)
 
     def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal") -> Transfer:
         """Queue a plan and return at once.

@@ -131,7 +131,8 @@ def issue(entries, rows, columns, function, config, attributes, first):
     """
     config = config.copy()
     cell = np.zeros(6, dtype=np.int64)  # three arguments, and where they are
-    cell[3:] = cell.ctypes.data + 8 * np.arange(3)
+    for k in range(3):  # as one expression of arrays, it would take numba two seconds to compile
+        cell[3 + k] = cell.ctypes.data + 8 * k
     failed = np.zeros(1, dtype=np.int64)
     src, dst, size = columns[0].ctypes.data, columns[1].ctypes.data, columns[2].ctypes.data
     for k in range(rows.shape[0]):
@@ -157,3 +158,12 @@ def issue(entries, rows, columns, function, config, attributes, first):
         if code:
             return k, code, one + failed[0] if failed[0] >= 0 else -1
     return rows.shape[0], 0, -1
+
+
+def load() -> None:
+    """Compile all loops, or load them from numba's cache, for the arrays that they are given; calls nothing."""
+    none, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
+    rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
+    copy_each(0, none, none, none, 0)
+    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
+    issue(np.zeros(5, np.int64), rows[:0], columns, 0, np.zeros(7, np.int64), 0, 0)

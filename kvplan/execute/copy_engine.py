@@ -44,6 +44,9 @@ class CopyEnginePath:
         del direction
         return lane.copy, lane.copy
 
+    def load(self, plan: Plan) -> None:
+        """Nothing is to be compiled but the loops that all paths have."""
+
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
         held = [(part.units.shape[1], part.group.packed[2]) for part in plan.parts]
@@ -98,6 +101,9 @@ class CopyEngine2DPath:
         """Where a transfer begins and where it ends."""
         del direction
         return lane.copy, lane.copy
+
+    def load(self, plan: Plan) -> None:
+        """Nothing is to be compiled but the loops that all paths have."""
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""

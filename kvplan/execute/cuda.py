@@ -258,6 +258,10 @@ class Device:
             what = f"of {last - first} copies" if which == self._calls.BATCH and at < 0 else ""
             self.driver.check(call, code, what, at if at >= 0 else None)
 
+    def load_loops(self) -> None:
+        """Load the compiled loops, and compile them where that has not been done."""
+        self._calls.load()
+
     @cached_property
     def _calls(self) -> ModuleType:
         """The compiled loops, loaded with the first such call."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvplan.jit import compiled as _compiled
 
 
@@ -64,3 +66,12 @@ def deal(
     for chunk in range(chunks):  # from the first unit of each to how many it has
         following = words[8 * (chunk + 1)] if chunk + 1 < chunks else count
         words[8 * chunk] = following - words[8 * chunk]
+
+
+def load() -> None:
+    """Compile the loop, or load it from numba's cache, for the arrays that it is given; deals one unit to nobody."""
+    one, extents = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
+    deal(
+        np.zeros((2, 1), np.int64), True, 0, 1, one, one, extents, extents, extents, 0, 1, 0, 0, 0, 1,  # noqa: FBT003
+        np.zeros(8, np.int64), 0, np.zeros(10, np.int64), np.zeros((3, 2), np.int64), 1, np.zeros(2, np.int64),
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kvplan import compiled
 from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
@@ -136,6 +137,19 @@ class HostPath:
         """
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
+    def prepare(self, plan: Plan | None) -> None:
+        """Load the loops that plan and copy.
+
+        Raises:
+            LayoutError, PathError: whatever a submit of the plan would be refused with.
+            TransferError: it is closed, or this is a fork's child.
+        """
+        self.check_open()
+        if plan is not None:
+            _check(plan)
+        compiled.load()
+        import_module("kvplan.execute.memcpy").load()
+
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
         """Queue a plan; returns at once. All layers are there at its end, none before.
 
@@ -145,10 +159,7 @@ class HostPath:
             TransferError: it is closed, or this is a fork's child.
         """
         del by_layer
-        check_layouts(plan)
-        why_not = refusal(plan)
-        if why_not:
-            raise PathError(f"path 'host' {why_not}")
+        _check(plan)
         self.check_open()  # before the lock: in a fork's child it may be held by a thread that is not there
         with self._lock:
             self.check_open()
@@ -298,6 +309,13 @@ class HostPath:
         except BaseException as error:  # noqa: BLE001  # it belongs to the transfer
             return error
         return None
+
+
+def _check(plan: Plan) -> None:
+    check_layouts(plan)
+    why_not = refusal(plan)
+    if why_not:
+        raise PathError(f"path 'host' {why_not}")
 
 
 def _hands(copies: int) -> ModuleType:

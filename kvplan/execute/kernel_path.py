@@ -12,10 +12,11 @@ import numpy as np
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import DEFAULT_PROGRAMS, Policy
-from kvplan.execute.shape import MAX_WIDTH, shape_of
+from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
+from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
@@ -92,6 +93,17 @@ class KernelPath:
         transfer.launches += len(ready)
         return partial(self._launch, ready, programs, lane.kernel)
 
+    def load(self, plan: Plan) -> None:
+        """Compile the kernels that plans of these programs take, large or small, and upload their run tables."""
+        tables, (_, tile) = self._runtime.tables, self.width(plan.direction)
+        parts = together(plan.parts)
+        if len(parts) > MAX_GROUPS:
+            tables.function(_flat_shape(plan.descriptors(max_nbytes=FLAT_NBYTES), tile))
+            return
+        for each in {tile, min(tile, EVEN_TILE)}:
+            for group, _ in parts:
+                tables.load(group, group.packed, group.alignment, each, key="direct")
+
     def _launch(self, ready: list[Ready], programs: int, stream: int) -> None:
         launch = self._runtime.device.launch
         for (function, threads, shared), header in ready:
@@ -122,11 +134,9 @@ class KernelPath:
 
     def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, tile: int) -> list[Ready]:
         made = plan.descriptors(max_nbytes=FLAT_NBYTES)
-        columns = np.stack(made)
-        longest = int(made.size.max())
-        shape = shape_of(alignment_of(columns), min(longest, MAX_WIDTH), tile)
+        columns, shape = np.stack(made), _flat_shape(made, tile)
         kernel = self._runtime.tables.function(shape)
-        chunks = -(-longest // shape.width)
+        chunks = -(-int(made.size.max()) // shape.width)
         ready: list[Ready] = []
         for first in range(0, made.size.size, MAX_ROWS):
             rows = columns[:, first : first + MAX_ROWS]
@@ -178,6 +188,11 @@ class KernelPath:
         for launch in launches:
             write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width))
             columns = columns[:, launch.capacity :]
+
+
+def _flat_shape(made: Descriptors, tile: int) -> Shape:
+    """Of the kernel that copies descriptors."""
+    return shape_of(alignment_of(np.stack(made)), min(int(made.size.max()), MAX_WIDTH), tile)
 
 
 def copies_of(plan: Plan) -> int:

@@ -86,6 +86,12 @@ class MixedPath:
         del direction
         return lane.copy, lane.kernel
 
+    def load(self, plan: Plan) -> None:
+        """Compile what the kernel's half takes."""
+        small = halves_of(plan)[1]
+        if small is not None:
+            self._runtime.kernel.load(small)
+
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
         paths, (large, small) = self._runtime.paths, halves_of(plan)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute import ending, turns
+from kvplan.execute import ahead, ending, turns
 from kvplan.execute.after import Wait, waits_of
 from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
@@ -108,6 +108,12 @@ class Runtime:
         self.check_open()
         with self.device.current():
             return self.candidates.all(plan)
+
+    def prepare(self, plan: Plan | None) -> None:
+        """See :meth:`kvplan.Executor.prepare`."""
+        self.check_open()
+        with self.device.current():
+            ahead.prepare(self, plan)
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""

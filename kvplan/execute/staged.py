@@ -20,11 +20,11 @@ from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
-from kvplan.execute.shape import shape_of
+from kvplan.execute.shape import MAX_WIDTH, shape_of
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
-from kvplan.staging import GRAIN
+from kvplan.staging import GRAIN, Staging
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SLOTS = 4
 TILE = 32 << 10  # bytes
 WARPS = 16
+CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # of the kernel that brings along what the others read
 FEW_CHUNKS = 3
 MANY_CHUNKS = 256  # more of them are issued by the lane's own thread: the driver's queue has an end
 NOTHING = np.empty(0, dtype=np.int64)
@@ -125,6 +126,16 @@ class StagedPath:
             if needed > most:
                 raise PathError(f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many")
 
+    def load(self, plan: Plan) -> None:
+        """Compile kernels and loops, and upload run tables; the ring is taken by the first transfer."""
+        tables, load = self._runtime.tables, plan.direction == "load"
+        dealing().load()
+        for part in plan.parts:
+            staging = self._runtime.staging(part.group, plan.direction)
+            tables.load(part.group, *_ringed(staging, load=load), TILE, key=("ring", load), max_warps=WARPS)
+        if not load:
+            tables.function(CARRIER)
+
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Deal units out to chunks; what is returned sends them through the ring, on both of the lane's streams."""
         host = self._runtime.seams(plan)[0 if plan.direction == "load" else 1]
@@ -153,9 +164,8 @@ class StagedPath:
         chunks = last // granules + 1
         first_slot, busy = ring.enter(transfer, chunks)
         table = runtime.tables.get(
-            part.group, staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment,
-            TILE, lane.kernel, key=("ring", load), max_warps=WARPS,
-        )  # fmt: skip
+            part.group, *_ringed(staging, load=load), TILE, lane.kernel, key=("ring", load), max_warps=WARPS
+        )
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
         total = head.shape[1] + max(last - 1, 0) * staging.extents.shape[1] + (tail.shape[1] if last else 0)
@@ -200,9 +210,8 @@ class StagedPath:
         """A launch that copies a slot to GPU memory: the copy engine may be busy for long with what others load."""
         self_made = transfer.slot(8 * (HEADER + 4))
         columns = np.array([[piece.address], [carried.address], [-(-nbytes // 16) * 16]], dtype=np.int64)
-        shape = shape_of(16, nbytes, TILE, WARPS)
-        write_flat(self_made, columns, -(-int(columns[2, 0]) // shape.width))
-        function, threads, shared = self._runtime.tables.function(shape)
+        write_flat(self_made, columns, -(-int(columns[2, 0]) // CARRIER.width))
+        function, threads, shared = self._runtime.tables.function(CARRIER)
         return partial(self._runtime.device.launch, function, 1, threads, shared, stream, self_made.address)
 
     def _run(
@@ -275,6 +284,11 @@ class StagedPath:
             transfer._pieces.append((runtime.memory, ring.piece))
             transfer._borrowed += ring.events
         return made
+
+
+def _ringed(staging: Staging, *, load: bool) -> tuple[Int64Array, int]:
+    """Items of the kernels between ring and cache, and their alignment."""
+    return staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment
 
 
 def granules_of(nbytes: int, granule: int, slot: int) -> int:

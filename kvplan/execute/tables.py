@@ -57,6 +57,14 @@ class Tables:
         max_warps: int = MAX_WARPS,
     ) -> Table:  # fmt: skip
         """The table of (3, n) ``items``, cut to what a row has in flight; made and uploaded when first asked for."""
+        table = self._table(group, items, alignment, tile, stream, key, max_warps)
+        if table.fresh:
+            self._wait(table, stream)
+        return table
+
+    def _table(
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, key: Any, max_warps: int
+    ) -> Table:
         entry = (key, tile, max_warps)
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
@@ -68,9 +76,23 @@ class Tables:
                 table = known.get(entry)
                 if table is None:
                     table = known[entry] = self._make(group, items, shape, kernel, stream)
-        if table.fresh:
-            self._wait(table, stream)
         return table
+
+    def load(
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS
+    ) -> None:
+        """Make a table ahead of the first transfer, on a stream of its own, and wait until it is there.
+
+        No transfer keeps the group meanwhile: were it dropped, the upload would write into memory given to others.
+        """
+        runtime = self._runtime
+        with runtime.lock:
+            stream = self._aside = self._aside or runtime.device.stream()
+        table = self._table(group, items, alignment, tile, stream, key, max_warps)
+        if table.fresh:
+            with Uncaptured(runtime.device):
+                runtime.device.driver.cuEventSynchronize(table.fresh)
+            self._wait(table, stream)
 
     def function(self, shape: Shape) -> Kernel:
         """Handle, threads and shared memory of the kernel of a shape."""

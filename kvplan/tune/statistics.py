@@ -225,11 +225,13 @@ def chains(units: Int64Array, nbytes: int) -> int:
     3
     >>> chains(np.array([[128, 0, 64], [128, 0, 64]]), 64), chains(np.array([[128, 64, 0], [128, 64, 0]]), 64)
     (1, 1)
+    >>> chains(np.empty((2, 0), np.int64), 64)
+    0
     """
     count = int(units.shape[1])
     expand = loops(count)
     left = count - int(expand.touching(units, nbytes))
-    if left == 1 or int(np.ptp(units[1])) >= CLOSE * count * nbytes:
+    if left <= 1 or int(np.ptp(units[1])) >= CLOSE * count * nbytes:
         return left
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     return int(expand.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))

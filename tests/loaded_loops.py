@@ -1,0 +1,60 @@
+"""A process of its own: load the compiled loops, plan and move all sorts, and say which were compiled once more."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from numba.core.dispatcher import Dispatcher
+
+import kvplan
+from kvplan import compiled, expand
+from kvplan.execute import calls, dealing, memcpy
+from tests.simulated import Device
+from tests.simulated.executors import Drawn, executor_on
+from tests.strategies import cases
+
+LOOPS = {
+    f"{module.__name__}.{name}": loop
+    for module in (expand, calls, dealing, memcpy)
+    for name, loop in vars(module).items()
+    if isinstance(loop, Dispatcher)
+}
+
+
+def signatures() -> dict[str, int]:
+    return {name: len(loop.signatures) for name, loop in LOOPS.items()}
+
+
+@settings(max_examples=40, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def move(case):
+    for direction in ("load", "store"):
+        for path in ("copy_engine", "staged"):
+            drawn = Drawn(case, device := Device(), direction)
+            with executor_on(device, path) as executor:
+                executor.candidates(drawn.plan)
+                executor.submit(drawn.plan).synchronize()
+            drawn.plan.descriptors(max_nbytes=24)
+
+
+def main() -> None:
+    compiled.load()
+    for module in (calls, dealing, memcpy):
+        module.load()
+    loaded = signatures()
+    assert all(count for name, count in loaded.items() if "._" not in name), loaded  # what those call comes with them
+    move()
+    tensors = [np.zeros((4, 16, 2, 64), np.int8) for _ in range(2)]
+    src, dst = (
+        kvplan.KVLayout.from_tensors("block token head dim", each, seams=[each.ctypes.data + 1000]) for each in tensors
+    )
+    with kvplan.Executor() as executor:
+        executor.submit(kvplan.compile(src, dst).plan([0, 1, 2], [1, 2, 3])).synchronize()
+    again = [name for name, count in signatures().items() if count > loaded[name]]
+    sys.stdout.write(f"compiled: {', '.join(again) or 'nothing'}\n")
+
+
+if __name__ == "__main__":
+    main()
