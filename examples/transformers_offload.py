@@ -36,6 +36,7 @@ MODELS = {
 }  # fmt: skip
 SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (48, 1000, 128, 16, 0.6)}  # requests, prompt, new tokens, page, room
 TIMEOUT = 600
+WAYS = ("kvplan", "transformers", "recompute")
 
 
 class Run(NamedTuple):
@@ -58,7 +59,8 @@ class Moved:
     """Bytes that an offloading manager moves, and how long its compute stream is kept: whichever manager it is."""
 
     def __init__(self, offloading: Any) -> None:
-        self.nbytes, self.calls, self._spans = 0, 0, []
+        self.nbytes = 0
+        self._spans: list[tuple[Any, Any]] = []
         self._bytes = {name: each.bytes_per_block for name, each in offloading.cache.cache_allocators.items()}
         self._stream = offloading._compute_stream
         store, load = offloading._offload_to_cpu, offloading.restore_scheduled_requests
@@ -79,17 +81,15 @@ class Moved:
 
         offloading._offload_to_cpu, offloading.restore_scheduled_requests = stored, loaded
 
-    @property
-    def seconds(self) -> float:
-        """Of all calls, once the device is done with them."""
+    def seconds(self) -> list[float]:
+        """Of each call, once the device is done with it."""
         if self._stream is not None:
             self._stream.synchronize()
-        return sum(end - start if self._stream is None else start.elapsed_time(end) / 1e3 for start, end in self._spans)
+        return [end - start if self._stream is None else start.elapsed_time(end) / 1e3 for start, end in self._spans]
 
     def _count(self, tables: Iterable[dict[str, list[int]]]) -> None:
         for table in tables:
             self.nbytes += sum(len(blocks) * self._bytes[name] for name, blocks in table.items())
-            self.calls += 1
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -164,11 +164,13 @@ def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
         "first_token_median_s": statistics.median(one.first), "seconds": one.seconds,
     }  # fmt: skip
     if one.moved is not None:
-        nbytes, seconds = one.moved.nbytes, one.moved.seconds
+        nbytes, seconds = one.moved.nbytes, sorted(one.moved.seconds())
         row |= {
-            "moves": one.moved.calls,
+            "moves": len(seconds),
             "moved_gb": nbytes / 1e9,
-            "gb_per_second": nbytes / seconds / 1e9 if seconds else 0.0,
+            "gb_per_second": nbytes / sum(seconds) / 1e9 if seconds else 0.0,
+            "move_median_ms": 1e3 * statistics.median(seconds or [0.0]),
+            "move_most_ms": 1e3 * max(seconds, default=0.0),
         }
     return row
 
@@ -178,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="tiny")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="after the one with room for all")
     parser.add_argument("--json", type=Path, help="file for the table")
     chosen = parser.parse_args()
     if chosen.json and not chosen.json.parent.is_dir():
@@ -191,12 +194,13 @@ def main() -> int:
     prompts = [rng.integers(1, MODELS[chosen.model]["vocab_size"], n).tolist() for n in lengths]
     needed = sum(math.ceil((n + new) / page) for n in lengths)
     model = model_of(chosen.model, chosen.device)
-    few, ways = prompts[:4], ["plenty", "kvplan", *(["transformers"] if chosen.device != "cpu" else []), "recompute"]
+    few, ways = prompts[:4], ["plenty", *(way for way in WAYS if way in chosen.ways)]
+    if chosen.device == "cpu" and "transformers" in ways:
+        ways.remove("transformers")
     pages = sum(math.ceil(len(prompt) / page) for prompt in few)
-    for way in ways[
-        :-1
-    ]:  # kernels are built, and memory is taken, before anything is measured: some must leave here, too
-        run(model, few, page + page // 2, page, pages + (len(few) // 2 if way != "plenty" else pages), way)
+    for way in ways:
+        if way != "recompute":  # kernels are built, and memory is taken, before anything counts: some leave here, too
+            run(model, few, page + page // 2, page, pages + (pages if way == "plenty" else len(few) // 2), way)
     print(f"{chosen.model} on {chosen.device}: {count} requests, {sum(lengths)} prompt tokens, {new} new ones each")
     wanted: dict[str, list[int]] = {}
     ours: dict[str, list[int]] = {}
