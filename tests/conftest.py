@@ -19,3 +19,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def executor():
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as shared:
         yield shared
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What executors are asked to make ready: directions of plans, None for the loops, and whether by layers."""
+    asked, whole = [], kvplan.Executor.prepare
+
+    def prepare(executor, plan=None, *, by_layer=False):
+        asked.append((plan and plan.direction, by_layer))
+        whole(executor, plan, by_layer=by_layer)
+
+    monkeypatch.setattr(kvplan.Executor, "prepare", prepare)
+    return asked

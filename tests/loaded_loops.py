@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from numba.core.dispatcher import Dispatcher
 
 import kvplan
-from kvplan import compiled, expand
+from kvplan import expand
 from kvplan.execute import calls, dealing, memcpy
-from tests.simulated import Device
+from tests.simulated import Device, Tensor
 from tests.simulated.executors import Drawn, executor_on
 from tests.strategies import cases
 
@@ -40,18 +40,21 @@ def move(case):
 
 
 def main() -> None:
-    compiled.load()
-    for module in (calls, dealing, memcpy):
-        module.load()
+    device, pool, cache = Device(), *(np.zeros((4, 16, 2, 64), np.int8) for _ in range(2))
+    device.pin(pool)
+    host = kvplan.KVLayout.from_tensors("block token head dim", pool, seams=[pool.ctypes.data + 1000])
+    there = kvplan.KVLayout.from_tensors("block token head dim", Tensor(cache))
+    other = kvplan.KVLayout.from_tensors("block token head dim", cache, seams=[cache.ctypes.data + 1000])
+    program = kvplan.compile(host, other)
+    with executor_on(device) as executor:
+        executor.prepare(kvplan.compile(host, there).plan([0], [0]))
+    with kvplan.Executor() as executor:
+        executor.prepare(program.plan([0], [0]))
     loaded = signatures()
     assert all(count for name, count in loaded.items() if "._" not in name), loaded  # what those call comes with them
     move()
-    tensors = [np.zeros((4, 16, 2, 64), np.int8) for _ in range(2)]
-    src, dst = (
-        kvplan.KVLayout.from_tensors("block token head dim", each, seams=[each.ctypes.data + 1000]) for each in tensors
-    )
     with kvplan.Executor() as executor:
-        executor.submit(kvplan.compile(src, dst).plan([0, 1, 2], [1, 2, 3])).synchronize()
+        executor.submit(program.plan([0, 1, 2], [1, 2, 3])).synchronize()
     again = [name for name, count in signatures().items() if count > loaded[name]]
     sys.stdout.write(f"compiled: {', '.join(again) or 'nothing'}\n")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,12 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.engines.ahead import prepare
+from kvplan.execute import forks
 from kvplan.execute.kernel_path import MAX_GROUPS
 from tests.simulated import Device
-from tests.simulated.executors import PATHS, Drawn, executor_on, favouring, pair_on
+from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn
 from tests.strategies import cases
+from tests.test_simulated_mixed import Hybrid
 
 LAYOUT = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
 PLAN = kvplan.compile(LAYOUT, LAYOUT).plan([0], [1])
@@ -93,6 +98,8 @@ def test_what_a_submit_would_refuse_is_refused_now():
             executor.prepare(pageable)
         with pytest.raises(kvplan.PathError, match="'host' plan"):
             executor.prepare(PLAN)
+        with pytest.raises(kvplan.HostMemoryError):
+            executor.prepare(pair_on(device, "load", pin=False).program.plan([], []))
         with pytest.raises(kvplan.KVPlanError, match="plan is a int; prepare takes what"):
             executor.prepare(3)
     with pytest.raises(kvplan.TransferError, match="the executor is closed"):
@@ -114,10 +121,112 @@ def test_pageable_memory_and_empty_plans_need_nothing():
 
 def test_an_engine_starts_whatever_is_refused(caplog):
     device = Device()
-    program = pair_on(device, "load", pin=False).program
+    refused, taken = (pair_on(device, "load", pin=pin).program for pin in (False, True))
     with executor_on(device, "staged") as executor:
-        prepare(executor, [program])
-    assert "transfers will be refused, or will wait at first: path 'staged' reaches pinned" in caplog.text
+        prepare(executor, [refused, taken])
+        assert made(executor)[1] == 1  # of the one behind
+    assert "transfers will be refused, or will wait at first: HostMemoryError: path 'staged' reaches" in caplog.text
+
+
+def test_an_engine_starts_without_a_compiler(caplog):
+    device = Device()
+    pair = pair_on(device, "load")
+
+    def function(shape):
+        raise RuntimeError("no C compiler")
+
+    with executor_on(device, profile=favouring("copy_engine")) as executor:
+        executor._backend.tables.function = function
+        prepare(executor, [pair.program])
+        assert "RuntimeError: no C compiler" in caplog.text
+        executor.submit(pair.plan(MOVE)).synchronize()
+        pair.check()
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+def test_closing_waits_for_what_is_being_made(path):
+    device = Device()
+    program = pair_on(device, "load").program
+    compiling, go_on, closed = (threading.Event() for _ in range(3))
+    with executor_on(device, path) as executor:
+        tables = executor._backend.tables
+        whole = tables.function
+
+        def function(shape):
+            compiling.set()
+            assert go_on.wait(30)
+            return whole(shape)
+
+        tables.function = function
+        preparing = threading.Thread(target=executor.prepare, args=(program.plan([0], [0]),))
+        closing = threading.Thread(target=lambda: (executor.close(), closed.set()))
+        preparing.start()
+        assert compiling.wait(30)
+        closing.start()
+        assert not closed.wait(0.1)
+        go_on.set()
+        for thread in (preparing, closing):
+            thread.join(30)
+        assert closed.is_set()
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+def test_layers_have_tables_of_their_own(path):
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor, limits(LAYER_GROUP_NBYTES=1):
+        executor.prepare(pair.program.plan([0], [0]), by_layer=True)
+        ready = made(executor)
+        executor.submit(pair.plan(MOVE), by_layer=True).synchronize()
+        pair.check()
+        assert made(executor) == ready
+        executor.submit(pair.plan(MOVE)).synchronize()
+        assert made(executor) != ready  # of the whole, for which nobody asked
+
+
+def test_both_halves_of_a_plan_are_made_ready():
+    device = Device()
+    hybrid = Hybrid(device, "load")
+    with executor_on(device) as executor:
+        executor.prepare(hybrid.plan([0], [0]))
+        ready = made(executor)
+        with paths_in_turn(["copy_engine+kernel"]):
+            executor.submit(hybrid.plan([0, 3, 5], [4, 1, 2])).synchronize()
+        assert made(executor) == ready
+
+
+def test_the_kernel_of_many_groups_is_that_of_the_plan():
+    device = Device()
+    pairs = [pair_on(device, "load") for _ in range(MAX_GROUPS + 1)]
+    joined = kvplan.join([pair.plan(MOVE) for pair in pairs])
+    with executor_on(device, "kernel") as executor:
+        executor.prepare(joined)
+        ready = made(executor)
+        for plan in (joined, *(pair.program.plan([0], [0]) for pair in pairs)):
+            executor.submit(plan).synchronize()
+        assert made(executor) == ready
+
+
+def test_a_fork_waits_for_what_is_being_compiled():
+    held, child = threading.Event(), None
+
+    def compiles():
+        with forks.compiling:
+            held.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    assert held.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python 3.12, of a fork beside threads
+        child = os.fork()
+    if not child:
+        os._exit(0 if forks.compiling.acquire(timeout=10) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert forks.compiling.acquire(blocking=False)
+    forks.compiling.release()
+    thread.join()
 
 
 def test_loops_that_were_loaded_are_compiled_for_all_that_comes():

@@ -393,10 +393,11 @@ def engine_of(own):
     return SimpleNamespace(gpu_connector=own, metadata=SimpleNamespace(local_worker_id=0))
 
 
-def test_the_connector_in_its_place(discovery):
+def test_the_connector_in_its_place(discovery, prepared):
     there = engine_of(VLLMPagedMemGPUConnectorV2({"kv_layout": "NHD"}))
     made = engine.connect(there, device="cpu", policy=kvplan.Policy(threads=1))
     assert there.gpu_connector is made
+    assert prepared == [(None, False)]
     cache, (memory,) = flash(), objects_of(1, 8)
     mapping = [12, 13, 14, 15, 0, 1, 2, 3]
     there.gpu_connector.batched_from_gpu([memory], [0], [8], kvcaches=cache, slot_mapping=mapping)

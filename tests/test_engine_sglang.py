@@ -283,6 +283,15 @@ def attached():
     made.detach()
 
 
+def test_transfers_are_made_ready_at_the_start(prepared):
+    pools_of = {"mem_pool_host": pools.host_mha("page_first"), "mem_pool_device": pools.mha_pool()}
+    made = engine.attach(controller_of(**pools_of))
+    assert prepared == [(None, False), ("host", False), (None, True), ("host", True)]
+    assert made.transfers_of(*pools_of.values()) is made.transfers_of(*pools_of.values())
+    assert len(prepared) == 4
+    made.detach()
+
+
 def test_the_engine_in_its_place(attached):
     """The engine's loop asks layer by layer; each is there when it says so."""
     device, host = fill(pools.mha_pool(), 7), pools.host_mha("page_head")

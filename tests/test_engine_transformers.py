@@ -142,6 +142,13 @@ def test_tokens_and_decisions_are_those_of_the_engine(model):
     assert not offloading._request_id_to_cpu_blocks
 
 
+def test_transfers_are_made_ready_at_the_start(model, prepared):
+    offloading = engine.offload(manager_of(model, blocks_of(model), space=GIB))
+    groups = len(offloading.cache.cache_allocators)
+    assert prepared == [(None, False)] + 2 * groups * [("host", False)]
+    offloading.executor.close()
+
+
 def test_a_load_that_moves_nothing_is_seen_in_the_tokens(model, monkeypatch):
     plenty = generate(manager_of(model, PLENTY))
     manager = manager_of(model, blocks_of(model), space=GIB)

@@ -74,6 +74,21 @@ def one(worker, job):
     return result
 
 
+def test_transfers_are_made_ready_at_the_start(prepared):
+    device = Device()
+    with worker_on(device, "auto") as (worker, cache, pool, _):
+        regular, expedited = worker._executors
+        assert prepared == [(None, False), ("store", False), ("load", False), (None, False), ("load", False)]
+        ready = [len(executor._backend.tables._functions) for executor in (regular, expedited)]
+        assert min(ready) > 0
+        before = cache.copy()
+        assert not pool.any()
+        worker.submit_store(1, spec([7, 2, 9, 4], first=5), chunks(3, 0))
+        assert one(worker, 1).success
+        assert np.array_equal(cache, before)
+        assert [len(executor._backend.tables._functions) for executor in (regular, expedited)] == ready
+
+
 @every_path
 @pytest.mark.parametrize("expedited", [False, True])
 @pytest.mark.parametrize("seed", range(3))

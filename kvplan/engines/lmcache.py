@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvplan.backends import lmcache as backend
+from kvplan.engines.ahead import prepare
 from kvplan.engines.lmcache_objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
@@ -229,7 +230,7 @@ def connect(
 
         device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
     executor = Executor(device, policy)
-    executor.prepare()  # kernels are compiled when the first objects come
+    prepare(executor)  # kernels are compiled when the first objects come
     engine.gpu_connector = Connector(caches, executor, own)
     made: Connector = engine.gpu_connector
     return made

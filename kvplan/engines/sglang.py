@@ -83,7 +83,8 @@ class HostTransfers:
         self.executor = executor
         self._store = compile(self.device, self.host)
         self._load = compile(self.host, self.device)
-        prepare(executor, (self._store, self._load))
+        prepare(executor, [self._store])
+        prepare(executor, [self._load], by_layer=True)
         self._of_layers: dict[tuple[int, ...], CopyProgram] = {self.device.layers: self._load}
 
     def backup(self, host_indices: Any, device_indices: Any, *, after: Any = None) -> Transfer:
@@ -227,11 +228,11 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
     if controller.has_inflight_device_transfers():
         raise KVPlanError("the controller has transfers in flight; attach before it moves anything")
     engine = TransferEngine(own, Executor(controller.device, policy))
-    engine._controller = controller
-    controller.l2_transfer_engine = engine
     pools = getattr(controller, "mem_pool_host", None), getattr(controller, "mem_pool_device", None)
     if None not in pools:
         engine.transfers_of(*pools)  # now, so that no request waits for what is compiled
+    engine._controller = controller
+    controller.l2_transfer_engine = engine
     return engine
 
 

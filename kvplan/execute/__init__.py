@@ -34,7 +34,7 @@ class _Backend(Protocol):
     tally: Tally
 
     def check_open(self) -> None: ...
-    def prepare(self, plan: Plan | None) -> None: ...
+    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None: ...
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
     def candidates_of(self, plan: Plan) -> list[Candidate]: ...
     def in_flight(self) -> int: ...
@@ -93,15 +93,21 @@ class Executor:
         self._submit = ranged(self._backend.submit)
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
-    def prepare(self, plan: Plan | None = None) -> None:
+    def prepare(self, plan: Plan | None = None, *, by_layer: bool = False) -> None:
         """Do ahead what the first submit of such a plan would wait for; nothing is moved. For when an engine starts.
 
         Compiles the loops of planning and issuing and the kernels of every path that a plan of the same programs may
         take, of any size, or loads them from the caches of numba and Triton, and uploads run tables. Without those
-        caches, as in a new container, that takes seconds; they would else be a serving engine's.
+        caches, as in a new container, that takes seconds; they would else be a serving engine's. A :meth:`close`
+        meanwhile waits for it.
+
+        Left to the first transfers are the ring's memory, tables of short transfers by layers (cut into fewer groups of
+        layers), and the kernel of joined plans of more than four run groups other than the one given: it depends on
+        their descriptors.
 
         Args:
             plan: any of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.
+            by_layer: for transfers that are submitted so.
 
         Raises:
             KVPlanError: what is not a plan; and whatever :meth:`submit` of it would raise before anything moves.
@@ -115,7 +121,7 @@ class Executor:
         """
         if plan is not None and not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; prepare takes what CopyProgram.plan or join made")
-        self._backend.prepare(plan)
+        self._backend.prepare(plan, by_layer=by_layer)
 
     def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal") -> Transfer:
         """Queue a plan and return at once.

@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvplan import compiled
+from kvplan.execute.forks import compiling
+from kvplan.layers import split_layers
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
 
 
-def prepare(runtime: Runtime, plan: Plan | None) -> None:
-    """Make ready every path that plans of these programs may take; the device is current.
+def prepare(runtime: Runtime, plan: Plan | None, *, most_groups: int) -> None:
+    """Make ready every path that plans of these programs may take; nothing moves.
+
+    Args:
+        runtime: of the GPU.
+        plan: one of them; None for the loops alone.
+        most_groups: of layers that a transfer is cut into; 1 for those that are not.
 
     Raises:
         KVPlanError: whatever a submit of the plan would be refused with.
     """
-    compiled.load()
-    runtime.device.load_loops()
-    if plan is None or not plan.nbytes:
-        return
-    for name in _paths_for(runtime, plan):
-        runtime.paths[name].load(plan)
+    with _kept_open(runtime), runtime.device.current():
+        names = [] if plan is None else _paths_for(runtime, plan)
+        with compiling:
+            compiled.load()
+            runtime.device.load_loops()
+            if plan is None or not plan.nbytes:
+                return
+            parts = [part for _, part in split_layers(plan, most_groups)] if most_groups > 1 else [plan]
+            for part in parts:
+                for name in names:
+                    runtime.paths[name].make_ready(part)
+
+
+@contextmanager
+def _kept_open(runtime: Runtime) -> Iterator[None]:
+    """Keep what is being made from being torn down by a close: that waits, as it does for transfers."""
+    with runtime.lanes["load"].lock:  # which a stop takes, too
+        runtime.check_open()
+        runtime.preparing += 1
+    try:
+        yield
+    finally:
+        with runtime.lanes["load"].lock:
+            runtime.preparing -= 1
 
 
 def _paths_for(runtime: Runtime, plan: Plan) -> list[str]:
     """The path of the policy; of ``auto``, what plans may take that are larger or smaller, or merge less."""
     chosen = runtime.candidates.choose(plan, capturing=False)
-    if runtime.policy.path != "auto" or chosen.predicted is None:
+    if chosen.predicted is None:
         return [chosen.path.name]
     return [one.path for one in runtime.candidates.all(plan) if not one.refused]

@@ -44,7 +44,7 @@ class CopyEnginePath:
         del direction
         return lane.copy, lane.copy
 
-    def load(self, plan: Plan) -> None:
+    def make_ready(self, plan: Plan) -> None:
         """Nothing is to be compiled but the loops that all paths have."""
 
     def slow(self, plan: Plan) -> bool:
@@ -102,7 +102,7 @@ class CopyEngine2DPath:
         del direction
         return lane.copy, lane.copy
 
-    def load(self, plan: Plan) -> None:
+    def make_ready(self, plan: Plan) -> None:
         """Nothing is to be compiled but the loops that all paths have."""
 
     def slow(self, plan: Plan) -> bool:

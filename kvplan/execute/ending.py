@@ -74,7 +74,7 @@ class Keeper:
             self._asleep = True
             if runtime.reap():  # submitted since the last look
                 self.wake()
-        while not all(lane.join(0) for lane in runtime.lanes.values()) or runtime.reap():
+        while not all(lane.join(0) for lane in runtime.lanes.values()) or runtime.reap() or runtime.preparing:
             time.sleep(STOPPED_LOOK_SECONDS)
         with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
             runtime.tear_down()

@@ -22,7 +22,7 @@ from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
-from kvplan.execute.forks import generation
+from kvplan.execute.forks import compiling, generation
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
 from kvplan.plan import Plan
@@ -137,18 +137,20 @@ class HostPath:
         """
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
-    def prepare(self, plan: Plan | None) -> None:
+    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """Load the loops that plan and copy.
 
         Raises:
             LayoutError, PathError: whatever a submit of the plan would be refused with.
             TransferError: it is closed, or this is a fork's child.
         """
+        del by_layer
         self.check_open()
         if plan is not None:
             _check(plan)
-        compiled.load()
-        import_module("kvplan.execute.memcpy").load()
+        with compiling:
+            compiled.load()
+            import_module("kvplan.execute.memcpy").load()
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
         """Queue a plan; returns at once. All layers are there at its end, none before.

@@ -93,16 +93,18 @@ class KernelPath:
         transfer.launches += len(ready)
         return partial(self._launch, ready, programs, lane.kernel)
 
-    def load(self, plan: Plan) -> None:
-        """Compile the kernels that plans of these programs take, large or small, and upload their run tables."""
+    def make_ready(self, plan: Plan) -> None:
+        """Compile the kernels that plans of these programs take, large or small, and upload their run tables.
+
+        Of more than :data:`MAX_GROUPS` run groups, whose kernel depends on the descriptors, that of this plan.
+        """
         tables, (_, tile) = self._runtime.tables, self.width(plan.direction)
         parts = together(plan.parts)
         if len(parts) > MAX_GROUPS:
             tables.function(_flat_shape(plan.descriptors(max_nbytes=FLAT_NBYTES), tile))
-            return
         for each in {tile, min(tile, EVEN_TILE)}:
             for group, _ in parts:
-                tables.load(group, group.packed, group.alignment, each, key="direct")
+                tables.make_ready(group, group.packed, group.alignment, each, key="direct")
 
     def _launch(self, ready: list[Ready], programs: int, stream: int) -> None:
         launch = self._runtime.device.launch

@@ -86,11 +86,11 @@ class MixedPath:
         del direction
         return lane.copy, lane.kernel
 
-    def load(self, plan: Plan) -> None:
+    def make_ready(self, plan: Plan) -> None:
         """Compile what the kernel's half takes."""
         small = halves_of(plan)[1]
         if small is not None:
-            self._runtime.kernel.load(small)
+            self._runtime.kernel.make_ready(small)
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""

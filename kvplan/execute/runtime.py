@@ -54,6 +54,7 @@ class Runtime:
         self.policy = policy
         self.lock = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
         self.closed = False
+        self.preparing = 0  # calls of prepare that have not returned
         self.events: list[int] = []
         with device.current():
             self.slots = Arena(device.allocate_host, device.free_host, visible=True)
@@ -109,11 +110,10 @@ class Runtime:
         with self.device.current():
             return self.candidates.all(plan)
 
-    def prepare(self, plan: Plan | None) -> None:
+    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
-        self.check_open()
-        with self.device.current():
-            ahead.prepare(self, plan)
+        self.check_process()  # before the lock: in a fork's child it may be held by a thread that is not there
+        ahead.prepare(self, plan, most_groups=LAYER_GROUPS if by_layer else 1)
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""

@@ -126,14 +126,14 @@ class StagedPath:
             if needed > most:
                 raise PathError(f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many")
 
-    def load(self, plan: Plan) -> None:
+    def make_ready(self, plan: Plan) -> None:
         """Compile kernels and loops, and upload run tables; the ring is taken by the first transfer."""
-        tables, load = self._runtime.tables, plan.direction == "load"
+        tables, host_is_src = self._runtime.tables, plan.direction == "load"
         dealing().load()
         for part in plan.parts:
-            staging = self._runtime.staging(part.group, plan.direction)
-            tables.load(part.group, *_ringed(staging, load=load), TILE, key=("ring", load), max_warps=WARPS)
-        if not load:
+            items = _ringed(self._runtime.staging(part.group, plan.direction), load=host_is_src)
+            tables.make_ready(part.group, *items, TILE, key=("ring", host_is_src), max_warps=WARPS)
+        if not host_is_src:
             tables.function(CARRIER)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:

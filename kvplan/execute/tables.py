@@ -78,7 +78,7 @@ class Tables:
                     table = known[entry] = self._make(group, items, shape, kernel, stream)
         return table
 
-    def load(
+    def make_ready(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS
     ) -> None:
         """Make a table ahead of the first transfer, on a stream of its own, and wait until it is there.
@@ -87,11 +87,14 @@ class Tables:
         """
         runtime = self._runtime
         with runtime.lock:
+            if (key, tile, max_warps) in self._known.get(group, {}):  # a transfer's, or there already
+                return
             stream = self._aside = self._aside or runtime.device.stream()
         table = self._table(group, items, alignment, tile, stream, key, max_warps)
-        if table.fresh:
+        fresh = table.fresh
+        if fresh:
             with Uncaptured(runtime.device):
-                runtime.device.driver.cuEventSynchronize(table.fresh)
+                runtime.device.driver.cuEventSynchronize(fresh)
             self._wait(table, stream)
 
     def function(self, shape: Shape) -> Kernel:
@@ -122,6 +125,7 @@ class Tables:
                 self._runtime.events.append(table.fresh)
                 table.fresh = 0
         self._modules.clear()
+        self._aside = 0
         self._functions.clear()
         self._known.clear()
 

@@ -296,7 +296,7 @@ class Device(Memory):
                     raise
 
     def load_loops(self) -> None:
-        """Nothing: the loops are this class's own."""
+        calls.load()
 
     def copy_each(self, dst: np.ndarray, src: np.ndarray, size: np.ndarray, stream: int) -> None:
         for k, move in enumerate(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True)):
