@@ -35,6 +35,28 @@ def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direc
         pair.check()
 
 
+@both_ways
+@pytest.mark.parametrize("far", [False, True])
+def test_two_dimensional_copies_are_counted_as_they_are_issued(direction, far):
+    """One for each unit, run, and step of its loops but the longest; a row each where rows lie too far apart."""
+    gpu = Device(3)
+    pair = pair_on(gpu, direction)
+    if far:
+        gpu.max_pitch = 1
+    plan = pair.plan(MOVE)
+    calls = int(plan.strided().height.sum()) if far else len(plan.strided())
+    assert calls > plan.units
+    with executor_on(gpu, "copy_engine_2d") as executor:
+        with limits(SLOW_2D=calls):
+            first = executor.submit(plan)
+        assert first._issued is None
+        if not far:
+            assert gpu.calls.count("cuMemcpy2DAsync") == calls
+        with limits(SLOW_2D=calls - 1):
+            assert executor.submit(plan)._issued is not None
+    pair.check()
+
+
 def test_many_small_loads_beside_a_large_one_are_issued_by_the_lane_s_thread():
     gpu = Device(3, eager=False)
     small = pair_on(gpu, "load")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from kvplan.execute.cuda import INVALID_VALUE
 from kvplan.execute.policy import Policy
 from kvplan.lower import exploded, flat, strided
 from kvplan.plan import Plan
-from kvplan.program import Int64Array
+from kvplan.program import Int64Array, RunGroup
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class CopyEngine2DPath:
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         del policy
         self._runtime = runtime
+        self._calls: WeakKeyDictionary[RunGroup, int] = WeakKeyDictionary()
 
     def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
         """Where a transfer begins and where it ends."""
@@ -107,7 +109,19 @@ class CopyEngine2DPath:
 
     def slow(self, plan: Plan) -> bool:
         """Whether issuing it takes the CPU long."""
-        return bool(sum(part.units.shape[1] * len(part.group.runs) for part in plan.parts) > SLOW_2D)
+        return bool(sum([part.units.shape[1] * self._calls_of(part.group) for part in plan.parts]) > SLOW_2D)
+
+    def _calls_of(self, group: RunGroup) -> int:
+        """Calls for one unit."""
+        calls = self._calls.get(group)
+        if calls is None:
+            far = self._runtime.device.max_pitch
+            heights = [
+                [loop[0] for loop in run.loops if min(loop[1:]) > 0 and max(loop[1:]) <= far] for run in group.runs
+            ]
+            made = [run.copies // max(loops, default=1) for run, loops in zip(group.runs, heights, strict=True)]
+            calls = self._calls[group] = sum(made)
+        return calls
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream."""

@@ -50,7 +50,7 @@ def test_a_stream_that_waits_for_a_layer_reads_that_layer(path, by_layer, execut
     """Of a transfer that was not submitted by layer, every layer is there when all of it is."""
     stream, consumers = torch.cuda.Stream(), [torch.cuda.Stream() for _ in LAYERS]
     seen = [torch.zeros(DEVICE.root_nbytes, dtype=torch.uint8, device="cuda:0") for _ in LAYERS]
-    move = FEW if path == "copy_engine" else MOVE
+    move = FEW if path in ("copy_engine", "copy_engine_2d") else MOVE
     with held_up(executor_of(path=path), stream, by_layer=by_layer, move=move) as (pair, transfer, gate):
         for layer, consumer, copy, root in zip(LAYERS, consumers, seen, pair.dst_roots, strict=True):
             transfer.wait_layer(layer, consumer)
