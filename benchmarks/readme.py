@@ -38,6 +38,14 @@ VLLM_WORK = (
     "Whole jobs, from submit until they are reported. vLLM 0.33.0 is its own Python; the operator that its batch path "
     "ends in is our call of the same driver function. `python -m benchmarks.gpu.vllm_worker` makes the whole table."
 )
+OFFLOAD_RESULT = ROOT / "benchmarks" / "results" / "offload-nvidia-h100-80gb-hbm3.json"
+OFFLOAD_MARKS = "<!-- offload numbers -->", "<!-- end of offload numbers -->"
+OFFLOAD_WAYS = {
+    "plenty": "room for all",
+    "kvplan": "kvplan's offloading",
+    "transformers": "its own offloading",
+    "recompute": "recomputed",
+}
 VLLM_SHOWN = tuple(
     (model, what, "vLLM 0.33.0")
     for model, sizes in (
@@ -130,6 +138,35 @@ def ranks_table(result: Path = RANKS_RESULT) -> str:
 def vllm_table(result: Path = VLLM_RESULT) -> str:
     """Markdown of kvplan's worker of vLLM's offloading beside vLLM's own."""
     return _table(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
+
+
+def offload_table(result: Path = OFFLOAD_RESULT) -> str:
+    """Markdown of continuous batching of transformers with too little room."""
+    record = json.loads(result.read_text())
+    name, made = result.relative_to(ROOT), f"torch {record['torch']}, transformers {record['transformers']}"
+    first = (
+        f"From [{name}](../{name}): {record['gpu']}, driver {record['driver']}, {made}, kvplan {record['kvplan']}. "
+        "48 requests of 500 to 1,000 tokens and 128 new ones, Llama-8B's shape, random weights, bf16, pages of 16 "
+        "tokens, room for 0.6 of them. A move is from the call until the compute stream goes on. `python "
+        "examples/transformers_offload.py --model llama-8b` makes it."
+    )
+    rows = [
+        "| | tokens/s | first token, median | moved | while moving | a move, median |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in record["rows"]:
+        moved = [f"{row['moved_gb']:.2f} GB", f"{row['gb_per_second']:.1f} GB/s", f"{row['move_median_ms']:.1f} ms"] \
+            if "moved_gb" in row else ["", "", ""]  # fmt: skip
+        shown = [
+            OFFLOAD_WAYS[row["way"]],
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['first_token_median_s']:.2f} s",
+            *moved,
+        ]
+        rows.append(f"| {' | '.join(shown)} |")
+    same = next(row["as_kvplan"] for row in record["rows"] if "as_kvplan" in row)
+    last = f"In {same} requests kvplan's tokens are those of its own offloading; batches of other ways round otherwise."
+    return "\n".join([OFFLOAD_MARKS[0], first, "", *rows, "", last, OFFLOAD_MARKS[1]])
 
 
 def batch_table(result: Path = BATCH_RESULT) -> str:
@@ -230,6 +267,7 @@ def main() -> None:
         (GPU_PAGE, BATCH_MARKS, batch_table()),
         (RANKS, RANKS_MARKS, ranks_table()),
         (ENGINES, VLLM_MARKS, vllm_table()),
+        (ENGINES, OFFLOAD_MARKS, offload_table()),
     ):
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))

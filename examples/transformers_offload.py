@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,9 @@ import numpy as np
 import torch
 import transformers
 
+import kvplan
 from kvplan.engines import transformers as kvplan_engine
+from kvplan.tune.machine import machine
 
 MODELS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -175,6 +178,16 @@ def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
     return row
 
 
+def about_of(model: Any, name: str) -> dict[str, Any]:
+    """What ran, and on what."""
+    here = machine(model.device.index) if model.device.type != "cpu" else None
+    return {
+        "schema": "kvplan.example.offload", "version": 1, "gpu": here and here.gpu, "torch": torch.__version__,
+        "transformers": transformers.__version__, "model": name, "driver": here and here.driver,
+        "kvplan": kvplan.__version__, "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }  # fmt: skip
+
+
 def main() -> int:
     """Run every way; 1 where a request's tokens differ on a CPU, whose arithmetic is the same for every batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,10 +231,7 @@ def main() -> int:
         )
         print("  ".join(told), flush=True)
         if chosen.json:  # after each, so that what was measured is kept whatever comes
-            gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else None
-            about = {"schema": "kvplan.example.offload", "version": 1, "gpu": gpu, "torch": torch.__version__,
-                     "transformers": transformers.__version__, "model": chosen.model, "rows": rows}  # fmt: skip
-            chosen.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            chosen.json.write_text(json.dumps(about_of(model, chosen.model) | {"rows": rows}, indent=1) + "\n", "utf-8")
     return int(wrong and chosen.device == "cpu")
 
 

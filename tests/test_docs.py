@@ -41,4 +41,5 @@ def test_the_readme_s_numbers_are_those_of_a_recorded_run():
     assert readme.choice_table() in (ROOT / "docs" / "cost-model.md").read_text()
     assert readme.batch_table() in (ROOT / "docs" / "gpu.md").read_text()
     assert readme.vllm_table() in (ROOT / "docs" / "engines.md").read_text()
+    assert readme.offload_table() in (ROOT / "docs" / "engines.md").read_text()
     assert readme.ranks_table() in (ROOT / "docs" / "ranks.md").read_text()
