@@ -144,11 +144,13 @@ def offload_table(result: Path = OFFLOAD_RESULT) -> str:
     """Markdown of continuous batching of transformers with too little room."""
     record = json.loads(result.read_text())
     name, made = result.relative_to(ROOT), f"torch {record['torch']}, transformers {record['transformers']}"
+    sizes = record["sizes"]
     first = (
         f"From [{name}](../{name}): {record['gpu']}, driver {record['driver']}, {made}, kvplan {record['kvplan']}. "
-        "48 requests of 500 to 1,000 tokens and 128 new ones, Llama-8B's shape, random weights, bf16, pages of 16 "
-        "tokens, room for 0.6 of them. A move is from the call until the compute stream goes on. `python "
-        "examples/transformers_offload.py --model llama-8b` makes it."
+        f"{sizes['requests']} requests of {sizes['prompt'] // 2:,} to {sizes['prompt']:,} tokens and {sizes['new']} "
+        f"new ones, Llama-8B's shape, random weights, bf16, pages of {sizes['page']} tokens, room for {sizes['room']} "
+        "of them. A move is from the call until the compute stream goes on. `python examples/transformers_offload.py --model "
+        "llama-8b` makes it."
     )
     rows = [
         "| | tokens/s | first token, median | moved | while moving | a move, median |",

@@ -184,6 +184,7 @@ def about_of(model: Any, name: str) -> dict[str, Any]:
     return {
         "schema": "kvplan.example.offload", "version": 1, "gpu": here and here.gpu, "torch": torch.__version__,
         "transformers": transformers.__version__, "model": name, "driver": here and here.driver,
+        "sizes": dict(zip(("requests", "prompt", "new", "page", "room"), SIZES[name], strict=True)),
         "kvplan": kvplan.__version__, "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }  # fmt: skip
 

@@ -191,7 +191,7 @@ def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
     blocks = [np.empty((0, 6), dtype=np.int64)]
     for group, units in parts:
         count = units.shape[1]
-        for run in (piece for whole in group.runs for piece in _two_dimensional(whole)):
+        for run in (piece for whole in group.runs for piece in two_dimensional(whole)):
             (height, src_pitch, dst_pitch), *_ = (*run.loops, (1, run.nbytes, run.nbytes))
             rows = np.empty((count, 6), dtype=np.int64)
             rows[:, 0], rows[:, 1] = units[0] + run.src, units[1] + run.dst
@@ -203,8 +203,8 @@ def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
     return table.view(StridedRows)
 
 
-def _two_dimensional(run: Run) -> list[Run]:
-    """The run with its longest forward loop kept and the other unrolled."""
+def two_dimensional(run: Run) -> list[Run]:
+    """The run as 2-D copies: its longest forward loop kept, the other unrolled; without a loop, as single rows."""
     forward = [loop for loop in run.loops if loop[1] > 0 and loop[2] > 0]
     kept = max(forward, key=lambda loop: loop[0], default=None)
     pieces = [Run(run.src, run.dst, run.nbytes, (kept,) if kept else ())]

@@ -211,7 +211,7 @@ def test_a_fork_waits_for_what_is_being_compiled():
     held, child = threading.Event(), None
 
     def compiles():
-        with forks.compiling:
+        with forks.compiling():
             held.set()
             time.sleep(0.2)
 
@@ -222,11 +222,52 @@ def test_a_fork_waits_for_what_is_being_compiled():
         warnings.simplefilter("ignore")  # of Python 3.12, of a fork beside threads
         child = os.fork()
     if not child:
-        os._exit(0 if forks.compiling.acquire(timeout=10) else 1)
+        os._exit(0 if forks._Process.lock.acquire(timeout=10) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert forks.compiling.acquire(blocking=False)
-    forks.compiling.release()
     thread.join()
+    assert forks._Process.lock.acquire(timeout=10)  # given back in the parent, too
+    forks._Process.lock.release()
+
+
+def test_a_fork_that_has_waited_long_enough_gives_the_child_a_lock(monkeypatch):
+    monkeypatch.setattr(forks, "COMPILE_SECONDS", 0.05)
+    held, go_on = threading.Event(), threading.Event()
+
+    def compiles():
+        with forks.compiling():
+            held.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    assert held.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if not child:
+        os._exit(0 if forks._Process.lock.acquire(timeout=10) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not forks._Process.lock.acquire(blocking=False)  # who compiles here has it still
+    go_on.set()
+    thread.join()
+
+
+def test_a_close_within_what_is_being_made_waits_for_nobody():
+    """As the handler of a signal does, which comes while an engine starts."""
+    device = Device()
+    program = pair_on(device, "load").program
+    with executor_on(device, "kernel") as executor:
+        tables = executor._backend.tables
+        whole = tables.function
+
+        def function(shape):
+            executor.close()
+            return whole(shape)
+
+        tables.function = function
+        executor.prepare(program.plan([0], [0]))
+        with pytest.raises(kvplan.TransferError, match="closed"):
+            executor.prepare(program.plan([0], [0]))
 
 
 def test_loops_that_were_loaded_are_compiled_for_all_that_comes():

@@ -35,25 +35,30 @@ def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direc
         pair.check()
 
 
+LOOPS = OnDevice("block layer kv token head dim", layer=5, token=3, head=2, dim=96, padded=True)
+INTO = Paged("layer token kv block head dim", layer=5, token=3, head=2, dim=96, padded=True)
+
+
 @both_ways
-@pytest.mark.parametrize("far", [False, True])
-def test_two_dimensional_copies_are_counted_as_they_are_issued(direction, far):
-    """One for each unit, run, and step of its loops but the longest; a row each where rows lie too far apart."""
+@pytest.mark.parametrize("far", ["none", "some", "all"])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_two_dimensional_copies_are_counted_as_they_are_issued(direction, far, by_layer):
+    """One a unit, run, and step of its loops but the longest, in each group of layers; the rest are flat."""
     gpu = Device(3)
-    pair = pair_on(gpu, direction)
-    if far:
-        gpu.max_pitch = 1
+    pair = pair_on(gpu, direction, LOOPS, INTO)
     plan = pair.plan(MOVE)
-    calls = int(plan.strided().height.sum()) if far else len(plan.strided())
-    assert calls > plan.units
-    with executor_on(gpu, "copy_engine_2d") as executor:
-        with limits(SLOW_2D=calls):
-            first = executor.submit(plan)
-        assert first._issued is None
-        if not far:
-            assert gpu.calls.count("cuMemcpy2DAsync") == calls
-        with limits(SLOW_2D=calls - 1):
-            assert executor.submit(plan)._issued is not None
+    pitches = sorted({max(loop[1:]) for part in plan.parts for run in part.group.runs for loop in run.loops})
+    gpu.max_pitch = {"none": pitches[-1], "some": pitches[-1] - 1, "all": 1}[far]
+    with executor_on(gpu, "copy_engine_2d") as executor, limits(LAYER_GROUP_NBYTES=1):
+        executor.submit(plan, by_layer=by_layer).synchronize()
+        issued = gpu.calls.count("cuMemcpy2DAsync")
+        assert bool(issued) == (far == "none" or (by_layer and far == "some"))
+        with limits(SLOW_2D=issued or 100_000):
+            assert executor.submit(plan, by_layer=by_layer)._issued is None
+            executor.submit(plan).synchronize()
+        with limits(SLOW_2D=max(issued - 1, 0)):
+            late = executor.submit(plan, by_layer=by_layer)._issued is not None
+        assert late == bool(issued or direction == "load")  # of stores, what is flat is one batch
     pair.check()
 
 

@@ -101,9 +101,9 @@ class Executor:
         caches, as in a new container, that takes seconds; they would else be a serving engine's. A :meth:`close`
         meanwhile waits for it.
 
-        Left to the first transfers are the ring's memory, tables of short transfers by layers (cut into fewer groups of
-        layers), and the kernel of joined plans of more than four run groups other than the one given: it depends on
-        their descriptors.
+        Left to the first transfers are the ring's memory, tables and kernels of short transfers by layers (cut into
+        fewer groups), and the kernel of joined plans of more than four run groups other than the one given, since it
+        depends on their descriptors.
 
         Args:
             plan: any of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from kvplan import compiled
@@ -26,30 +27,30 @@ def prepare(runtime: Runtime, plan: Plan | None, *, most_groups: int) -> None:
     Raises:
         KVPlanError: whatever a submit of the plan would be refused with.
     """
-    with _kept_open(runtime), runtime.device.current():
+    with _kept_open(runtime), runtime.device.current(), compiling():  # weighing paths loads loops, too
         names = [] if plan is None else _paths_for(runtime, plan)
-        with compiling:
-            compiled.load()
-            runtime.device.load_loops()
-            if plan is None or not plan.nbytes:
-                return
-            parts = [part for _, part in split_layers(plan, most_groups)] if most_groups > 1 else [plan]
-            for part in parts:
-                for name in names:
-                    runtime.paths[name].make_ready(part)
+        compiled.load()
+        runtime.device.load_loops()
+        if plan is None or not plan.nbytes:
+            return
+        parts = [part for _, part in split_layers(plan, most_groups)] if most_groups > 1 else [plan]
+        for part in parts:
+            for name in names:
+                runtime.paths[name].make_ready(part)
 
 
 @contextmanager
 def _kept_open(runtime: Runtime) -> Iterator[None]:
     """Keep what is being made from being torn down by a close: that waits, as it does for transfers."""
-    with runtime.lanes["load"].lock:  # which a stop takes, too
-        runtime.check_open()
-        runtime.preparing += 1
+    me = get_ident()
     try:
+        with runtime.lanes["load"].lock:  # which a stop takes, too
+            runtime.check_open()
+            runtime.preparing.append(me)
         yield
     finally:
-        with runtime.lanes["load"].lock:
-            runtime.preparing -= 1
+        with suppress(ValueError):  # refused
+            runtime.preparing.remove(me)
 
 
 def _paths_for(runtime: Runtime, plan: Plan) -> list[str]:

@@ -13,7 +13,8 @@ import numpy as np
 from kvplan.execute.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
 from kvplan.execute.cuda import INVALID_VALUE
 from kvplan.execute.policy import Policy
-from kvplan.lower import exploded, flat, strided
+from kvplan.layers import split_layers
+from kvplan.lower import exploded, flat, strided, two_dimensional
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
 from kvplan.twin import Descriptors
@@ -48,8 +49,9 @@ class CopyEnginePath:
     def make_ready(self, plan: Plan) -> None:
         """Nothing is to be compiled but the loops that all paths have."""
 
-    def slow(self, plan: Plan) -> bool:
-        """Whether issuing it takes the CPU long."""
+    def slow(self, plan: Plan, groups: int = 1) -> bool:
+        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
+        del groups
         held = [(part.units.shape[1], part.group.packed[2]) for part in plan.parts]
         return long_to_issue(self._runtime.device, plan.direction, held, SLOW)
 
@@ -97,7 +99,7 @@ class CopyEngine2DPath:
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         del policy
         self._runtime = runtime
-        self._calls: WeakKeyDictionary[RunGroup, int] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[RunGroup, tuple[int, Int64Array]] = WeakKeyDictionary()
 
     def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
         """Where a transfer begins and where it ends."""
@@ -107,21 +109,26 @@ class CopyEngine2DPath:
     def make_ready(self, plan: Plan) -> None:
         """Nothing is to be compiled but the loops that all paths have."""
 
-    def slow(self, plan: Plan) -> bool:
-        """Whether issuing it takes the CPU long."""
-        return bool(sum([part.units.shape[1] * self._calls_of(part.group) for part in plan.parts]) > SLOW_2D)
+    def slow(self, plan: Plan, groups: int = 1) -> bool:
+        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
+        # Each group of layers has calls of its own: loops over layers are cut, and another may then be the longest.
+        plans = [plan] if groups == 1 else [one for _, one in split_layers(plan, groups)]
+        held = [(part.units.shape[1], *self._made_of(part.group)) for one in plans for part in one.parts]
+        if sum([units * calls for units, calls, _ in held]) > SLOW_2D:
+            return True
+        rest = [(units, sizes) for units, _, sizes in held if sizes.size]
+        return bool(rest) and long_to_issue(self._runtime.device, plan.direction, rest, SLOW)
 
-    def _calls_of(self, group: RunGroup) -> int:
-        """Calls for one unit."""
-        calls = self._calls.get(group)
-        if calls is None:
-            far = self._runtime.device.max_pitch
-            heights = [
-                [loop[0] for loop in run.loops if min(loop[1:]) > 0 and max(loop[1:]) <= far] for run in group.runs
-            ]
-            made = [run.copies // max(loops, default=1) for run, loops in zip(group.runs, heights, strict=True)]
-            calls = self._calls[group] = sum(made)
-        return calls
+    def _made_of(self, group: RunGroup) -> tuple[int, Int64Array]:
+        """Of one unit: how many 2-D copies, and bytes of each row that goes as a flat descriptor; seams apart."""
+        made = self._made.get(group)
+        if made is None:
+            pieces = [piece for run in group.runs for piece in two_dimensional(run)]
+            near = [bool(p.loops) and max(p.loops[0][1:]) <= self._runtime.device.max_pitch for p in pieces]
+            rest = [(p.nbytes, p.copies) for p, taken in zip(pieces, near, strict=True) if not taken]
+            sizes = np.repeat([nbytes for nbytes, _ in rest], [count for _, count in rest]).astype(np.int64)
+            made = self._made[group] = sum(near), sizes
+        return made
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream."""
@@ -140,6 +147,7 @@ class CopyEngine2DPath:
             pace(device, transfer, 1, stream)
             if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
                 made = exploded(rows[k : k + 1])
+                transfer.launches += made.size.size - 1
                 copy_all(device, transfer, made, 0, made.size.size, stream)
             elif code:
                 src, dst, width, height, *_ = rows[k].tolist()

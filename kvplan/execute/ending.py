@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.02  # between two looks at what is in flight
 # that wakes beside a submit fights with it for the interpreter.
 IDLE_LOOKS = 100
 STOPPED_LOOK_SECONDS = 1e-3
-EXIT_SECONDS = 30.0  # that an exit waits for transfers that do not end
+EXIT_SECONDS = 30.0  # that an exit waits for transfers, and calls of prepare, that do not end
 
 _live: set[Keeper] = set()
 
@@ -95,5 +95,7 @@ def _drain_at_exit() -> None:
     left = [keeper for keeper in keepers if not keeper.join(max(until - time.monotonic(), 0))]
     if left:
         count = sum(len(lane.flying) + lane.queued for keeper in left for lane in keeper._runtime.lanes.values())
-        message = f"at exit, {count} transfers of a GPU were given up: they have not ended in {EXIT_SECONDS:.0f} s"
+        calls = sum(len(keeper._runtime.preparing) for keeper in left)
+        what = f"{count} transfers of a GPU" + (f" and {calls} calls of prepare" if calls else "")
+        message = f"at exit, {what} were given up: they have not ended in {EXIT_SECONDS:.0f} s"
         warnings.warn(message, RuntimeWarning, stacklevel=1)

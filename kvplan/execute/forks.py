@@ -1,15 +1,24 @@
-"""Which process this is, told without a system call: those cost microseconds in a sandbox, and a submit asks twice."""
+"""Which process this is, and what a fork must wait for.
+
+The number is told without a system call: those cost microseconds in a sandbox, and a submit asks twice.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-COMPILE_SECONDS = 30.0  # that a fork waits for what is being compiled, at most
+COMPILE_SECONDS = 30.0  # that a fork waits for what is being compiled, at most; then the child has a lock of its own
 
 
-class _Count:
+class _Process:
     forks = 0
+    lock = threading.RLock()
+
+
+_forking = threading.local()  # `waited`: whether this thread's fork got the lock
 
 
 def generation() -> int:
@@ -18,28 +27,33 @@ def generation() -> int:
     >>> generation() == generation()
     True
     """
-    return _Count.forks
+    return _Process.forks
 
 
-def _forked() -> None:
-    _Count.forks += 1
-
-
-# Held while something is compiled ahead: a child forked meanwhile would inherit locks of imports and of compilers that
-# nobody lets go of.
-compiling = threading.RLock()
-_held = False
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Forks wait meanwhile: a child would inherit locks of imports and of compilers that nobody lets go of."""
+    with _Process.lock:
+        yield
 
 
 def _wait() -> None:
-    global _held  # noqa: PLW0603
-    _held = compiling.acquire(timeout=COMPILE_SECONDS)
+    _forking.waited = False
+    _forking.waited = _Process.lock.acquire(timeout=COMPILE_SECONDS)
 
 
 def _go_on() -> None:
-    if _held:
-        compiling.release()
+    if _forking.waited:
+        _forking.waited = False
+        _Process.lock.release()
 
 
-os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on)
-os.register_at_fork(after_in_child=_forked)
+def _forked() -> None:
+    _Process.forks += 1
+    if _forking.waited:
+        _go_on()
+    else:
+        _Process.lock = threading.RLock()
+
+
+os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_forked)

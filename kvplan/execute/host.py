@@ -36,7 +36,6 @@ MAX_THREADS = 8
 # Transfers from here on bypass the CPU's caches: they would only push out what others keep there.
 STREAMING_NBYTES = 16 << 20
 EXIT_SECONDS = 5.0  # that an interpreter's exit waits when nothing is left but waiting
-FORK_SECONDS = 30.0  # that a fork waits for loops being compiled, at most
 
 
 def refusal(plan: Plan) -> str | None:
@@ -114,7 +113,7 @@ class HostPath:
         self._crew = Crew(self.threads - 1)
         # Daemons: those that are not would be waited for at exit before anybody could tell them to stop.
         self._runner = threading.Thread(target=self._serve, name="kvplan-host", daemon=True)
-        _hook_exit_and_fork()
+        _hook_exit()
         self._runner.start()
         _live.add(self)
 
@@ -148,7 +147,7 @@ class HostPath:
         self.check_open()
         if plan is not None:
             _check(plan)
-        with compiling:
+        with compiling():
             compiled.load()
             import_module("kvplan.execute.memcpy").load()
 
@@ -253,7 +252,8 @@ class HostPath:
         # What fails here fails again in the transfers that need it, where it is reported.
         with contextlib.suppress(Exception):
             if not self.loaded.is_set() and (not self._closed or self._unfinished):
-                _hands(0).load()
+                with compiling():
+                    _hands(0).load()
         self.loaded.set()
         while True:
             if self._tells and not self._unfinished:
@@ -338,9 +338,8 @@ _live: set[HostPath] = set()
 
 
 @functools.cache
-def _hook_exit_and_fork() -> None:
+def _hook_exit() -> None:
     atexit.register(_drain_at_exit)
-    os.register_at_fork(before=_finish_loading)
 
 
 def _drain_at_exit() -> None:
@@ -359,10 +358,3 @@ def _drain_at_exit() -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=1)
             return
         hosts[0].join(0.01)
-
-
-def _finish_loading() -> None:
-    """A child forked while a runner loads the loops would inherit locks of imports and of numba that nobody frees."""
-    for host in tuple(_live):
-        if host.generation == generation() and host._runner is not threading.current_thread():
-            host.loaded.wait(FORK_SECONDS)

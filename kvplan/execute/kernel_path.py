@@ -74,8 +74,9 @@ class KernelPath:
         del direction
         return lane.kernel, lane.kernel
 
-    def slow(self, plan: Plan) -> bool:
-        """Whether issuing it takes the CPU long."""
+    def slow(self, plan: Plan, groups: int = 1) -> bool:
+        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
+        del groups
         return len(plan.parts) > MAX_GROUPS and copies_of(plan) > 1 << 14
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane | Fork) -> Callable[[], None]:
@@ -96,7 +97,8 @@ class KernelPath:
     def make_ready(self, plan: Plan) -> None:
         """Compile the kernels that plans of these programs take, large or small, and upload their run tables.
 
-        Of more than :data:`MAX_GROUPS` run groups, whose kernel depends on the descriptors, that of this plan.
+        Of more than :data:`MAX_GROUPS` run groups, whose kernel depends on the descriptors, that of this plan; and the
+        tables, for plans of fewer of them.
         """
         tables, (_, tile) = self._runtime.tables, self.width(plan.direction)
         parts = together(plan.parts)

@@ -92,8 +92,9 @@ class MixedPath:
         if small is not None:
             self._runtime.kernel.make_ready(small)
 
-    def slow(self, plan: Plan) -> bool:
-        """Whether issuing it takes the CPU long."""
+    def slow(self, plan: Plan, groups: int = 1) -> bool:
+        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
+        del groups
         paths, (large, small) = self._runtime.paths, halves_of(plan)
         return bool((large and paths["copy_engine"].slow(large)) or (small and paths["kernel"].slow(small)))
 

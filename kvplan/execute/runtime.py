@@ -54,7 +54,7 @@ class Runtime:
         self.policy = policy
         self.lock = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
         self.closed = False
-        self.preparing = 0  # calls of prepare that have not returned
+        self.preparing: list[int] = []  # the threads of calls of prepare that have not returned
         self.events: list[int] = []
         with device.current():
             self.slots = Arena(device.allocate_host, device.free_host, visible=True)
@@ -137,7 +137,7 @@ class Runtime:
                     late = lane.busy or turns.full(self, lane)
                     late = late or (isinstance(after, DeviceTransfer) and after.queued)
                     late = late or (bool(behind) and any(one.queued for one in behind))
-                    if waits is None or late or pageable or path.slow(plan):
+                    if waits is None or late or pageable or path.slow(plan, _groups(plan, by_layer=by_layer)):
                         turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
                     else:
                         self._issue(transfer, path, lane, waits, behind, by_layer=by_layer)
@@ -218,7 +218,7 @@ class Runtime:
         if not by_layer:
             return [(path.prepare(transfer, plan, lane), 0)]
         steps = []
-        for layers, part in split_layers(plan, min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1))):
+        for layers, part in split_layers(plan, _groups(plan, by_layer=True)):
             mark = transfer.event()
             transfer._marks.append((layers, mark))
             transfer._steps.append(part)
@@ -351,8 +351,10 @@ class Runtime:
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
-        # What a lane's thread runs for an `after=` cannot wait for the lane's own end.
-        if self.generation == generation() and not any(lane.here() for lane in self.lanes.values()):
+        # What a lane's thread runs for an `after=` cannot wait for the lane's own end, nor a signal's handler for the
+        # call of prepare that it came into.
+        here = any(lane.here() for lane in self.lanes.values()) or threading.get_ident() in self.preparing
+        if self.generation == generation() and not here:
             self.keeper.join()
 
     def tear_down(self) -> None:
@@ -371,3 +373,8 @@ class Runtime:
             self.events.clear()
             self.slots.close()
             self.memory.close()
+
+
+def _groups(plan: Plan, *, by_layer: bool) -> int:
+    """Groups of layers that a transfer is cut into, at most."""
+    return min(LAYER_GROUPS, max(plan.nbytes // LAYER_GROUP_NBYTES, 1)) if by_layer else 1

@@ -103,8 +103,9 @@ class StagedPath:
         """Where a transfer begins and where it ends."""
         return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
 
-    def slow(self, plan: Plan) -> bool:
-        """Whether issuing it takes the CPU long."""
+    def slow(self, plan: Plan, groups: int = 1) -> bool:
+        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
+        del groups
         chunk = self._chunk_nbytes()
         if plan.nbytes > MANY_CHUNKS * chunk:
             return True
