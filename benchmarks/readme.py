@@ -149,8 +149,8 @@ def offload_table(result: Path = OFFLOAD_RESULT) -> str:
         f"From [{name}](../{name}): {record['gpu']}, driver {record['driver']}, {made}, kvplan {record['kvplan']}. "
         f"{sizes['requests']} requests of {sizes['prompt'] // 2:,} to {sizes['prompt']:,} tokens and {sizes['new']} "
         f"new ones, Llama-8B's shape, random weights, bf16, pages of {sizes['page']} tokens, room for {sizes['room']} "
-        "of them. A move is from the call until the compute stream goes on. `python examples/transformers_offload.py --model "
-        "llama-8b` makes it."
+        "of them. A move is from the call until the compute stream goes on. `python examples/transformers_offload.py "
+        "--model llama-8b` makes it."
     )
     rows = [
         "| | tokens/s | first token, median | moved | while moving | a move, median |",
