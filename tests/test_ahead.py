@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -207,13 +209,14 @@ def test_the_kernel_of_many_groups_is_that_of_the_plan():
         assert made(executor) == ready
 
 
-def test_a_fork_waits_for_what_is_being_compiled():
-    held, child = threading.Event(), None
+def fork_beside(compiling: Callable[[], object]) -> threading.Thread:
+    """Fork while a thread compiles, which must leave the child a lock that it gets; returns the thread."""
+    held = threading.Event()
 
     def compiles():
         with forks.compiling():
             held.set()
-            time.sleep(0.2)
+            compiling()
 
     thread = threading.Thread(target=compiles)
     thread.start()
@@ -224,29 +227,19 @@ def test_a_fork_waits_for_what_is_being_compiled():
     if not child:
         os._exit(0 if forks._Process.lock.acquire(timeout=10) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    thread.join()
+    return thread
+
+
+def test_a_fork_waits_for_what_is_being_compiled():
+    fork_beside(partial(time.sleep, 0.2)).join()
     assert forks._Process.lock.acquire(timeout=10)  # given back in the parent, too
     forks._Process.lock.release()
 
 
 def test_a_fork_that_has_waited_long_enough_gives_the_child_a_lock(monkeypatch):
     monkeypatch.setattr(forks, "COMPILE_SECONDS", 0.05)
-    held, go_on = threading.Event(), threading.Event()
-
-    def compiles():
-        with forks.compiling():
-            held.set()
-            go_on.wait(30)
-
-    thread = threading.Thread(target=compiles)
-    thread.start()
-    assert held.wait(30)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        child = os.fork()
-    if not child:
-        os._exit(0 if forks._Process.lock.acquire(timeout=10) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go_on = threading.Event()
+    thread = fork_beside(partial(go_on.wait, 30))
     assert not forks._Process.lock.acquire(blocking=False)  # who compiles here has it still
     go_on.set()
     thread.join()

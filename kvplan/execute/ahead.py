@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -43,14 +43,13 @@ def prepare(runtime: Runtime, plan: Plan | None, *, most_groups: int) -> None:
 def _kept_open(runtime: Runtime) -> Iterator[None]:
     """Keep what is being made from being torn down by a close: that waits, as it does for transfers."""
     me = get_ident()
+    with runtime.lanes["load"].lock:  # which a stop takes, too
+        runtime.check_open()
+        runtime.preparing.append(me)
     try:
-        with runtime.lanes["load"].lock:  # which a stop takes, too
-            runtime.check_open()
-            runtime.preparing.append(me)
         yield
     finally:
-        with suppress(ValueError):  # refused
-            runtime.preparing.remove(me)
+        runtime.preparing.remove(me)
 
 
 def _paths_for(runtime: Runtime, plan: Plan) -> list[str]:

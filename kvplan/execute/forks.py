@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvplan.errors import TransferError
+
 COMPILE_SECONDS = 30.0  # that a fork waits for what is being compiled, at most; then the child has a lock of its own
 
 
@@ -28,6 +30,19 @@ def generation() -> int:
     True
     """
     return _Process.forks
+
+
+def check_process(made: int) -> None:
+    """An executor is of this process. In a forked child a lock may be held that nobody will let go.
+
+    Args:
+        made: the generation that it was made in.
+
+    Raises:
+        TransferError: that was another process.
+    """
+    if made != _Process.forks:
+        raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 
 
 @contextmanager

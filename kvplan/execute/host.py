@@ -22,7 +22,7 @@ from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
-from kvplan.execute.forks import compiling, generation
+from kvplan.execute.forks import check_process, compiling, generation
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
 from kvplan.plan import Plan
@@ -123,8 +123,7 @@ class HostPath:
         Raises:
             TransferError: they cannot: it is closed, or its threads stayed in another process.
         """
-        if self.generation != generation():
-            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+        check_process(self.generation)
         if self._closed:
             raise TransferError("the executor is closed; submit before close()")
 

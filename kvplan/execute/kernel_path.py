@@ -16,7 +16,6 @@ from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
 from kvplan.program import Int64Array, RunGroup
-from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
@@ -103,7 +102,7 @@ class KernelPath:
         tables, (_, tile) = self._runtime.tables, self.width(plan.direction)
         parts = together(plan.parts)
         if len(parts) > MAX_GROUPS:
-            tables.function(_flat_shape(plan.descriptors(max_nbytes=FLAT_NBYTES), tile))
+            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES)), tile))
         for each in {tile, min(tile, EVEN_TILE)}:
             for group, _ in parts:
                 tables.make_ready(group, group.packed, group.alignment, each, key="direct")
@@ -137,19 +136,19 @@ class KernelPath:
         return ready
 
     def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, tile: int) -> list[Ready]:
-        made = plan.descriptors(max_nbytes=FLAT_NBYTES)
-        columns, shape = np.stack(made), _flat_shape(made, tile)
+        columns = np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES))
+        shape = _flat_shape(columns, tile)
         kernel = self._runtime.tables.function(shape)
-        chunks = -(-int(made.size.max()) // shape.width)
+        chunks = -(-int(columns[2].max()) // shape.width)
         ready: list[Ready] = []
-        for first in range(0, made.size.size, MAX_ROWS):
+        for first in range(0, columns.shape[1], MAX_ROWS):
             rows = columns[:, first : first + MAX_ROWS]
             piece = transfer.slot(8 * (HEADER + 1 + rows.size))
             write_flat(piece, rows, chunks)
             ready.append((kernel, piece.address))
             if transfer._captured:
                 transfer._launches.append(Launch(None, piece, rows.shape[1], shape.width, shape.word))
-        transfer.copies += made.size.size
+        transfer.copies += columns.shape[1]
         return ready
 
     def replan(self, launches: list[Launch], plan: Plan) -> None:
@@ -194,9 +193,9 @@ class KernelPath:
             columns = columns[:, launch.capacity :]
 
 
-def _flat_shape(made: Descriptors, tile: int) -> Shape:
-    """Of the kernel that copies descriptors."""
-    return shape_of(alignment_of(np.stack(made)), min(int(made.size.max()), MAX_WIDTH), tile)
+def _flat_shape(columns: Int64Array, tile: int) -> Shape:
+    """Of the kernel that copies descriptors (3, n)."""
+    return shape_of(alignment_of(columns), min(int(columns[2].max()), MAX_WIDTH), tile)
 
 
 def copies_of(plan: Plan) -> int:

@@ -17,7 +17,7 @@ from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.cuda import Device, Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
-from kvplan.execute.forks import generation
+from kvplan.execute.forks import check_process, generation
 from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
@@ -84,13 +84,8 @@ class Runtime:
         self.keeper = ending.Keeper(self)
 
     def check_process(self) -> None:
-        """This process made it. In a forked child a lock may be held that nobody will let go.
-
-        Raises:
-            TransferError: another did.
-        """
-        if self.generation != generation():
-            raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
+        """This process made it; see :func:`kvplan.execute.forks.check_process`."""
+        check_process(self.generation)
 
     # Submitting.
 
