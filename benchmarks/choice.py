@@ -1,7 +1,7 @@
 """``python -m benchmarks.choice``: does ``auto`` take the best path, and always the same one?
 
-Calibrates several times in a row, then measures every path and ``auto``, which has the last of these profiles, over a
-grid of its own, and saves all of it.
+Calibrates several times in a row. Then it measures every path and ``auto``, which has the last of these profiles, over
+six pairs of layouts, run lengths from 128 bytes to 1 MiB, 1 to 4,096 blocks, and both directions, and saves all of it.
 """
 
 from __future__ import annotations
@@ -10,118 +10,111 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.choice_pairs import DIRECTIONS, PAIRS, Case
 from kvplan.execute.policy import Policy
-from kvplan.tune.calibrate import GRID, ROUNDS
 from kvplan.tune.cost import candidates
 from kvplan.tune.profile import TERMS, DeviceProfile, from_json
 from kvplan.tune.statistics import Pieces, Statistics
-from kvplan.tune.workload import DIRECTIONS, HOSTS, Geometry
 
-SCHEMA = "kvplan.choice"
-KIB = 1 << 10
-SIZES = tuple(int(size * KIB) for size in (0.5, 1, 2, 4, 8, 16, 28, 32, 48, 64, 128, 512, 1024))
-COUNTS = (16, 128, 1024, 8192, 65536)
-MOST_NBYTES = 1 << 30
-CALIBRATIONS = 7
+SCHEMA, VERSION = "kvplan.choice", 2
+CALIBRATIONS = 3
 NEAR, WORST = 1.05, 1.3  # times the best single path: what most points keep to, and what all do
 SHARE = 0.95
 SAMPLES, CASE_SECONDS = 41, 0.02
+# A path that the model expects to take so many times as long as the best is not measured: some take a second.
+HOPELESS = 6.0
 
 
 class Point(NamedTuple):
     """One transfer of the grid, measured.
 
     Attributes:
-        geometry: what was moved.
+        case: what was moved.
         plan: its statistics.
         walls: seconds from submit to the known end, by path; ``"auto"`` among them.
+        seconds: from the first to the last event on the GPU, by path.
         taken: the path that ``auto`` took.
     """
 
-    geometry: Geometry
+    case: Case
     plan: Statistics
     walls: Mapping[str, float]
+    seconds: Mapping[str, float]
     taken: str
 
     @property
     def best(self) -> float:
-        """Seconds of the best single path."""
+        """Wall seconds of the best single path."""
         return min(wall for path, wall in self.walls.items() if path in TERMS)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether a calibration measures the same run size, count and block."""
-        one = self.geometry
-        return one.block_runs in ROUNDS and (one.run_nbytes, one.runs) in GRID
-
-
-def geometries() -> Iterator[Geometry]:
-    """The grid: every size and count that fits."""
-    for runs in COUNTS:
-        for run_nbytes in SIZES:
-            if runs * run_nbytes <= MOST_NBYTES:
-                for direction in DIRECTIONS:
-                    for host in HOSTS:
-                        yield Geometry(direction, host, run_nbytes, runs, min(runs, 64))
 
 
 class Finding(NamedTuple):
     """How good choices are.
 
     Attributes:
-        points: of the grid; ``foreign`` of them calibrated nowhere.
+        points: of the grid.
         near: share of points where the choice is within 5 % of the best single path.
         worst: the most times that it is slower.
         at: where.
     """
 
     points: int
-    foreign: int
     near: float
     worst: float
     at: str
 
 
-def regret(points: Sequence[Point], chosen: Mapping[Geometry, float]) -> Finding:
+def regret(points: Sequence[Point], chosen: Mapping[Case, float]) -> Finding:
     """What choices cost against the best single path.
 
     Args:
         points: measured.
-        chosen: seconds of what was chosen.
+        chosen: wall seconds of the path that was chosen; one that was not measured, being hopeless, is not near.
     """
-    ratios = {point.geometry: chosen[point.geometry] / point.best for point in points}
-    at = max(ratios, key=lambda geometry: ratios[geometry])
-    near = sum(ratio <= NEAR for ratio in ratios.values()) / len(ratios)
-    return Finding(len(points), sum(not point.calibrated for point in points), near, ratios[at], " ".join(map(str, at)))
+    ratios = {point.case: chosen[point.case] / point.best for point in points if point.case in chosen}
+    at = max(ratios, key=lambda case: ratios[case])
+    near = sum(ratio <= NEAR for ratio in ratios.values()) / len(points)
+    return Finding(len(points), near, ratios[at], ", ".join(map(str, at)))
 
 
-def by_profile(points: Sequence[Point], profile: DeviceProfile) -> dict[Geometry, str]:
-    """What the model takes for each point."""
-    return {point.geometry: candidates(point.plan, profile, Policy())[0].path for point in points}
+def by_profile(points: Sequence[Point], profile: DeviceProfile) -> dict[Case, str]:
+    """The path that the model takes for each point, among those that were measured."""
+    return {
+        point.case: next(one.path for one in candidates(point.plan, profile, Policy()) if one.path in point.walls)
+        for point in points
+    }
 
 
-def agreement(choices: Sequence[Mapping[Geometry, str]]) -> float:
+def agreement(choices: Sequence[Mapping[Case, str]]) -> float:
     """Share of points for which all choices are the same."""
-    same = [len({choice[geometry] for choice in choices}) == 1 for geometry in choices[0]]
+    same = [len({choice[case] for choice in choices}) == 1 for case in choices[0]]
     return sum(same) / len(same)
 
 
 def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict[str, Any]:
     """All that is to be shown. Pure."""
     choices = [by_profile(points, profile) for profile in profiles]
-    walls = {point.geometry: point.walls for point in points}
-    modelled = [regret(points, {geometry: walls[geometry][path] for geometry, path in choice.items()})
-                for choice in choices]  # fmt: skip
-    rule = {name: regret(points, {point.geometry: point.walls[name] for point in points}) for name in TERMS}
-    off = [abs(math.log(one.wall / walls[point.geometry][one.path])) for point in points for one in
-           candidates(point.plan, profiles[-1], Policy()) if not one.refused]  # fmt: skip
+    walls = {point.case: point.walls for point in points}
+    modelled = [regret(points, {case: walls[case][path] for case, path in choice.items()}) for choice in choices]
+    auto = {point.case: point.walls["auto"] for point in points}
+    parts = {
+        f"{pair}, {direction}": regret(some, auto)._asdict()
+        for pair in PAIRS
+        for direction in DIRECTIONS
+        if (some := [point for point in points if point.case[:2] == (pair, direction)])
+    }
+    rule = {name: regret(points, {point.case: point.walls[name] for point in points if name in point.walls})
+            for name in TERMS}  # fmt: skip
+    off = [abs(math.log(one.wall / walls[point.case][one.path])) for point in points for one in
+           candidates(point.plan, profiles[-1], Policy()) if one.path in point.walls]  # fmt: skip
     return {
-        "auto": regret(points, {point.geometry: point.walls["auto"] for point in points})._asdict(),
+        "auto": regret(points, auto)._asdict(),
+        "parts": parts,
         "model": [one._asdict() for one in modelled],
         "always": {name: one._asdict() for name, one in rule.items()},
         "agreement": agreement(choices),
@@ -136,14 +129,16 @@ def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Se
     rows = [_row(point) for point in points]
     made = [json.loads(profile.to_json()) for profile in profiles]
     about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    return json.dumps({"schema": SCHEMA, "version": 1, **about, "findings": findings(points, profiles),
+    return json.dumps({"schema": SCHEMA, "version": VERSION, **about, "findings": findings(points, profiles),
                        "calibrations": list(runs), "profiles": made, "points": rows})  # fmt: skip
 
 
 def _row(point: Point) -> dict[str, Any]:
-    walls = {path: float(f"{wall:.4g}") for path, wall in point.walls.items()}
+    walls, seconds = (
+        {path: float(f"{held:.4g}") for path, held in some.items()} for some in (point.walls, point.seconds)
+    )
     plan = asdict(point.plan)
-    return {"geometry": point.geometry._asdict(), "plan": plan, "walls": walls, "taken": point.taken}
+    return {"case": point.case._asdict(), "plan": plan, "walls": walls, "seconds": seconds, "taken": point.taken}
 
 
 def plan_of(row: Mapping[str, Any]) -> Statistics:
@@ -155,7 +150,7 @@ def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
     """What was measured, to be looked at again."""
     document = json.loads(path.read_text())
     points = [
-        Point(Geometry(**row["geometry"]), plan_of(row["plan"]), row["walls"], row["taken"])
+        Point(Case(**row["case"]), plan_of(row["plan"]), row["walls"], row["seconds"], row["taken"])
         for row in document["points"]
     ]
     return points, [from_json(json.dumps(profile)) for profile in document["profiles"]]
@@ -163,7 +158,8 @@ def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
 
 def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
     """Print the findings."""
-    rows = [("auto, measured", found["auto"]), *((f"model {k + 1}", one) for k, one in enumerate(found["model"])),
+    rows = [("auto, measured", found["auto"]), *found["parts"].items(),
+            *((f"model {k + 1}", one) for k, one in enumerate(found["model"])),
             *((f"always {name}", one) for name, one in found["always"].items())]  # fmt: skip
     print(f"{'':24}{'points':>7}{'within 5 %':>12}{'worst':>8}  where")
     for name, one in rows:

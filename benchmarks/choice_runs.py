@@ -7,9 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
-from benchmarks.choice import CASE_SECONDS, MOST_NBYTES, SAMPLES, Point, geometries, plan_of
+from benchmarks.choice import CASE_SECONDS, HOPELESS, SAMPLES, Point, plan_of
+from benchmarks.choice_pairs import Memory, cases, work
 from kvplan.execute import Executor
 from kvplan.execute.policy import Policy
 from kvplan.tune.calibrate import Sample, calibrate, ceilings_of, profile_of
@@ -19,27 +21,34 @@ from kvplan.tune.prior import weighed
 from kvplan.tune.profile import TERMS, DeviceProfile
 from kvplan.tune.store import shipped
 from kvplan.tune.timing import Timing
-from kvplan.tune.workload import Buffers, work
 
 
 def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
     """Every path and ``auto`` over the grid; every byte is seen to arrive first.
 
     Args:
+        device: ``"cuda:N"``.
+        profile: that ``auto`` chooses by.
         until: by ``time.perf_counter()``: no point begins after it.
     """
-    buffers, points = Buffers(MOST_NBYTES, device), []
+    memory, points = Memory(device), []
     with ExitStack() as stack:
         executors = {path: stack.enter_context(Executor(device, Policy(path=path))) for path in TERMS}
         executors["auto"] = auto = stack.enter_context(Executor(device, Policy(), profile))
-        for geometry in geometries():
+        every = list(cases())
+        for k, case in enumerate(every):
             if time.perf_counter() > until:
-                print(f"the budget is spent: {geometry} and what follows were not measured", file=sys.stderr)
+                print(f"the budget is spent: {case} and the {len(every) - k - 1} behind it were not measured",
+                      file=sys.stderr)  # fmt: skip
                 break
-            moved = work(buffers, geometry)
-            samples = measured(moved, executors, verify=True, seconds=CASE_SECONDS, most=SAMPLES)
+            moved = work(memory, case)
+            expected = {one.path: one.wall for one in auto.candidates(moved.plan) if not one.refused}
+            able = {path: executor for path, executor in executors.items()
+                    if path == "auto" or expected.get(path, inf) <= HOPELESS * min(expected.values())}  # fmt: skip
+            samples = measured(moved, able, verify=True, seconds=CASE_SECONDS, most=SAMPLES)
             walls = {one.path: one.timing.wall for one in samples}
-            points.append(Point(geometry, samples[0].plan, walls, auto.candidates(moved.plan)[0].path))
+            seconds = {one.path: one.timing.seconds for one in samples}
+            points.append(Point(case, samples[0].plan, walls, seconds, auto.candidates(moved.plan)[0].path))
     return points
 
 

@@ -194,13 +194,14 @@ def choice_table(result: Path = CHOICE_RESULT) -> str:
     found, gpu, runs = record["findings"], record["gpu"], record["calibrations"]
     made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     rows = [("`auto`, measured beside the paths", found["auto"]),
+            *((f"`auto`, {part}", one) for part, one in found.get("parts", {}).items()),
             *((f"the model, calibration {k + 1}", one) for k, one in enumerate(found["model"])),
             *((f"always `{path}`", one) for path, one in found["always"].items())]  # fmt: skip
     name, auto = result.relative_to(ROOT), found["auto"]
     taken = sorted(run["seconds"] for run in runs)
     first = (
-        f"From [{name}](../{name}): {gpu['name']}, driver {gpu['driver']}, {made}; {auto['points']} transfers, "
-        f"{auto['foreign']} of them of sizes that no calibration measures. Seconds from submit to the known end."
+        f"From [{name}](../{name}): {gpu['name']}, driver {gpu['driver']}, {made}; {auto['points']} transfers. "
+        f"Seconds from submit to the known end."
     )
     last = (
         f"{len(runs)} calibrations in a row take the same path on {found['agreement']:.1%} of the transfers; each took "

@@ -52,14 +52,38 @@ def _twice_blocks(ids, seen):
 
 
 @_compiled
-def touching(units, nbytes):
-    """Units (2, n) whose next lies ``nbytes`` further on both sides, or as much before it."""
-    found = np.int64(0)
-    for at in range(1, units.shape[1]):
-        step = units[0, at] - units[0, at - 1]
-        if step == units[1, at] - units[1, at - 1] and abs(step) == nbytes:
-            found += 1
-    return found
+def adjacency(units, nbytes, marks):
+    """How many units (2, n) may be adjacent to others on both sides, in one look at each.
+
+    Units that merge have one shift, destination minus source. The shifts of ``marks`` tell repeated ones; two that
+    fall on one mark are taken for repeated.
+
+    Args:
+        units: (2, n).
+        nbytes: of the run.
+        marks: uint8, zeros, a power of two of them, at least 2; overwritten.
+
+    Returns:
+        Units whose next lies ``nbytes`` further on both sides, or as much before it; at least as many as there are
+        repeated shifts; and the distance of the outermost destinations.
+    """
+    bits = 0
+    while (1 << bits) < marks.size:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    found, repeated = np.int64(0), np.int64(0)
+    low = high = units[1, 0]
+    for at in range(units.shape[1]):
+        src, dst = units[0, at], units[1, at]
+        low, high = min(low, dst), max(high, dst)
+        mark = (np.uint64(dst - src) * SPREAD) >> shift
+        repeated += marks[mark]
+        marks[mark] = 1
+        if at:
+            step = src - units[0, at - 1]
+            if step == dst - units[1, at - 1] and abs(step) == nbytes:
+                found += 1
+    return found, repeated, high - low
 
 
 @_compiled
@@ -330,7 +354,7 @@ def load() -> None:
     units, runs, out = np.zeros((2, 1), np.int64), np.zeros((3, 1), np.int64), np.empty((3, 1), np.int64)
     axes = np.zeros((1, 4), np.int64)
     place_units(none, none, 0, 0, axes, axes, units, units, 1, 1, bits, np.empty((1, 2, 0), np.int64))
-    touching(units, 1)
+    adjacency(units, 1, np.zeros(2, np.uint8))
     rising(units[0], 0, 1, 1)
     chain(units, 1, np.empty(2, np.int32), out)
     can_meet(units, units, 0, 0)

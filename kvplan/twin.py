@@ -118,14 +118,20 @@ def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array
         out[group] = (base + blocks[:, None] + axes[group, 3:]).ravel()[skip : skip + out.shape[1]]
 
 
-def touching(units: Int64Array, nbytes: int) -> int:
-    """Units (2, n) whose next lies ``nbytes`` further on both sides, or as much before it.
+def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int]:
+    """How many units (2, n) may be adjacent to others on both sides; ``marks`` are not needed.
 
-    >>> touching(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8)
-    1
+    Returns:
+        Units whose next lies ``nbytes`` further on both sides, or as much before it; repeated shifts, destination
+        minus source; and the distance of the outermost destinations.
+
+    >>> adjacency(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8, None)
+    (1, 1, 40)
     """
+    del marks
     src, dst = np.diff(units)
-    return int(np.count_nonzero((src == dst) & (np.abs(src) == nbytes)))
+    found = int(np.count_nonzero((src == dst) & (np.abs(src) == nbytes)))
+    return found, units.shape[1] - np.unique(units[1] - units[0]).size, int(np.ptp(units[1]))
 
 
 def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:

@@ -206,7 +206,7 @@ def test_the_frontier_and_predictions(acted):
         assert one.verified
         assert one.broken == ""
         if one.beside == "idle":
-            assert one.programs == ({"load": 4, "store": 2}[one.direction] if one.path == "kernel" else None)
+            assert one.programs == (8 if one.path == "kernel" else None)
         else:
             assert (one.seconds, one.wall, one.cpu, one.samples, one.slowdown) == (0.5, 0.5, None, 3, 1.5)
             assert one.gbps == pytest.approx(one.nbytes / 0.5 / 1e9)

@@ -27,7 +27,7 @@ KNOWN = {
     "kernel": {"fixed": 12_000.0, "run": 3.0, "byte": 0.0},
     "copy_engine": {"fixed": 9000.0, "small_copy": 1100.0, "small_byte": 0.03, "large_copy": 420.0, "large_byte": 0.0},
     "copy_engine_2d": {"fixed": 21_000.0, "call": 2500.0, "row": 70.0, "byte": 0.0},
-    "staged": {"fixed": 35_000.0, "run": 0.8, "small_extent": 1300.0, "small_byte": 0.04, "large_extent": 600.0,
+    "staged": {"fixed": 35_000.0, "run": 0.0, "small_extent": 1300.0, "small_byte": 0.04, "large_extent": 600.0,
                "large_byte": 0.0},
     ONE_PROGRAM: {"fixed": 14_000.0, "run": 5.0, "byte": 0.12},
 }  # fmt: skip
@@ -88,6 +88,14 @@ def test_noise_of_a_tenth_leaves_predictions_within_a_tenth():
         assert total(features(path, plan), costs.wall, TERMS[path]) == pytest.approx(timing.wall, rel=0.1)
 
 
+def test_runs_of_the_staged_path_are_not_charged_for_what_small_extents_cost():
+    profile = profiled(samples())
+    for direction in DIRECTIONS:
+        costs = profile.costs[direction]["staged"]
+        assert (costs.seconds["run"], costs.wall["run"]) == (0.0, 0.0)
+        assert costs.seconds["small_extent"] == pytest.approx(1300.0, rel=0.01)
+
+
 def test_what_a_profile_is_of():
     profile = profiled(samples())
     assert (profile.gpu, profile.driver, profile.link, profile.how) == (
@@ -100,6 +108,7 @@ def test_what_a_profile_is_of():
     assert profile.made.endswith(f", {len(samples())} samples")
     assert (profile.ceilings, profile.multiprocessors, profile.beside) == (CEILINGS, 132, default().beside)
     assert (profile.calibrations, from_json(profile.to_json()).gpu) == (1, "NVIDIA H100")
+    assert profile.programs == from_json(profile.to_json()).programs == {"load": 8, "store": 8}
 
 
 def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():

@@ -6,23 +6,26 @@ import json
 
 import pytest
 
-from benchmarks import choice
-from benchmarks.choice import Point, agreement, by_profile, findings, from_file, geometries, regret, to_json
-from kvplan.tune.profile import DIRECTIONS, TERMS, default
+import kvplan
+from benchmarks import choice, choice_pairs
+from benchmarks.choice import Point, agreement, by_profile, findings, from_file, regret, to_json
+from benchmarks.choice_pairs import BLOCKS, DIRECTIONS, PAIRS, RUN_NBYTES, Case, Memory, cases, work
+from kvplan.tune.profile import TERMS, default
 from kvplan.tune.statistics import Pieces, Statistics
-from kvplan.tune.workload import Geometry
 from tests.simulated.executors import favouring
 
 GPU = {"name": "made up"}
 
 
-def point(runs: int, walls: tuple[float, ...], auto: float, taken: str = "kernel", run_nbytes: int = 2048) -> Point:
-    """Milliseconds of the four paths in order, and of auto."""
-    geometry = Geometry("load", "contiguous", run_nbytes, runs, 16)
-    pieces = Pieces.of(runs, geometry.nbytes)
-    plan = Statistics("load", geometry.nbytes, 1, runs, 16, pieces, runs // 16, runs, Pieces(), pieces, 16 * run_nbytes)
+def point(blocks: int, walls: tuple[float, ...], auto: float, taken: str = "kernel", run_nbytes: int = 2048) -> Point:
+    """Milliseconds of the four paths in order, and of auto; on the GPU a tenth of that."""
+    case = Case("planes to pages", "load", run_nbytes, blocks)
+    runs = case.nbytes // run_nbytes
+    pieces = Pieces.of(runs, case.nbytes)
+    plan = Statistics("load", case.nbytes, 1, runs, 16, pieces, blocks, runs, Pieces(), pieces, 16 * run_nbytes)
     named = dict(zip(TERMS, walls, strict=True)) | {"auto": auto}
-    return Point(geometry, plan, {name: float(f"{ms}e-3") for name, ms in named.items()}, taken)
+    times = [{name: float(f"{ms}e{power}") for name, ms in named.items()} for power in (-3, -4)]
+    return Point(case, plan, *times, taken)
 
 
 # Best of the paths: 1, 2 and 4 ms. Auto takes 1, 2.08 and 6.
@@ -38,23 +41,19 @@ def test_the_best_is_that_of_a_single_path():
     assert point(16, (2, 2, 2, 2), auto=1.0).best == 0.002
 
 
-def test_which_points_a_calibration_measures_itself():
-    assert [one.calibrated for one in POINTS] == [True, True, False]
-    other_blocks = POINTS[1]._replace(geometry=POINTS[1].geometry._replace(block_runs=32))
-    assert not other_blocks.calibrated
-
-
 def test_regret():
-    found = regret(POINTS, {one.geometry: one.walls["auto"] for one in POINTS})
-    assert (found.points, found.foreign) == (3, 1)
+    found = regret(POINTS, {one.case: one.walls["auto"] for one in POINTS})
+    assert found.points == 3
     assert (found.near, found.worst) == (pytest.approx(2 / 3), pytest.approx(1.5))  # 1, 1.04 and 1.5 times
-    assert found.at == "load contiguous 3072 4096 16"
-    none = regret(POINTS, {one.geometry: one.best for one in POINTS})
+    assert found.at == "planes to pages, load, 3072, 4096"
+    none = regret(POINTS, {one.case: one.best for one in POINTS})
     assert (none.near, none.worst) == (1.0, 1.0)
+    without = regret(POINTS, {one.case: one.best for one in POINTS[1:]})
+    assert (without.near, without.worst) == (pytest.approx(2 / 3), 1.0), "a path too slow to be measured is not near"
 
 
 def test_agreement_is_of_all():
-    first, second, third = ({one.geometry: path for one, path in zip(POINTS, paths, strict=True)} for paths in
+    first, second, third = ({one.case: path for one, path in zip(POINTS, paths, strict=True)} for paths in
                             (("a", "b", "c"), ("a", "b", "d"), ("a", "x", "c")))  # fmt: skip
     assert (agreement([first]), agreement([first, first])) == (1.0, 1.0)
     assert agreement([first, second]) == pytest.approx(2 / 3)
@@ -63,13 +62,14 @@ def test_agreement_is_of_all():
 
 @pytest.mark.parametrize("path", TERMS)
 def test_what_the_model_takes(path):
-    assert by_profile(POINTS, favouring(path)) == dict.fromkeys((one.geometry for one in POINTS), path)
+    assert by_profile(POINTS, favouring(path)) == dict.fromkeys((one.case for one in POINTS), path)
 
 
 def test_findings():
     found = findings(POINTS, [favouring("copy_engine"), favouring("copy_engine"), favouring("kernel")])
-    assert list(found) == ["auto", "model", "always", "agreement", "prediction_error"]
+    assert list(found) == ["auto", "parts", "model", "always", "agreement", "prediction_error"]
     assert found["auto"]["worst"] == pytest.approx(1.5)
+    assert found["parts"] == {"planes to pages, load": found["auto"]}
     assert [one["worst"] for one in found["model"]] == [pytest.approx(2), pytest.approx(2), pytest.approx(4)]
     assert {name: one["worst"] for name, one in found["always"].items()} == pytest.approx(
         {"kernel": 4, "copy_engine": 2, "copy_engine_2d": 3, "staged": 4}
@@ -87,15 +87,45 @@ def test_the_error_of_a_prediction_is_the_median_of_the_factors():
     assert findings([POINTS[0]._replace(walls=walls)], [profile])["prediction_error"] == pytest.approx(0.2)
 
 
-def test_the_grid_fits_and_is_whole():
-    every = list(geometries())
+def test_the_grid_is_whole():
+    every = list(cases())
     assert len(every) == len(set(every))
-    for one in every:
-        one.check()
-        assert one.nbytes <= choice.MOST_NBYTES
-    assert {one.direction for one in every} == set(DIRECTIONS)
-    made = [Point(one, POINTS[0].plan, {}, "") for one in every]
-    assert sum(not one.calibrated for one in made) / len(made) > 0.5, "most of it is calibrated nowhere"
+    assert max(one.nbytes for one in every) <= choice_pairs.MOST_NBYTES
+    for name, of in (("pair", PAIRS), ("direction", DIRECTIONS), ("run_nbytes", RUN_NBYTES), ("blocks", BLOCKS)):
+        assert {getattr(one, name) for one in every} == set(of)
+    assert (RUN_NBYTES[0], RUN_NBYTES[-1], BLOCKS[0], BLOCKS[-1]) == (128, 1 << 20, 1, 4096)
+
+
+@pytest.fixture
+def memory(monkeypatch) -> Memory:
+    monkeypatch.setattr(choice_pairs, "POOL_NBYTES", 1 << 18)
+    return Memory("cpu", 1 << 21)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_case_has_the_runs_that_it_names_and_moves_every_byte(pair, direction, memory):
+    with kvplan.Executor() as executor:
+        for run_nbytes, blocks in ((128, 3), (1024, 4)):
+            case = Case(pair, direction, run_nbytes, blocks)
+            moved = work(memory, case)
+            assert (moved.plan.nbytes, moved.plan.units) == (case.nbytes, blocks)
+            assert moved.program.run_nbytes == (run_nbytes, run_nbytes)
+            moved.verify("host", lambda moved=moved: executor.submit(moved.plan).synchronize())
+
+
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_one_wrong_byte_is_seen(pair, at, memory):
+    with kvplan.Executor() as executor:
+        moved = work(memory, Case(pair, "store", 256, 2))
+
+        def broken() -> None:
+            executor.submit(moved.plan).synchronize()
+            moved.dst.flat[at] += 1
+
+        with pytest.raises(kvplan.TransferError, match="other: 1 bytes of the destination are wrong after Case"):
+            moved.verify("other", broken)
 
 
 def test_what_was_measured_can_be_judged_again(tmp_path, monkeypatch, capsys):
@@ -106,12 +136,12 @@ def test_what_was_measured_can_be_judged_again(tmp_path, monkeypatch, capsys):
     path.write_text(to_json(POINTS, profiles, runs))
     assert from_file(path) == (POINTS, profiles)
     document = json.loads(path.read_text())
-    assert (document["schema"], document["version"], document["gpu"]) == ("kvplan.choice", 1, GPU)
+    assert (document["schema"], document["version"], document["gpu"]) == ("kvplan.choice", 2, GPU)
     assert document["findings"] == json.loads(json.dumps(findings(POINTS, profiles)))
     assert choice.main(["--again", str(path), "--output", str(tmp_path / "again.json")]) == 1  # 1.5 times is too much
     out = capsys.readouterr().out
     assert "auto, measured" in out
-    assert "1.50x  load contiguous 3072 4096 16" in out
+    assert "1.50x  planes to pages, load, 3072, 4096" in out
     assert out.count("calibrated in 12.5 s, with 300 MB of the GPU, 400 MB of the host\n") == 2
     assert from_file(tmp_path / "again.json") == (POINTS, profiles)
 

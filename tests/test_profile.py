@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVPlanError
+from kvplan.tune.prior import weighed
 from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default, from_json
 
 KINDS = ("decode", "prefill")
@@ -249,3 +250,24 @@ def test_whole_numbers_are_read_as_floats():
     profile = from_json(changed("costs.load.kernel.wall.run", 3))
     assert repr(profile.costs["load"]["kernel"].wall["run"]) == "3.0"
     assert set(asdict(profile)) == set(asdict(default()))
+
+
+def test_a_file_that_names_no_programs_was_measured_with_those_that_run_beside_compute():
+    document = json.loads(default().to_json())
+    del document["programs"]
+    assert from_json(json.dumps(document)).programs == {"load": 4, "store": 2}
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "8", None])
+def test_a_kernel_has_at_least_one_program(count):
+    document = json.loads(default().to_json())
+    document["programs"]["store"] = count
+    with pytest.raises(KVPlanError, match=r"^programs"):
+        from_json(json.dumps(document))
+
+
+def test_costs_of_another_number_of_programs_are_not_weighed_in():
+    new = replace(default(), gpu="H200", how="calibrated", calibrations=1, ceilings=dict(default().ceilings, load=26.0))
+    earlier = replace(new, calibrations=3, ceilings=default().ceilings)
+    assert weighed(new, earlier).ceilings["load"] == 24.5
+    assert weighed(new, replace(earlier, programs={"load": 4, "store": 2})) == new

@@ -89,7 +89,12 @@ def test_ids_are_refused_in_the_same_words(src, dst, tokens, skips):
 def test_the_loops_of_statistics_and_their_twins(starts, nbytes, first, step):
     units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
     count = units.shape[1]
-    assert twin.touching(units, nbytes) == expand.touching(units, nbytes)
+    found, repeated, reach = twin.adjacency(units, nbytes, None)
+    marks = np.zeros(1 << (16 * count).bit_length(), np.uint8)
+    hashed = expand.adjacency(units, nbytes, marks)
+    assert (found, reach) == (hashed[0], hashed[2])
+    assert found <= repeated <= hashed[1], "of two shifts that fall on one mark, the second counts as repeated"
+    assert expand.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
     assert twin.rising(units[0], first, step, nbytes) == expand.rising(units[0], first, step, nbytes)
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     made = []

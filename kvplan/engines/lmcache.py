@@ -16,6 +16,7 @@ from kvplan.engines.lmcache_objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import compile  # noqa: A004
 from kvplan.layout import KVLayout
 from kvplan.plan import join
@@ -206,7 +207,7 @@ def connect(
         caches: as of :class:`Connector`; left out, described by the format that LMCache itself finds for ``kvcaches``.
         page_size: slots a page, where that format has flat slots (SGLang's), which don't tell.
         device: of the executor; left out, the GPU that LMCache gives this worker, or the CPU where there is none.
-        policy: how the executor moves.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs beside it.
 
     Raises:
         KVPlanError: what is no engine, one without a connector or with kvplan's; a connector that moves layer by layer
@@ -229,7 +230,7 @@ def connect(
         import torch
 
         device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
-    executor = Executor(device, policy)
+    executor = Executor(device, policy or BESIDE_COMPUTE)
     prepare(executor)  # kernels are compiled when the first objects come
     engine.gpu_connector = Connector(caches, executor, own)
     made: Connector = engine.gpu_connector

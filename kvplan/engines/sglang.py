@@ -17,6 +17,7 @@ from kvplan.engines.slots import blocks_of, first_stray, slot_array
 from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.program import Int64Array
 
@@ -209,7 +210,7 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
 
     Args:
         controller: a ``HiCacheController``, or one of its kinds.
-        policy: how the executor moves.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs beside it.
 
     Returns:
         What took the place of ``controller.l2_transfer_engine``; its ``executor`` counts
@@ -227,7 +228,7 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
         )
     if controller.has_inflight_device_transfers():
         raise KVPlanError("the controller has transfers in flight; attach before it moves anything")
-    engine = TransferEngine(own, Executor(controller.device, policy))
+    engine = TransferEngine(own, Executor(controller.device, policy or BESIDE_COMPUTE))
     pools = getattr(controller, "mem_pool_host", None), getattr(controller, "mem_pool_device", None)
     if None not in pools:
         engine.transfers_of(*pools)  # now, so that no request waits for what is compiled

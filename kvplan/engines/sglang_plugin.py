@@ -7,11 +7,13 @@ installed in each of its processes. kvplan's entry point is this module's :func:
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from kvplan.engines.sglang import attach
 from kvplan.errors import KVPlanError
-from kvplan.execute import PATHS, Policy
+from kvplan.execute import PATHS
+from kvplan.execute.policy import BESIDE_COMPUTE
 
 VARIABLE = "KVPLAN_SGLANG"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
@@ -35,6 +37,6 @@ def plugin() -> None:
 
     def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:
         del result, given, more
-        attach(controller, policy=Policy(path=asked))
+        attach(controller, policy=replace(BESIDE_COMPUTE, path=asked))
 
     HookRegistry.register(CONTROLLER, built, HookType.AFTER)

@@ -17,6 +17,7 @@ from kvplan.backends import transformers as backend
 from kvplan.engines.ahead import prepare
 from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import compile  # noqa: A004
 from kvplan.groups import Groups
 from kvplan.layout import KVLayout
@@ -38,7 +39,7 @@ def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Pol
         manager: a ``ContinuousBatchingManager`` that has not been started.
         cpu_offload_space: GiB of host memory for what is offloaded; by default what the manager's
             ``ContinuousBatchingConfig`` says. The engine's safety threshold caps it.
-        policy: how the executor moves.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs beside it.
 
     Returns:
         The engine's offloading manager, with an ``executor`` (``executor.stats()`` says what was moved).
@@ -115,7 +116,7 @@ def _manager_class() -> Any:
             pairs = [(backend.describe(cache, group=name), backend.describe(there, group=name)) for name in self._names]
             self._store = Groups([compile(gpu, host) for gpu, host in pairs])
             self._load = Groups([compile(host, gpu) for gpu, host in pairs])
-            self.executor = Executor(_device(cache), policy)
+            self.executor = Executor(_device(cache), policy or BESIDE_COMPUTE)
             prepare(self.executor, [*self._store.programs, *self._load.programs])
 
         @property

@@ -20,9 +20,10 @@ from dataclasses import fields
 from typing import Any
 
 from kvplan.engines.vllm_pages import canonical_nbytes
-from kvplan.engines.vllm_worker import BESIDE_COMPUTE, Worker
+from kvplan.engines.vllm_worker import Worker
 from kvplan.errors import PathError
 from kvplan.execute import Policy
+from kvplan.execute.policy import BESIDE_COMPUTE
 
 NAMES = (
     "KVPlanOffloadingConnector",

@@ -17,12 +17,10 @@ from kvplan.engines.vllm_pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.flight import current_stream
+from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")
-
-# Transfers run beside the model's forward pass; only of expedited loads does it wait.
-BESIDE_COMPUTE = Policy(overlap="decode")
 
 
 class JobResult(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_DECISIONS = 4096  # that are remembered
 MOST_PARTS = 8  # of a plan whose decision is
+STEPS = 8  # in which a number doubles, where decisions are remembered by it
 
 
 Refusal = tuple[type[KVPlanError], str]
@@ -216,37 +218,40 @@ class Candidates:
         whatever: Any = None
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
             part = plan.parts[0]
-            held: tuple[Any, ...] = (part.group, *plan.layouts[0])
-            whatever = id(part.group), part.units.shape[1]
-            known = self._remembered(whatever, held)
+            src, dst = plan.layouts[0]
+            whatever = id(part.group), id(src), id(dst), part.units.shape[1]
+            known = self._decided.get(whatever)
             if known is not None:
-                return known
-            key: Any = self._told(part, plan, 0)
+                return known[1]
+            key: Any = (*whatever, *self._merging(part, plan, 0))
         elif len(plan.parts) <= MOST_PARTS:
-            held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
-            key = tuple(self._told(part, plan, k) for k, part in enumerate(plan.parts))
+            key = (
+                *((id(part.group), part.units.shape[1], *self._merging(part, plan, k))
+                  for k, part in enumerate(plan.parts)),
+                *(id(layout) for pair in plan.layouts for layout in pair),
+            )  # fmt: skip
         else:
             return self._weigh(plan)
-        known = self._remembered(key, held)
+        known = self._decided.get(key)
         if known is not None:
-            return known
+            return known[1]
         choice = self._weigh(plan)
         if not choice.pageable:  # it may be pinned by the next time
-            if len(self._decided) >= MOST_DECISIONS:
-                self._decided.clear()
             if whatever is not None and self._holds_whatever_merges(plan, choice):
                 key = whatever
-            self._decided[key] = (tuple(ref(thing) for thing in held), choice)
+            self._remember(key, plan, choice)
         return choice
 
-    def _remembered(self, key: Any, held: tuple[Any, ...]) -> Choice | None:
-        known = self._decided.get(key)
-        if known is None or len(known[0]) != len(held):
-            return None
-        for one, thing in zip(known[0], held, strict=True):
-            if one() is not thing:
-                return None
-        return known[1]
+    def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:
+        """Keep a decision as long as all groups and layouts live whose identities are in its key."""
+        if len(self._decided) >= MOST_DECISIONS:
+            self._decided.clear()
+
+        def forget(_: object) -> None:  # before the identity is given to another object
+            self._decided.pop(key, None)
+
+        held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
+        self._decided[key] = (tuple(ref(thing, forget) for thing in held), choice)
 
     def _holds_whatever_merges(self, plan: Plan, choice: Choice) -> bool:
         """Whether the kernel, to which merging is nothing, is taken though all copies of the others were one."""
@@ -256,13 +261,18 @@ class Candidates:
         made = statistics_of(plan, self._runtime.staging)
         return cost.kernel_whatever_merges(made, self.profile, self._runtime.policy, refused)
 
-    def _told(self, part: Part, plan: Plan, at: int) -> tuple[int, ...]:
-        """What tells a part from others as far as costs go: its group, how many units, and what merges of them."""
+    def _merging(self, part: Part, plan: Plan, at: int) -> tuple[int, ...]:
+        """How far copies of a part's units merge, and how far its pieces on the host do, in steps of 9 %.
+
+        Plans of random blocks differ by a few copies; no choice depends on so few.
+        """
         group, count = part.group, part.units.shape[1]
-        merged = sum(nbytes * chains(part.units, nbytes) for nbytes in group.sizes) if group.chainable else 0
+        if count < 2:
+            return ()
+        left = [chains(part.units, nbytes) for nbytes in group.sizes] if group.chainable else []
         facts = facts_of(group, plan.direction, self._runtime.staging)
-        followed = follow(part, facts, plan.direction, plan.skips[at]) if facts.joinable and count > 1 else 0
-        return id(group), count, merged, followed
+        pieces = count - follow(part, facts, plan.direction, plan.skips[at]) if facts.joinable else count
+        return tuple(round(STEPS * log2(max(one, 1))) for one in (pieces, *left))
 
     def _weigh(self, plan: Plan) -> Choice:
         paths, verdict = self._runtime.paths, self._verdict(plan)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
-from kvplan.execute.policy import DEFAULT_PROGRAMS, Policy
+from kvplan.execute.policy import Policy
 from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
@@ -113,9 +113,9 @@ class KernelPath:
             launch(function, programs, threads, shared, stream, header)
 
     def width(self, direction: str) -> tuple[int, int]:
-        """Programs, and bytes in flight of each: stores throttled, so that they never fill the link's queues."""
-        programs, tile = DEFAULT_PROGRAMS[direction], STORE_TILE if direction == "store" else LOAD_TILE
-        return self._policy.max_programs or programs, self._policy.tile_bytes or tile
+        """Programs, and bytes in flight of each: small tiles of a store never fill the link's queues."""
+        tile = self._policy.tile_bytes or (STORE_TILE if direction == "store" else LOAD_TILE)
+        return self._policy.programs(direction), tile
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         runtime, group = self._runtime, part.group

@@ -10,8 +10,11 @@ PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
 OVERLAPS = ("idle", "decode", "prefill")
 MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
-# What an executor takes where the policy leaves it open; measured on an H100 (docs/gpu.md).
-DEFAULT_PROGRAMS = {"load": 4, "store": 2, "device": 32}  # of the kernel path
+# Programs of the kernel path where the policy names no number, by what runs beside it (docs/gpu.md). Alone, as many as
+# fill the link with runs of 1 KiB. Beside compute, few: stores that SMs push faster than the link drains stall all of
+# the GPU.
+IDLE_PROGRAMS = {"load": 8, "store": 8, "device": 32}
+BESIDE_PROGRAMS = {"load": 4, "store": 2, "device": 32}
 CHUNK_NBYTES = 42 << 20  # of the staged path
 # A small transfer is cut into as many equal chunks, of not less than this: each costs the CPU 20 to 60 us, and a kernel
 # of so few bytes takes less than 10.
@@ -26,15 +29,17 @@ class Policy:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
             ``"kernel"`` or ``"staged"``.
         threads: CPU threads of the host path; by default one a core, at most 8.
-        max_programs: Triton programs of a kernel, which is how many SMs it may take; by default 4 for a load and 2 for
-            a store on the kernel path, and all of them, briefly, for a chunk of the staged path.
+        max_programs: Triton programs of a kernel, which is how many SMs it may take. The default of the kernel path is
+            8 where ``overlap`` is ``"idle"``, else 4 for a load and 2 for a store; a chunk of the staged path takes all
+            SMs, briefly.
         tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
         chunk_bytes: bytes of one step of its pipeline, at most.
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also keeps to one stream for its kernels.
         overlap: what runs on the GPU beside the transfers: ``"idle"``: nothing; ``"decode"``: compute bound by memory;
-            ``"prefill"``: compute bound by the SMs. What ``auto`` weighs: beside compute, also what that loses.
+            ``"prefill"``: compute bound by the SMs. Beside compute, kernels take fewer SMs, and ``auto`` also weighs
+            the time that compute loses.
 
     Raises:
         PathError: a path of no such name, or a number that is none.
@@ -73,3 +78,17 @@ class Policy:
                 raise PathError(f"{name} is {value!r}; {why}")
         if self.tile_bytes is not None and self.tile_bytes & (self.tile_bytes - 1):
             raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")
+
+    def programs(self, direction: str) -> int:
+        """Programs of the kernel path for plans of a direction.
+
+        >>> Policy().programs("store"), Policy(overlap="decode").programs("store")
+        (8, 2)
+        >>> Policy(max_programs=3).programs("load")
+        3
+        """
+        return self.max_programs or (IDLE_PROGRAMS if self.overlap == "idle" else BESIDE_PROGRAMS)[direction]
+
+
+# The default of the engines' adapters: their transfers run beside the model.
+BESIDE_COMPUTE = Policy(overlap="decode")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute import Executor
-from kvplan.execute.policy import DEFAULT_PROGRAMS, Policy
+from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.tune import ceilings, rivals
 from kvplan.tune.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
 from kvplan.tune.compute import Compute, Window, window
@@ -110,7 +110,7 @@ class Run:
         for path, make in cases.items():
             row = self._row(task, path)
             if path == "kernel":
-                row = self._row(task, path, programs=DEFAULT_PROGRAMS[task.geometry.direction])
+                row = self._row(task, path, programs=IDLE_PROGRAMS[task.geometry.direction])
             case = self._proven(task, row, make)
             if isinstance(case, Row):
                 yield case
@@ -133,7 +133,7 @@ class Run:
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
             if path == "kernel":
-                few = PROGRAMS if task.beside == "decode" else (DEFAULT_PROGRAMS[direction],)
+                few = PROGRAMS if task.beside == "decode" else (BESIDE_PROGRAMS[direction],)
                 cases += [(path, programs) for programs in few]
             elif path != "auto":  # it is one of the others
                 cases.append((path, None))

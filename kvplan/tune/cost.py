@@ -7,10 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kvplan.errors import PathError
-from kvplan.execute.policy import (
-    DEFAULT_PROGRAMS,
-    Policy,
-)
+from kvplan.execute.policy import BESIDE_PROGRAMS, Policy
 from kvplan.tune.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
 from kvplan.tune.statistics import Pieces, Statistics
 
@@ -94,13 +91,11 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
     share = 0.0
     if path == "kernel":
-        programs = policy.max_programs or DEFAULT_PROGRAMS[plan.direction]
+        programs = policy.programs(plan.direction)
         slower = 0.0
-        if programs != DEFAULT_PROGRAMS[plan.direction]:
+        if programs != profile.programs[plan.direction]:
             slower = _of_programs(counts, profile, plan.direction, programs) - seconds
-        if plan.alignment < WIDE:
-            words = plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
-            slower = max(slower, words - seconds)
+        slower = max(slower, _of_words(plan, programs) - seconds)
         seconds, wall = seconds + slower, wall + slower
         extra = EXTRA_LAUNCH * max(plan.groups - 1, 0)
         seconds, wall, cpu = seconds + extra, wall + extra, cpu + extra
@@ -108,11 +103,16 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
         wall = max(wall, seconds)
         share = min(programs / max(profile.multiprocessors, 1), 1.0)
     elif path == "staged" and seconds > 0:
-        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves.
+        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves, while others cross
+        # the link.
+        processors = max(profile.multiprocessors, 1)
+        programs = min(policy.max_programs or processors, processors)
         within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
-        if policy.max_programs is not None and policy.max_programs < profile.multiprocessors:
-            slower = max(within * profile.multiprocessors / policy.max_programs - seconds, 0.0)
-            seconds, wall = seconds + slower, wall + slower
+        least = _of_words(plan, programs)
+        if programs < processors:
+            least = max(least, within * processors / programs)
+        slower = max(least - seconds, 0.0)
+        seconds, wall = seconds + slower, wall + slower
         share = min(within / seconds, 1.0)
     cpu = min(cpu, wall)
     if policy.overlap == "idle":
@@ -131,11 +131,16 @@ def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: s
     return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{direction}"], 1e-9))
 
 
+def _of_words(plan: Statistics, programs: int) -> float:
+    """Seconds that so many programs take at least, where words are narrow; of wide ones they are not the bound."""
+    if plan.alignment >= WIDE:
+        return 0.0
+    return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
+
+
 def _dose(path: str, direction: str, policy: Policy) -> float:
     """How much more compute suffers from the policy's programs than from those that were measured."""
-    if path != "kernel" or policy.max_programs is None:
-        return 1.0
-    return policy.max_programs / DEFAULT_PROGRAMS[direction]
+    return policy.programs(direction) / BESIDE_PROGRAMS[direction] if path == "kernel" else 1.0
 
 
 def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:

@@ -19,7 +19,8 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
 
     Args:
         new: one calibration.
-        earlier: calibrated here, or shipped; a default, or one of another GPU or other ceilings, is not weighed in.
+        earlier: calibrated here, or shipped. It is not weighed in where it is a default, or of another GPU, other
+            ceilings or another number of the kernel's programs.
 
     >>> from kvplan.tune.profile import default
     >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
@@ -28,6 +29,7 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
     (24.5, True)
     """
     known = (earlier.gpu, earlier.generation, earlier.width) == (new.gpu, new.generation, new.width)
+    known = known and earlier.programs == new.programs
     if earlier.how == "default" or not earlier.calibrations or not known or not _alike(new.ceilings, earlier.ceilings):
         return new
     weight = min(earlier.calibrations, MOST_WEIGHT)

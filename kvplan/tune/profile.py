@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvplan.errors import KVPlanError
-from kvplan.execute.policy import OVERLAPS
+from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
@@ -74,6 +74,7 @@ class DeviceProfile:
         note: what a user should know of it, or "".
         calibrations: how many it is the mean of.
         guessed: what of it was not measured: ``"store staged"``, ``"decode load kernel"``.
+        programs: by direction, of how many programs the kernel path's costs are.
 
     >>> default().how, sorted(default().costs["load"])
     ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
@@ -92,6 +93,7 @@ class DeviceProfile:
     note: str = ""
     calibrations: int = 0
     guessed: tuple[str, ...] = ()
+    programs: Mapping[str, int] = field(default_factory=lambda: {way: IDLE_PROGRAMS[way] for way in DIRECTIONS})
 
     def to_json(self) -> str:
         """The file's text."""
@@ -143,6 +145,7 @@ def from_json(text: str) -> DeviceProfile:
         note=reader.text("note"),
         calibrations=reader.whole("calibrations") or 0,
         guessed=reader.texts("guessed"),
+        programs=reader.programs("programs"),
     )
 
 
@@ -188,6 +191,15 @@ class _Reader:
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:  # nan is not
                 raise KVPlanError(f"{where}.{name} is {value!r}; a number of at least 0 is due")
         return {name: float(held[name]) for name in names}
+
+    def programs(self, name: str) -> dict[str, int]:
+        """By direction; profiles of kvplan 0.1.0 name none, and were measured with as many as run beside compute."""
+        if name not in self._document:
+            return {way: BESIDE_PROGRAMS[way] for way in DIRECTIONS}
+        found = {way: int(count) for way, count in self.numbers((name,), DIRECTIONS).items()}
+        if min(found.values()) < 1:
+            raise KVPlanError(f"{name} is {found}; a kernel has at least one program")
+        return found
 
     def costs(self, way: str) -> dict[str, PathCosts]:
         made = {}
