@@ -25,8 +25,11 @@ from benchmarks.gpu.memory import Work
 from benchmarks.gpu.sizes import spell
 from benchmarks.measure import no_collection
 from benchmarks.record import Row
+from kvplan.execute.cuda import NOT_READY
+from kvplan.execute.flight import DeviceTransfer
 
 SMALL_PATHS = ("auto", "staged", "kernel")
+BARE = "the driver's calls alone"
 WARM_UPS = 3
 
 
@@ -115,5 +118,32 @@ def _small(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Ite
     yield Row("small", f"{what}: GPU", "us", ours, beside, SMALL_SHARE * link if held else None,
               f"{SMALL_SHARE} x bytes / link" if held else "", detail=detail)  # fmt: skip
     held = path == "auto" and blocks == LATENCY_BLOCKS
+    if path == "kernel":
+        beside = beside | {BARE: _bare(executor, works)}
     yield Row("small", f"{what}: seen by the host", "us", statistics.median(seen[WARM_UPS:]), beside,
               LATENCY_US if held else None, f"{LATENCY_US:g} us" if held else "", detail=detail)  # fmt: skip
+
+
+def _bare(executor: Any, works: Sequence[Work]) -> float:
+    """Median microseconds of the same launches without a submit: headers are written before, and nothing is given back.
+
+    Two events, the launch between them, and a loop that asks for the second: what no executor can save.
+    """
+    runtime, plan = executor._backend, works[0].plan
+    device, query = runtime.device, runtime.device.driver.cuEventQuery
+    lane, seen = runtime.lanes[plan.direction], []
+    for work in works:
+        transfer = DeviceTransfer(work.plan, runtime, "kernel")
+        with device.current():
+            launch = runtime.kernel.prepare(transfer, work.plan, lane)
+            begin, end = transfer.event(), transfer.event()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            device.record(begin, lane.kernel)
+            launch()
+            device.record(end, lane.kernel)
+            while query(end) == NOT_READY:
+                pass
+            seen.append((time.perf_counter() - start) * 1e6)
+        transfer._give_back()
+    return statistics.median(seen[WARM_UPS:])
