@@ -26,7 +26,8 @@ form                 a layer's tensor     of
 ``paged_planes``     (2, B, N * H * D)    0.10: PagedAttention on CPU and ROCm: as ``paged``
 ===================  ===================  =====================================================================
 
-x is 16 bytes of elements. ``isa`` is the instruction set of CPU_ATTN's kernels; inside a (block, head), K and V are
+x is 16 bytes of elements. A layer of ROCM_ATTN whose ``impl._use_interleaved_v_cache`` is set is ``shuffled``: AITER's
+fused writer stores V so. ``isa`` is the instruction set of CPU_ATTN's kernels; inside a (block, head), K and V are
 
 =============================================  ======================  ======================
 isa                                            K                       V
@@ -115,6 +116,11 @@ def describe(
     layer: (block token.0) head token.1 (kv dim) | layer=1 kv=2 block=10 token=64 head=4 dim=64 | float16 on cpu
     >>> print(describe([np.zeros((10, 2, 16, 256), np.float16)], form="head_slots", heads=4))
     layer: block kv token (head dim) | layer=1 kv=2 block=10 token=16 head=4 dim=64 | float16 on cpu
+    >>> cpu = describe([np.zeros((10, 4, 32, 128), np.float16)], form="cpu", isa="vec")
+    >>> cpu.notation
+    'layer: block head (dim token) + layer: block head (token dim)'
+    >>> cpu.address(layer=0, part="k", token=1) - cpu.address(layer=0, part="k")
+    2
     """
     row = FORMS.get(form)
     if row is None:
