@@ -41,7 +41,8 @@ not known                                      opaque                  opaque
 =============================================  ======================  ======================
 
 A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque within: ``"k"``, ``"k_scale"``, ``"v"``,
-``"v_scale"``. Of opaque blocks whole ones move, tokens do not.
+``"v_scale"``. ``whole_blocks`` takes for NVFP4 what has single bytes, several token slots, an even number of head slots
+and rows of which a ninth can be scales. Of opaque blocks whole ones move, tokens do not.
 """
 
 from __future__ import annotations
