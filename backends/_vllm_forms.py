@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from kvplan.backends._vllm_cpu import packing_of, version_of
+from kvplan.backends._vllm_pages import check_dense, holds_nvfp4, itemsize_of, nvfp4_parts
 from kvplan.errors import LayoutError
 
 
@@ -13,7 +15,7 @@ class Form(NamedTuple):
 
     Attributes:
         shape: its dims, as text.
-        dims: notation of the whole tensor, or of K and of V.
+        dims: notation of the whole tensor, or of K and of V; empty where more than the form decides.
         tokens: which dim counts token slots; None where none does.
         pair: which dim counts K and V and has extent 2; None where none does.
     """
@@ -31,29 +33,44 @@ class Form(NamedTuple):
     @property
     def takes_heads(self) -> bool:
         """Whether heads share a dim with others, so that the shape does not count them."""
-        return any("(head" in dims for dims in self.dims)
+        return any("(head" in dims for dims in self.dims) and ", H," not in self.shape
 
 
 _KEYS = "block (head dim.0 token dim.1)"
+_VALUES = "block (head dim token)"
+_SHUFFLED = "block (head token.0 dim token.1)"
 
 FORMS = {
     "fused": Form("(B, H, N, C)", ("block head token (kv dim)",)),
     "latent": Form("(B, 1, N, C)", ("block 1 token dim",)),
     "packed": Form("(B, H, N, C)", ("block head token dim",)),
     "whole_blocks": Form("(B, H, N, C)", ("block dim.0 dim.1 dim.2",), tokens=None),
-    "cpu": Form("(B, H, N, C)", ("block head (kv token.0) (token.1 dim)",)),
+    "cpu": Form("(B, H, N, C)", ()),
     "head_slots": Form("(B, 2, N, H * D)", ("block kv token (head dim)",), pair=1),
-    "paged": Form("(B, 2, N, H * D)", (_KEYS, "block (head dim token)"), pair=1),
-    "shuffled": Form("(B, 2, N, H * D)", (_KEYS, "block (head token.0 dim token.1)"), pair=1),
+    "paged": Form("(B, 2, N, H * D)", (_KEYS, _VALUES), pair=1),
+    "shuffled": Form("(B, 2, N, H * D)", (_KEYS, _SHUFFLED), pair=1),
     "planes": Form("(2, B, N, H, D)", ("kv block token head dim",), pair=0),
     "pages": Form("(B, 2, N, H, D)", ("block kv token head dim",), pair=1),
-    "planes_hnd": Form("(2, B, H, N, D)", ("kv block head token dim",), tokens=3, pair=0),
+    "planes_hnd": Form("(2, B, H, N, D)", (), tokens=3, pair=0),
+    "rocm": Form("(2, B, N, H, D)", (_KEYS, _VALUES), pair=0),
+    "shuffled_planes": Form("(2, B, N, H, D)", (_KEYS, _SHUFFLED), pair=0),
     "rows": Form("(B, N, H, C)", ("block token head (kv dim)",), tokens=1),
-    "paged_planes": Form("(2, B, N * H * D)", (_KEYS, "block (head dim token)"), tokens=None, pair=0),
+    "paged_planes": Form("(2, B, N * H * D)", (_KEYS, _VALUES), tokens=None, pair=0),
 }
 
+CPU_FORMS = ("cpu", "planes_hnd")
+ROCM_CHANGED = (0, 29)  # K and V as two head slots of a block, where they were two planes
 
-def check_options(form: str, row: Form, head_size_v: int | None, heads: int | None, block_tokens: int | None) -> None:
+
+def check_options(
+    form: str,
+    row: Form,
+    head_size_v: int | None,
+    heads: int | None,
+    block_tokens: int | None,
+    isa: str | None,
+    version: str | None,
+) -> None:
     """Refuse a describe() whose arguments and form do not go together."""
     for name, value in (("head_size_v", head_size_v), ("heads", heads), ("block_tokens", block_tokens)):
         least = 0 if name == "head_size_v" else 1
@@ -61,6 +78,11 @@ def check_options(form: str, row: Form, head_size_v: int | None, heads: int | No
             raise LayoutError(f"{name} is {value!r}; it is an integer of at least {least}")
     if head_size_v is not None and form not in ("fused", "rows"):
         raise LayoutError(f"head_size_v is given for form={form!r}; only 'fused' and 'rows' hold V beside K in one row")
+    if isa is not None and form not in CPU_FORMS:
+        raise LayoutError(f"isa is given for form={form!r}; only 'cpu' and 'planes_hnd' (CPU_ATTN) depend on it")
+    if version is not None and form not in (*CPU_FORMS, "rocm"):
+        raise LayoutError(f"version is given for form={form!r}; only 'rocm' (ROCM_ATTN), 'cpu' and 'planes_hnd' "
+                          "(CPU_ATTN) depend on it")  # fmt: skip
     if (heads is None) == row.takes_heads:
         held = ", ".join(repr(name) for name, other in FORMS.items() if other.takes_heads)
         needs = "needs heads=" if heads is None else "takes no heads="
@@ -69,6 +91,19 @@ def check_options(form: str, row: Form, head_size_v: int | None, heads: int | No
         raise LayoutError("form='paged_planes' needs block_tokens=: the shape (2, B, N * H * D) does not tell")
     if form == "whole_blocks" and block_tokens is not None:
         raise LayoutError("form='whole_blocks' takes no block_tokens=: its blocks have no token slots")
+
+
+def rocm_form(version: str | None) -> str:
+    """The form of ROCM_ATTN in a version of vLLM.
+
+    >>> rocm_form("0.26.0"), rocm_form("0.33.0")
+    ('rocm', 'paged')
+    """
+    known = version_of(version)
+    if known is None:
+        raise LayoutError("form='rocm' needs version=, of vLLM: to 0.28 a layer of ROCM_ATTN is (2, B, N, H, D), from "
+                          "0.29 on (B, 2, N, H * D)")  # fmt: skip
+    return "paged" if known >= ROCM_CHANGED else "rocm"
 
 
 _Part = tuple[str, str, list[Any], dict[str, int]]  # part, dims, tensors, sizes
@@ -82,38 +117,30 @@ def parts_of(
     head_size_v: int | None,
     heads: int | None,
     block_tokens: int | None,
+    isa: str | None,
+    version: str | None,
 ) -> list[_Part]:
     """Each notation of a form, with the tensors it is of."""
-    shape, itemsize = tuple(caches[0].shape), _itemsize(caches[0])
-    tokens = block_tokens if row.tokens is None else int(shape[row.tokens])
+    shape = tuple(map(int, caches[0].shape))
+    tokens = block_tokens if row.tokens is None else shape[row.tokens]
     sizes = {} if heads is None else {"head": heads}
-    k_part, v_part = ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
-    if form == "cpu":
-        for cache in caches:
-            _check_dense(form, cache)
-        parts: list[_Part] = [(part, row.dims[0], caches, {"token.1": 2})]
+    names = ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
+    if form in CPU_FORMS:
+        parts = _cpu_parts(form, caches, names, isa, version)
+    elif form == "whole_blocks" and holds_nvfp4(shape, itemsize_of(caches[0])):
+        parts = nvfp4_parts(caches, names)
     elif len(row.dims) == 2:
-        keys, values = ([_page(cache, row, kv) for cache in caches] for kv in (0, 1))
         assert tokens is not None
-        x = 16 // itemsize
-        if form == "shuffled" and tokens % x:
-            raise LayoutError(
-                f"form='shuffled' has blocks of {tokens} token slots; they come in groups of {x}, 16 bytes"
-            )
-        v_sizes = {"token.0": tokens // x, "token.1": x} if form == "shuffled" else {"token": tokens}
-        parts = [
-            (k_part, row.dims[0], keys, sizes | {"token": tokens, "dim.1": x}),
-            (v_part, row.dims[1], values, sizes | v_sizes),
-        ]
+        parts = _x_packed_parts(row, caches, names, tokens, sizes or ({"head": shape[3]} if len(shape) == 5 else {}))
     elif head_size_v is not None:
-        content = int(shape[-1])
+        content = shape[-1]
         if head_size_v >= content or head_size_v == 0:
             raise LayoutError(f"head_size_v is {head_size_v}; a row of {content} elements holds K and V")
         dims = row.dims[0].replace("(kv dim)", "dim")
         edge = content - head_size_v
         parts = [
-            (k_part, dims, [cache[..., :edge] for cache in caches], sizes),
-            (v_part, dims, [cache[..., edge:] for cache in caches], sizes),
+            (names[0], dims, [cache[..., :edge] for cache in caches], sizes),
+            (names[1], dims, [cache[..., edge:] for cache in caches], sizes),
         ]
     else:
         parts = [(part, row.dims[0], caches, sizes)]
@@ -125,9 +152,51 @@ def parts_of(
     return [_manager_blocks(one, block_tokens // tokens) for one in parts]
 
 
+def _cpu_parts(
+    form: str, caches: list[Any], names: tuple[str, str], isa: str | None, version: str | None
+) -> list[_Part]:
+    """K and V of CPU_ATTN: in one tensor, of each (block, head) the first half of the rows is K's."""
+    fused = form == "cpu"
+    tokens, content = map(int, caches[0].shape[-2:])
+    if fused and content % 2:
+        raise LayoutError(f"form='cpu' has rows of {content} elements; they hold K and V, which are of one size")
+    dim = content // 2 if fused else content
+    packing = packing_of(isa, version_of(version), caches[0].dtype, itemsize=itemsize_of(caches[0]), tokens=tokens,
+                         dim=dim, planes=not fused)  # fmt: skip
+    for cache in caches:
+        check_dense(form, cache)
+    halves: tuple[list[Any], list[Any]] = [], []
+    for cache in caches:
+        for kv, half in enumerate(halves):
+            side = cache if fused else cache[kv]
+            rows = side.reshape(int(side.shape[0]), int(side.shape[1]), -1)  # dense, so a view
+            half.append(rows[..., kv * tokens * dim : (kv + 1) * tokens * dim] if fused else rows)
+    sides = zip(names, packing.sides(tokens), halves, strict=True)
+    return [(name, f"block head ({axes})", half, sizes) for name, (axes, sizes), half in sides]
+
+
+def _x_packed_parts(
+    row: Form, caches: list[Any], names: tuple[str, str], tokens: int, sizes: dict[str, int]
+) -> list[_Part]:
+    """K in groups of 16 bytes a token; V transposed, or shuffled in groups of tokens."""
+    x = 16 // itemsize_of(caches[0])
+    keys, values = ([_page(cache, row, kv) for cache in caches] for kv in (0, 1))
+    shuffled = row.dims[1] == _SHUFFLED
+    if shuffled and tokens % x:
+        form = next(name for name, other in FORMS.items() if other is row)
+        raise LayoutError(f"form={form!r} has blocks of {tokens} token slots; they come in groups of {x}, 16 bytes")
+    v_sizes = {"token.0": tokens // x, "token.1": x} if shuffled else {"token": tokens}
+    return [
+        (names[0], row.dims[0], keys, sizes | {"token": tokens, "dim.1": x}),
+        (names[1], row.dims[1], values, sizes | v_sizes),
+    ]
+
+
 def _manager_blocks(part: _Part, ratio: int) -> _Part:
     """The same tensors in the manager's blocks: ``ratio`` of the kernel's follow one another in each."""
     name, dims, tensors, sizes = part
+    if "token" not in dims:  # opaque: the kernel's blocks are content
+        return name, dims.replace("(dim)", "dim.1").replace("block", "(block dim.0)", 1), tensors, {"dim.0": ratio}
     dims = _one_deeper(dims).replace("block", "(block token.0)", 1)
     return name, dims, tensors, {_one_deeper(axis): size for axis, size in sizes.items()} | {"token.0": ratio}
 
@@ -135,8 +204,8 @@ def _manager_blocks(part: _Part, ratio: int) -> _Part:
 def _one_deeper(text: str) -> str:
     """Every token factor with its number raised by one; the whole of token is factor 0.
 
-    >>> _one_deeper("block head (kv token.0) (token.1 dim)"), _one_deeper("token")
-    ('block head (kv token.1) (token.2 dim)', 'token.1')
+    >>> _one_deeper("block head (token.0 dim.0 token.1 dim.1)"), _one_deeper("token")
+    ('block head (token.1 dim.0 token.2 dim.1)', 'token.1')
     """
     return re.sub(r"token(?:\.(\d))?", lambda match: f"token.{int(match[1] or 0) + 1}", text)
 
@@ -146,25 +215,5 @@ def _page(cache: Any, row: Form, kv: int) -> Any:
     side = cache[kv] if row.pair == 0 else cache[:, kv]
     if len(side.shape) == 2:
         return side
-    _check_dense("x-packed", side)
+    check_dense("x-packed", side, dims=len(side.shape) - 1)
     return side.reshape(int(side.shape[0]), -1)  # dense, so a view
-
-
-def _check_dense(form: str, cache: Any) -> None:
-    """The rows of the last two dims follow one another without a gap."""
-    (tokens, content), unit = map(int, cache.shape[-2:]), _itemsize(cache)
-    steps = steps_of(cache)[-2:]
-    if (tokens > 1 and steps[0] != content * unit) or (content > 1 and steps[1] != unit):
-        raise LayoutError(f"the last two dims, {(tokens, content)}, have strides {steps} (bytes); {form} caches are "
-                          f"dense there, {(content * unit, unit)}, as in LBHNC")  # fmt: skip
-
-
-def steps_of(cache: Any) -> tuple[int, ...]:
-    """Strides in bytes."""
-    if callable(getattr(cache, "stride", None)):
-        return tuple(int(step) * _itemsize(cache) for step in cache.stride())
-    return tuple(map(int, cache.strides))
-
-
-def _itemsize(cache: Any) -> int:
-    return int(cache.element_size() if hasattr(cache, "element_size") else cache.itemsize)

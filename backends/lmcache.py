@@ -44,7 +44,7 @@ LETTERS = {
     "BS": "token",
     "NH": "head",
     "HS": "dim",
-    "CS": "(kv dim)",  # K and V packed in the content
+    "CS": "(kv dim)",  # K and V packed in the content; LMCache says so of vLLM's CPU_ATTN too, where it is not true
     "NBBS": "(block token)",
     "ONE": "1",
     # An indexer's rows: of a block all values, then all scales. Registered as (blocks, tokens, 132), but the bytes of a

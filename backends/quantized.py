@@ -97,7 +97,8 @@ FORMATS: Mapping[str, RowFormat] = {
     "turboquant_4bit_nc": RowFormat(_pair(4, 2, 4, 4), _TURBO, headed=True),
     "turboquant_k3v4_nc": RowFormat(_pair(3, 2, 4, 4), _TURBO, headed=True),
     "turboquant_3bit_nc": RowFormat(_pair(3, 2, 3, 4), _TURBO, headed=True),
-    # K data, K scales, V data, V scales of a page; scales of half a bit a value
+    # K data, K scales, V data, V scales of a page; scales of half a bit a value. For GPUs of compute capability 10 vLLM
+    # swizzles V's scales within aligned groups of four tokens: groups may move, and a token alone may not.
     "nvfp4": RowFormat(
         {"k": (4, 0), "k_scale": (0.5, 0), "v": (4, 0), "v_scale": (0.5, 0)}, _NVFP4, _EACH, headed=True
     ),

@@ -1,30 +1,48 @@
 """vLLM: every cache it hands out, of 0.33 and of the generations before it.
 
-Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/worker/utils.py`` (``allocate_kv_cache``) and
-``v1/attention/backends/``; 0.26.0, 0.20.2 and 0.10.2, the same folder (``get_kv_cache_shape``).
+Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/worker/utils.py`` (``allocate_kv_cache``),
+``v1/attention/backends/`` and ``csrc/cpu/``; 0.10.2 to 0.32.0, the same folders (``get_kv_cache_shape``).
 
 In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. The storage order
 is in its strides; what the content means is the attention backend's, and is said by ``form``.
 
-===============  ========================  ====================================================================
-form             a layer's tensor          of
-===============  ========================  ====================================================================
-``fused``        (B, H, N, C)              0.33, 0.26: K, then V, in the content of each (head, token)
-``latent``       (B, 1, N, C)              0.33: MLA, where ``spec.head_size_v`` is 0
-``packed``       (B, H, N, C)              0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be parted
-``whole_blocks`` (B, H, N, C)              0.33: NVFP4, Mamba, indexers: the bytes of a token do not lie together
-``cpu``          (B, H, N, C)              0.33, 0.26, CPU_ATTN: all K rows of a (block, head), then all V rows
-``head_slots``   (B, 2, N, H * D)          0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
-``paged``        (B, 2, N, H * D)          0.33, ROCM_ATTN: in a slot, K is (H, D / x, N, x) and V is (H, D, N)
-``shuffled``     (B, 2, N, H * D)          0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
-``planes``       (2, B, N, H, D)           0.10 to 0.20: FlashAttention, Triton (0.10), Flex; to 0.26: ROCM_ATTN
-``pages``        (B, 2, N, H, D)           0.10 to 0.20: FlashInfer; Triton (0.20)
-``planes_hnd``   (2, B, H, N, D)           0.20: CPU_ATTN
-``rows``         (B, N, H, C)              0.20: FlashAttention DiffKV: as ``fused``, tokens before heads
-``paged_planes`` (2, B, N * H * D)         0.10: PagedAttention on CPU and ROCm: as ``paged``
-===============  ========================  ====================================================================
+===================  ===================  =====================================================================
+form                 a layer's tensor     of
+===================  ===================  =====================================================================
+``fused``            (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
+``latent``           (B, 1, N, C)         0.33: MLA, where ``spec.head_size_v`` is 0
+``packed``           (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be parted
+``whole_blocks``     (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token do not lie together
+``cpu``              (B, H, N, C)         0.23 to 0.33, CPU_ATTN: all K of a (block, head), then all V, by ``isa``
+``head_slots``       (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
+``paged``            (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
+``shuffled``         (B, 2, N, H * D)     0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
+``planes``           (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
+``pages``            (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
+``planes_hnd``       (2, B, H, N, D)      0.11 to 0.22: CPU_ATTN: planes of K and of V, by ``isa``
+``rocm``             (2, B, N, H, D)      0.11 to 0.28: ROCM_ATTN: as ``paged``, which it is by ``version`` from 0.29
+``shuffled_planes``  (2, B, N, H, D)      0.17 to 0.22: ROCM_AITER_FA with a shuffled cache: as ``shuffled``
+``rows``             (B, N, H, C)         0.20: FlashAttention DiffKV: as ``fused``, tokens before heads
+``paged_planes``     (2, B, N * H * D)    0.10: PagedAttention on CPU and ROCm: as ``paged``
+===================  ===================  =====================================================================
 
-x is 16 bytes of elements.
+x is 16 bytes of elements. A layer of ROCM_ATTN whose ``impl._use_interleaved_v_cache`` is set is ``shuffled``: AITER's
+fused writer stores V so. ``isa`` is the instruction set of CPU_ATTN's kernels; inside a (block, head), K and V are
+
+=============================================  ======================  ======================
+isa                                            K                       V
+=============================================  ======================  ======================
+``vec``, ``vec16``, ``rvv``, ``vxe``, ``vsx``  (D, N)                  (N, D)
+``neon`` but for bfloat16, ``neon_fmla``       (D, N)                  (N, D)
+``amx``                                        (N / 16, D / 2, 16, 2)  (D / 16, N / 2, 16, 2)
+``neon_bfmmla``                                (N / 8, D / 4, 8, 4)    (D / 8, N / 4, 8, 4)
+``neon_bfmmla``, to 0.30                       (N / 8, D / 4, 8, 4)    (D / 2, N / 4, 2, 4)
+not known                                      opaque                  opaque
+=============================================  ======================  ======================
+
+A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque within: ``"k"``, ``"k_scale"``, ``"v"``,
+``"v_scale"``. ``whole_blocks`` takes for NVFP4 what has single bytes, several token slots, an even number of head slots
+and rows of which a ninth can be scales. Of opaque blocks whole ones move, tokens do not.
 """
 
 from __future__ import annotations
@@ -32,8 +50,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, steps_of
+from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, rocm_form
 from kvplan.backends._vllm_orders import place
+from kvplan.backends._vllm_pages import steps_of
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 
@@ -47,6 +66,8 @@ def describe(
     head_size_v: int | None = None,
     heads: int | None = None,
     block_tokens: int | None = None,
+    isa: str | None = None,
+    version: str | None = None,
     names: Sequence[str] | None = None,
     layer_start: int = 0,
     head_start: int = 0,
@@ -71,6 +92,11 @@ def describe(
         heads: KV heads of this rank, of the forms that hold them in one dim with others.
         block_tokens: token slots of the manager's block, where the tensor is in smaller blocks of the attention
             kernel; blocks are then the manager's. ``paged_planes`` always needs it.
+        isa: of ``cpu`` and ``planes_hnd``: the instruction set of the kernels, an attention layer's ``isa``. Left out,
+            vLLM is asked where this process has loaded it and the cache is not fp8. Where it is not known (``neon``
+            with bfloat16 is not: how vLLM was compiled decides), blocks are opaque.
+        version: of vLLM, as text; by default of the vLLM that this process has loaded. ``rocm`` needs it, and
+            ``cpu`` with ``isa="neon_bfmmla"``.
         names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all of the dict.
         layer_start: number of the first layer of a list.
         head_start: global number of this rank's first KV head.
@@ -91,11 +117,19 @@ def describe(
     layer: (block token.0) head token.1 (kv dim) | layer=1 kv=2 block=10 token=64 head=4 dim=64 | float16 on cpu
     >>> print(describe([np.zeros((10, 2, 16, 256), np.float16)], form="head_slots", heads=4))
     layer: block kv token (head dim) | layer=1 kv=2 block=10 token=16 head=4 dim=64 | float16 on cpu
+    >>> cpu = describe([np.zeros((10, 4, 32, 128), np.float16)], form="cpu", isa="vec")
+    >>> cpu.notation
+    'layer: block head (dim token) + layer: block head (token dim)'
+    >>> cpu.address(layer=0, part="k", token=1) - cpu.address(layer=0, part="k")
+    2
     """
     row = FORMS.get(form)
     if row is None:
         raise LayoutError(f"form is {form!r}; it is one of {', '.join(FORMS)}")
-    check_options(form, row, head_size_v, heads, block_tokens)
+    if form == "rocm":
+        form = rocm_form(version)
+        row, version = FORMS[form], None
+    check_options(form, row, head_size_v, heads, block_tokens, isa, version)
     if form == "fused" and head_size_v == 0:
         form, row, head_size_v = "latent", FORMS["latent"], None
     caches, numbers = _layers(kv_caches, form, row, names, layer_start, layers)
@@ -109,7 +143,7 @@ def describe(
         )
         for held in alike.values()
         for name, dims, tensors, sizes in parts_of(form, row, [caches[k] for k in held], part, head_size_v, heads,
-                                                 block_tokens)
+                                                 block_tokens, isa, version)
     ]  # fmt: skip
     return found[0] if len(found) == 1 else KVLayout.merge(found)
 

@@ -185,7 +185,8 @@ def _check_tokens(a: Component, b: Component) -> None:
     if a.form.opaque != b.form.opaque and extent(a.form.token) != extent(b.form.token):
         tokens = max(extent(a.form.token), extent(b.form.token))
         raise IncompatibleLayoutsError(
-            f"{a}: one side's block is opaque and the other's has {tokens} token slots; they have no common unit"
+            f"{a}: one side's block is opaque and the other's has {tokens} token slots; they have no common unit, for "
+            "of opaque blocks whole ones move and tokens do not"
         )
 
 

@@ -284,7 +284,9 @@ class KVLayout:
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
         if not 0 <= token < extent(form.token):
-            raise LayoutError(f"token {token} of {component}; token slots are 0 to {extent(form.token) - 1}")
+            slots = "its blocks are opaque: whole blocks move, tokens do not" if form.opaque else (
+                f"token slots are 0 to {extent(form.token) - 1}")  # fmt: skip
+            raise LayoutError(f"token {token} of {component}; {slots}")
         if head is None:
             head = form.head_start
         if head not in form.heads:

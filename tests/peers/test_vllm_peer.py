@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim, nvfp4_split_data_scale
+from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
 from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
 from vllm.v1.attention.ops.paged_attn import PagedAttention
@@ -238,13 +244,83 @@ def test_x_packed_keys(order, dtype, hold):
         keys, values = PagedAttention.split_kv_cache(caches[name(layer)].transpose(0, 1), 3, dim)
         for part, b, token, head in product(layout.parts, range(BLOCKS), range(8), range(3)):
             ours = layout.address(layer=layer, part=part, block=b, token=token, head=head)
-            starts = [0]
-            for count, stride in layout.component(layer, part).form.dim:
-                starts = [start + k * stride for start in starts for k in range(count)]
-            for d, start in enumerate(starts[:: dtype.itemsize]):
-                theirs = keys[b, head, d // x, token, d % x] if part == "k" else values[b, head, d, token]
-                assert ours + start == theirs.data_ptr()
+            for d, start in enumerate(offsets(layout, part)[:: dtype.itemsize]):
+                element = keys[b, head, d // x, token, d % x] if part == "k" else values[b, head, d, token]
+                assert ours + start == element.data_ptr()
             hold(dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_planes_of_rocm(dtype, hold):
+    """To 0.28 ROCM_ATTN gave the same function planes: (2, B, N, H, D)."""
+    cache = torch.zeros(2, BLOCKS, 16, 3, 32, dtype=dtype)
+    layout = vllm.describe([cache], form="rocm", version="0.28.0")
+    keys, values = PagedAttention.split_kv_cache(cache, 3, 32)
+    x = 16 // dtype.itemsize
+    for part, b, token, head in product(layout.parts, range(BLOCKS), range(16), range(3)):
+        row = layout.address(layer=0, part=part, block=b, token=token, head=head)
+        for d, start in enumerate(offsets(layout, part)[:: dtype.itemsize]):
+            element = keys[b, head, d // x, token, d % x] if part == "k" else values[b, head, d, token]
+            assert row + start == element.data_ptr()
+        hold(32)
+
+
+def offsets(layout, part):
+    """Bytes from a row's first to each of its bytes."""
+    starts = [0]
+    for count, stride in layout.component(0, part).form.dim:
+        starts = [start + k * stride for start in starts for k in range(count)]
+    return starts
+
+
+@pytest.fixture(scope="module")
+def nvfp4_views():
+    """`_nvfp4_kv_views`, out of a module that imports FlashInfer, which is not installed."""
+    path = Path(importlib.util.find_spec("vllm.v1.attention.backends.flashinfer").origin)
+    made = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == "_nvfp4_kv_views"]
+    names = {"torch": torch, "nvfp4_split_data_scale": nvfp4_split_data_scale, "_KVPair": tuple}
+    exec(compile(ast.Module(made, []), str(path), "exec"), names)
+    return names["_nvfp4_kv_views"]
+
+
+@pytest.mark.parametrize("padded", [None, 1024])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_nvfp4_pages(order, heads, padded, nvfp4_views, hold):
+    """Every row of data and of scales, of each head: heads first or tokens first, as the storage order says."""
+    spec = spec_of(num_kv_heads=heads, head_size=32, dtype=torch.uint8, page_size_padded=padded)
+    spec = replace(spec, num_head_slots=2 * heads, state_content_bytes=nvfp4_kv_cache_full_dim(32))
+    if padded and order not in PACKING:
+        with pytest.raises(AssertionError, match="Page padding requires"):
+            caches_of([group_of((0, 1), spec)], order)
+        return
+    _, caches = caches_of([group_of((0, 1), spec)], order)
+    if order not in PACKING:
+        with pytest.raises(ValueError, match="must be dense"):
+            nvfp4_views(caches[name(0)], heads)
+        with pytest.raises(kvplan.LayoutError, match="its pages are dense"):
+            vllm.describe(caches, form="whole_blocks")
+        return
+    layout = vllm.describe(caches, form="whole_blocks")
+    assert layout.block_nbytes == 2 * 8 * 2 * heads * 18
+    for layer in layout.layers:
+        (k, v), (k_scale, v_scale), inside = nvfp4_views(caches[name(layer)], heads)
+        for part, view in {"k": k, "v": v, "k_scale": k_scale, "v_scale": v_scale}.items():
+            rows = view if inside == "HND" else view.transpose(1, 2)
+            starts = offsets(layout, part)[:: rows.shape[-1]]
+            for b, head, token in product(range(BLOCKS), range(heads), range(8)):
+                ours = layout.address(layer=layer, part=part, block=b, head=head) + starts[token]
+                assert ours == rows[b, head, token].data_ptr()
+                hold(1)
+
+
+def test_the_instruction_set_is_vllm_s(monkeypatch, hold):
+    cache = torch.zeros(2, 3, 32, 128, dtype=torch.bfloat16)
+    for amx in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        isa = cpu_attn._get_attn_isa(torch.bfloat16, 32, 64)
+        assert vllm.describe([cache], form="cpu") == vllm.describe([cache], form="cpu", isa=isa)
+        hold(1)
 
 
 @pytest.mark.parametrize("padded", [None, 1024])
