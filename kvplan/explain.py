@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from kvplan.algebra import Factors, Loop
-from kvplan.compiler import Pair, Passes, passes
+from kvplan.compiler import Passes, passes
 from kvplan.layout import KVLayout
+from kvplan.matching import Pair
 from kvplan.program import BlockAxis, Program, Run, RunGroup
 from kvplan.slicing import number_ranges
 from kvplan.wording import ADDRESSES

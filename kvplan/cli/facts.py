@@ -93,8 +93,8 @@ def _view(form: Form, held: Sequence[Component], regions: Sequence[Region]) -> d
         _outer("part", list(by_layer.values()), regions),
         _axis("block", form.block) if form.table is None else _looked_up("block", len(form.table)),
     ]
-    if not form.opaque:
-        axes.append(_axis("token", form.token))
+    if not form.opaque or form.subblocks > 1:
+        axes.append(_axis("subblock" if form.opaque else "token", form.token))
     if form.headed:
         axes.append(_axis("head", form.head))
     axes.append(_axis("dim", form.dim))
