@@ -83,6 +83,8 @@ def allocate(
     parsed = parse(notation)
     if not isinstance(like, KVLayout):
         raise LayoutError(f"like is a {type(like).__name__}; it is the layout whose content the pool will hold")
+    if "subblock" in parsed.axes and not like.opaque:
+        raise LayoutError(f"'{parsed}' has opaque sub-blocks, and like has token slots: write token")
     part, content = _parts(parsed, like)
     dtype, itemsize = _dtype(like, content)
     held, span = _layers(layers, like), _heads(heads, like)
@@ -105,8 +107,6 @@ def allocate(
             hint = ": give sizes={'subblock': ...}, the opaque blocks that one of the pool holds"
             raise LayoutError(f"'{parsed}' has no {axis!r} axis, and {size} of them to hold"
                               f"{hint if axis == 'token' and like.opaque else ''}")  # fmt: skip
-    if "subblock" in parsed.axes and not like.opaque:
-        raise LayoutError(f"'{parsed}' has opaque sub-blocks, and like has token slots: write token")
     extents = extents_of(parsed, {k: v for k, v in axes.items() if k in parsed.axes} | given)
     for axis, size in axes.items():
         atoms = [str(atom) for atom in parsed.factors(axis)]

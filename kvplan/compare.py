@@ -12,7 +12,7 @@ from kvplan.algebra import Factor, Factors, extent, span
 from kvplan.compiler import Passes
 from kvplan.components import Component, Form
 from kvplan.layout import KVLayout
-from kvplan.matching import Pair
+from kvplan.matching import Pair, heads_of
 from kvplan.program import Program
 from kvplan.slicing import number_ranges
 
@@ -297,8 +297,7 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
 
 def untouched(made: Passes) -> Iterator[tuple[str, str]]:
     """What each side holds that the other lacks: side (``src``, ``dst``) and a line for each range of heads."""
-    cases = dict.fromkeys((p.heads, p.src.form.heads, p.dst.form.heads) for p in made.pairs if p.src.form.headed)
-    for heads, src, dst in cases:
+    for heads, src, dst in heads_of(made.pairs, headed=True):
         for side, held in (("src", src), ("dst", dst)):
             rest = [head for head in held if head not in heads]
             if rest:

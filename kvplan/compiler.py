@@ -73,7 +73,8 @@ def passes(src: Geometry, dst: Geometry) -> Passes:
     refined = refine_pairs(pairs, units)
     coalesced = tuple(Coalesced(r.pairs, tuple(_coalesce_box(box) for box in r.boxes)) for r in refined)
     groups = fuse(coalesced, units, (src.num_blocks, dst.num_blocks))
-    return Passes(pairs, unit_tokens, refined, coalesced, Program(unit_tokens, *units, groups))
+    opaque = all(pair.src.form.opaque and pair.dst.form.opaque for pair in pairs)
+    return Passes(pairs, unit_tokens, refined, coalesced, Program(unit_tokens, *units, groups, opaque))
 
 
 # ---- pass 2: refine ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvplan.algebra import extent
@@ -188,3 +188,25 @@ def _no_common_heads(a: Component, src: range, dst: range) -> IncompatibleLayout
 
 def _span(heads: range) -> str:
     return f"{heads.start} to {heads.stop - 1}"
+
+
+def heads_of(pairs: Iterable[Pair], *, headed: bool = False) -> list[tuple[range, range, range]]:
+    """Heads that each (layer, part) moves, and that the source and the destination hold of it; each case once.
+
+    Heads that a side holds apart are several pairs of one (layer, part), and one range here.
+
+    Args:
+        pairs: what :func:`match` found.
+        headed: only of content with a head axis.
+    """
+    found: dict[tuple[int, str], tuple[range, range, range]] = {}
+    for pair in pairs:
+        if headed and not pair.src.form.headed:
+            continue
+        ranges = pair.heads, pair.src.form.heads, pair.dst.form.heads
+        known = found.get((pair.layer, pair.part), ranges)
+        heads, src, dst = (
+            range(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(known, ranges, strict=True)
+        )
+        found[pair.layer, pair.part] = heads, src, dst
+    return list(dict.fromkeys(found.values()))

@@ -90,10 +90,11 @@ class Form:
         return shape
 
 
-def layout_of(cache: Cache) -> KVLayout:
+def layout_of(cache: Cache, part: str = "kv") -> KVLayout:
     return KVLayout.from_tensors(
-        cache.notation, cache.tensors, sizes=cache.told, layer_start=cache.layer_start, head_start=cache.head_start
-    )
+        cache.notation, cache.tensors, sizes=cache.told, layer_start=cache.layer_start, head_start=cache.head_start,
+        part=part,
+    )  # fmt: skip
 
 
 @st.composite
@@ -249,3 +250,38 @@ def neighbour_cases(draw) -> Case:
 def _blocks(form: Form, num_blocks: int) -> dict[str, int]:
     """Sizes that give a form another number of blocks, if its block axis is not split."""
     return {} if "block.0" in form.sizes else {"block": num_blocks}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Rows of tokens, and opaque sub-blocks under the same block ids, in two forms each."""
+
+    rows: tuple[Form, Form]
+    pages: tuple[Form, Form]
+    page_tokens: int  # tokens a sub-block
+    ids: tuple[list[int], list[int]]
+    skips: tuple[int, int]  # sub-blocks
+    units: int  # sub-blocks
+    seed: int
+
+
+@st.composite
+def opaque_beside_rows(draw) -> Beside:
+    """Blocks of several opaque sub-blocks on either side, entered late and left early."""
+    logical = draw(logicals())
+    pages = replace(logical, kv=False, heads=1, opaque=True, dim=draw(st.integers(1, 6)))
+    rows = replace(logical, opaque=False)
+    page_tokens = draw(st.sampled_from((1, 2, 3, 4)))
+    counts = draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (3, 1), (2, 2), (2, 3), (4, 2))))
+    blocks = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    made = [
+        tuple(draw(forms(one, count * each, n, range(one.heads))) for count, n in zip(counts, blocks, strict=True))
+        for one, each in ((rows, page_tokens), (pages, 1))
+    ]
+    skips = tuple(draw(st.integers(0, count - 1)) for count in counts)
+    most = min(n * count - skip for n, count, skip in zip(blocks, counts, skips, strict=True))
+    units = draw(st.integers(1, most))
+    named = [-(-(units + skip) // count) for skip, count in zip(skips, counts, strict=True)]
+    ids = tuple(draw(id_lists(n, count, distinct=True)) for n, count in zip(blocks, named, strict=True))
+    units = min(n * count - skip for n, count, skip in zip(named, counts, skips, strict=True))
+    return Beside(*made, page_tokens, ids, skips, units, draw(st.integers(0, 2**31)))
