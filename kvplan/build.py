@@ -287,10 +287,12 @@ def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequenc
 
     Heads that are views at equal steps of one allocation are one axis; otherwise each is by itself.
     """
+    if len(rows) == 1:
+        return [(rows[0][0], (_block_axis(strided, rows[0], regions), (), 0))]
     blocks = [_block_axis(strided, row, regions) for row in rows]
     firsts = [row[0] for row in rows]
     steps = {b - a for a, b in pairwise(firsts)}
-    if len(rows) == 1 or (len(regions) == 1 and len(steps) == 1 and min(steps) > 0 and len(set(blocks)) == 1):
+    if len(regions) == 1 and len(steps) == 1 and min(steps) > 0 and len(set(blocks)) == 1:
         return [(firsts[0], (blocks[0], tuple((len(rows), step) for step in steps), 0))]
     return [(first, (axis, (), head)) for head, (first, axis) in enumerate(zip(firsts, blocks, strict=True))]
 

@@ -55,7 +55,7 @@ class PairProgram:
         if self._moves_whole is not None and held[0] != held[1]:
             what = "sub-blocks" if src.layout.opaque and dst.layout.opaque else "tokens"
             raise IncompatibleLayoutsError(
-                f"{self._moves_whole} moves whole blocks between ranks, but blocks hold {held[0]} {what} in the source "
+                f"{self._moves_whole} moves whole blocks, but blocks hold {held[0]} {what} in the source "
                 f"and {held[1]} in the destination; they have no common unit"
             )
         self._aliased = shares_memory(src.layout, dst.layout)

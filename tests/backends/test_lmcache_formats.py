@@ -121,7 +121,7 @@ def test_objects_that_hold_several_blocks_of_an_indexer(executor):
 @pytest.mark.parametrize(("given", "says"), [
     ({"opaque_tokens": 48}, "opaque_tokens is 48; an object holds 256 tokens"),
     ({"opaque_tokens": 64, "heads": 2}, "of one plane without heads; these are 'block: layer token .head kv dim.'"),
-    ({"opaque_tokens": 64, "engine_format": "NL_X_NB_BS_HS"}, "and group are of memory objects, and so is opaque_tokens"),
+    ({"opaque_tokens": 64, "engine_format": "NL_X_NB_BS_HS"}, "and group are of memory objects, and so is opaq"),
 ])  # fmt: skip
 def test_opaque_blocks_that_objects_do_not_hold(given, says):
     with pytest.raises(LayoutError, match=says):
