@@ -89,8 +89,6 @@ def check_options(
         raise LayoutError(f"form={form!r} {needs}; {held} hold heads in one dim with others, the rest in their own")
     if form == "paged_planes" and block_tokens is None:
         raise LayoutError("form='paged_planes' needs block_tokens=: the shape (2, B, N * H * D) does not tell")
-    if form == "whole_blocks" and block_tokens is not None:
-        raise LayoutError("form='whole_blocks' takes no block_tokens=: its blocks have no token slots")
 
 
 def rocm_form(version: str | None) -> str:
@@ -144,6 +142,8 @@ def parts_of(
         ]
     else:
         parts = [(part, row.dims[0], caches, sizes)]
+    if form == "whole_blocks" and block_tokens is not None:
+        return [_opaque_blocks(one, block_tokens, int(shape[2])) for one in parts]
     if row.tokens is None or block_tokens is None or tokens is None or block_tokens == tokens:
         return parts
     if block_tokens % tokens:
@@ -199,6 +199,20 @@ def _manager_blocks(part: _Part, ratio: int) -> _Part:
         return name, dims.replace("(dim)", "dim.1").replace("block", "(block dim.0)", 1), tensors, {"dim.0": ratio}
     dims = _one_deeper(dims).replace("block", "(block token.0)", 1)
     return name, dims, tensors, {_one_deeper(axis): size for axis, size in sizes.items()} | {"token.0": ratio}
+
+
+def _opaque_blocks(part: _Part, block_tokens: int, tokens: int) -> _Part:
+    """The same tensors in the manager's blocks; opaque blocks of the kernel's are sub-blocks of these."""
+    name, dims, tensors, sizes = part
+    if block_tokens % tokens:
+        raise LayoutError(f"block_tokens is {block_tokens}; the tensor's blocks are of {tokens} tokens, and the "
+                          "manager's are a multiple of that")  # fmt: skip
+    ratio = block_tokens // tokens
+    if ratio == 1:
+        return part
+    if "token" in dims:
+        return _manager_blocks(part, ratio)
+    return name, dims.replace("block", "(block subblock)", 1), tensors, sizes | {"subblock": ratio}
 
 
 def _one_deeper(text: str) -> str:

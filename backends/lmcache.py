@@ -96,6 +96,7 @@ def describe(
     block_tokens: int | None = None,
     heads: int | None = None,
     group: int | None = None,
+    opaque_tokens: int | None = None,
     layer_start: int = 0,
     head_start: int = 0,
     layers: Sequence[int] | None = None,
@@ -118,6 +119,8 @@ def describe(
         block_tokens: tokens a block, where the format has NBBS.
         heads: KV heads that an object's last dim holds; left out where tensors have a dim of their own for them.
         group: number of the kernel group described, where objects hold several; ``layers`` are then that group's.
+        opaque_tokens: of objects of one plane that hold whole blocks of an indexer (``NL_X_NB_BSV_BSS``), one after
+            another in each layer: tokens of such a block. It is opaque; a block here then counts its sub-blocks.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
         layers: global number of every layer, where they do not follow one another.
@@ -134,11 +137,14 @@ def describe(
     block: kv layer token (head dim) | layer=32 kv=2 block=4 token=256 head=8 dim=128 | float16 on cpu
     >>> print(describe([np.zeros((1024, 1, 576), np.float16)], engine_format="NL_X_NBBS_ONE_HS", block_tokens=64))
     layer: (block token) 1 dim | layer=1 block=16 token=64 dim=576 | float16 on cpu
+    >>> keys = [np.zeros((2, 256, 132), np.uint8) for chunk in range(4)]  # four blocks of 64 tokens a chunk and layer
+    >>> print(describe(keys, opaque_tokens=64, part="index"))
+    block: layer (subblock dim.0) dim.1 | layer=2 block=4 subblock=4 dim=8448 | uint8 on cpu | parts index
     """
     if engine_format is not None:
-        if object_format is not None or heads is not None or group is not None:
+        if object_format is not None or heads is not None or group is not None or opaque_tokens is not None:
             raise LayoutError("engine_format= describes an engine's caches; object_format, heads and group are of "
-                              "memory objects")  # fmt: skip
+                              "memory objects, and so is opaque_tokens")  # fmt: skip
         name = str(getattr(engine_format, "name", engine_format))
         if name == "NL_X_NB_BS_NH_HS" and part == "kv":
             raise LayoutError("NL_X_NB_BS_NH_HS lists K and V tensors one by one; describe those of K with part='k', "
@@ -150,6 +156,9 @@ def describe(
         tensors = _unwrapped(tensors, group)
         notation = _objects(tensors, tuple(_first(tensors).shape), object_format or said, heads)
         sizes = {axis: size for axis, size in (("token", block_tokens), ("head", heads)) if size is not None}
+        if opaque_tokens is not None:
+            notation = _opaque(notation, tuple(_first(tensors).shape), opaque_tokens)
+            sizes = {"dim.0": opaque_tokens}
     return KVLayout.from_tensors(
         notation,
         tensors,
@@ -192,6 +201,15 @@ def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None)
         hint = "" if heads is not None or plane else "; give heads= where the last dim holds heads and content"
         raise LayoutError(f"shape {shape} is no {name} object, '{dims}'{hint}")
     return nesting + dims
+
+
+def _opaque(notation: str, shape: tuple[int, ...], tokens: int) -> str:
+    """The notation of objects whose rows are those of opaque blocks, each of so many tokens."""
+    if not notation.endswith("token dim"):
+        raise LayoutError(f"opaque_tokens is of objects of one plane without heads; these are '{notation}'")
+    if tokens < 1 or shape[-2] % tokens:
+        raise LayoutError(f"opaque_tokens is {tokens}; an object holds {shape[-2]} tokens, which are whole blocks")
+    return notation.removesuffix("token dim") + "(subblock dim.0) dim.1"
 
 
 def _first(tensors: Any) -> Any:

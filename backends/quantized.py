@@ -207,6 +207,7 @@ def with_scales(
             ``(blocks, tokens, heads, scales)`` in NHD, ``(blocks, tokens)`` where heads share a scale.
         kv_layout: ``"NHD"`` or ``"HND"``, the order of tokens and heads in the shapes of the scales.
         whole_blocks: a block's scales are swizzled over its tokens, so that dim 0 counts blocks and the rest is opaque.
+            Where it counts several to each of the cache's blocks (an attention kernel's), these are sub-blocks.
 
     Raises:
         LayoutError: a rank that is none of these, blocks or tokens that differ from the cache's, or a part it has.
@@ -226,14 +227,23 @@ def with_scales(
             raise LayoutError(f"scales[{part!r}] is to be a list with one tensor a layer, or one tensor")
         rank = len(column[0].shape)
         axes = {4: order, 3: order.removesuffix(" dim")}.get(rank, "token")
+        block, sizes = "block", {}
         if whole_blocks:
             axes = " ".join(f"dim.{k}" for k in range(rank - 1)) if rank > 2 else "dim"
+            each, left = divmod(int(column[0].shape[0]), cache.num_blocks)
+            if each > 1 and not left:
+                block, sizes = "(block subblock)", {"subblock": each}
         elif rank not in {2, 3, 4}:
             raise LayoutError(f"scales[{part!r}] has shape {tuple(column[0].shape)}; it is (blocks, tokens), or with "
                               "heads, or with heads and scales; or say whole_blocks=True")  # fmt: skip
         found.append(
             KVLayout.from_tensors(
-                f"layer: block {axes}", column, layers=cache.layers, head_start=cache.heads.start, part=part
+                f"layer: {block} {axes}",
+                column,
+                sizes=sizes,
+                layers=cache.layers,
+                head_start=cache.heads.start,
+                part=part,
             )
         )
     return KVLayout.merge(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kvplan.backends._sglang_pages import parts_of
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 
@@ -50,8 +51,11 @@ HOST = {
 # The scales of MXFP8 in pages of 128 tokens: token t lies at (t % 32, t // 32).
 MXFP8 = "head token.1 token.0 dim"
 
-# What a pool of pools calls its pools: SWA, hybrid linear attention, MiniMax, and HiCache's HostPoolGroup.
-_INNER = ("full_kv_pool", "swa_kv_pool", "main_pool", "dense_pool", "index_kv_pool", "index_k_pool", "entries")
+# What a pool of pools calls its pools: SWA, hybrid linear attention, MiniMax, HiCache's HostPoolGroup, DeepSeek-V4.
+_INNER = (
+    "full_kv_pool", "swa_kv_pool", "main_pool", "dense_pool", "index_kv_pool", "index_k_pool", "entries", "kv_pools",
+    "index_pools", "unified_kv_pool",
+)  # fmt: skip
 
 
 class _Naming(NamedTuple):
@@ -81,7 +85,10 @@ def describe(
 
     Block ids are physical page numbers: slot // page_size. Page 0 of a device pool takes the writes of padding and is
     never handed out; host pools hand out every page. Scales are parts ``"k_scale"`` and ``"v_scale"`` (``"kv_scale"``
-    of MLA), native FP4 scales ``"k_native_scale"`` and ``"v_native_scale"``, index keys ``"index"``.
+    of MLA), native FP4 scales ``"k_native_scale"`` and ``"v_native_scale"``, index keys ``"index"``: a page of them is
+    opaque, and several lie in a larger block of a pool as sub-blocks (``"block layer subblock dim"``). Of DeepSeek-V4's
+    single pools a token is a compressed one. States of recurrent layers are parts ``"conv"`` and ``"ssm"``, and a block
+    is a state slot.
 
     Args:
         pool: the engine's pool: a device pool (``k_buffer`` and ``v_buffer``, or ``kv_buffer``, lists with one tensor a
@@ -94,7 +101,8 @@ def describe(
         layer_start: global number of the first layer; left out, the pool's own number, or 0.
         head_start: global number of this rank's first KV head; pools don't know it.
         layers: global number of every layer held, where they do not follow one another. A host pool counts on from its
-            start_layer, its draft layers last; beside a device pool whose ``model_layer_ids`` differ, give those.
+            start_layer, its draft layers last; beside a device pool whose ``model_layer_ids`` (``mamba_layer_ids``)
+            differ, give those.
         seams: of tensors: addresses that no descriptor may cross; a host pool notes where its registrations meet.
 
     Raises:
@@ -114,21 +122,32 @@ def describe(
     kind = type(pool).__name__
     if layout is not None or page_size is not None or len(seams):
         raise LayoutError(f"a pool ({kind}) says its own layout, page_size and seams; leave them out")
-    _refuse(pool, kind)
+    _refuse_pools(pool, kind)
+    pages = parts_of(pool, kind)
+    if pages is None:
+        _refuse(pool, kind)
     if layers is None and layer_start is None:
-        numbers = tuple(getattr(pool, "model_layer_ids", ()))
+        numbers = tuple(getattr(pool, "model_layer_ids", getattr(pool, "mamba_layer_ids", ())))
         naming = naming._replace(layers=numbers or None, layer_start=int(getattr(pool, "start_layer", 0)))
+    if pages is not None:
+        return KVLayout.merge([
+            _seamed(naming, tensors).of(notation, tensors, part, sizes) for part, notation, tensors, sizes in pages
+        ])  # fmt: skip
     if hasattr(pool, "layout"):
         return _host_pool(pool, kind, naming)
     return _device_pool(pool, kind, naming)
 
 
-def _refuse(pool: Any, kind: str) -> None:
-    """Refuse, by name, what this module does not describe."""
+def _refuse_pools(pool: Any, kind: str) -> None:
+    """Refuse a pool of pools: no one layout holds pages under ids of several kinds."""
     inner = [name for name in _INNER if _has(pool, name)]
     if inner:
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "
                           f"{', '.join(inner)} hold{'s' if len(inner) == 1 else ''}, one by one")  # fmt: skip
+
+
+def _refuse(pool: Any, kind: str) -> None:
+    """Refuse, by name, what this module does not describe."""
     if getattr(pool, "kpool_use_compress", False):
         raise LayoutError(f"{kind} keeps compress tails a request, not a page; run without index_kpool_compress")
     host = hasattr(pool, "layout")
@@ -138,8 +157,8 @@ def _refuse(pool: Any, kind: str) -> None:
                           "backends.cross_layer, and merge")  # fmt: skip
     packed = not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "index_k_with_scale_buffer"))
     if host and (packed or getattr(pool, "stores_page_envelope", False)):
-        raise LayoutError(f"{kind} keeps packed page rows; describe its buffer as whole blocks, with backends.mla or "
-                          "backends.cross_layer")  # fmt: skip
+        raise LayoutError(f"{kind} keeps packed page rows; what order they have inside it does not tell: describe its "
+                          "buffer as whole blocks, KVLayout.from_tensors('block dim', ...), on both sides")  # fmt: skip
 
 
 def _has(pool: Any, name: str) -> bool:

@@ -61,7 +61,8 @@ def allocate(
             registered in pieces of at most 32 GiB that end on boundaries of the outermost dim where these are page
             boundaries; what lies between two is a seam of the layout. Where pinning fails, a warning says so and the
             pool is pageable.
-        sizes: extents in elements of a split axis (``{"head.0": 4}``).
+        sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the opaque blocks of
+            ``like`` that one block of the pool holds.
         shared: a name in /dev/shm, or the absolute path of a file: processes that give the same one share the memory.
             The first makes it, cleared; the last unlinks it. Of it, only what ``like`` uses is pinned. See
             ``docs/shared-pool.md``.
@@ -82,24 +83,31 @@ def allocate(
     parsed = parse(notation)
     if not isinstance(like, KVLayout):
         raise LayoutError(f"like is a {type(like).__name__}; it is the layout whose content the pool will hold")
+    if "subblock" in parsed.axes and not like.opaque:
+        raise LayoutError(f"'{parsed}' has opaque sub-blocks, and like has token slots: write token")
     part, content = _parts(parsed, like)
     dtype, itemsize = _dtype(like, content)
     held, span = _layers(layers, like), _heads(heads, like)
+    given = dict(sizes or {})
     axes = {
         "layer": len(held),
         "block": like.num_blocks if num_blocks is None else num_blocks,
-        "token": like.block_tokens if block_tokens is None else block_tokens,
+        "token": (1 if like.opaque else like.block_tokens) if block_tokens is None else block_tokens,
         "head": len(span),
         "dim": content // itemsize,
     }
+    if like.opaque:
+        axes["subblock"] = given.get("subblock", like.block_tokens)
     for name in ("num_blocks", "block_tokens"):
         value = axes["block" if name == "num_blocks" else "token"]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LayoutError(f"{name} is {value!r}; a pool has at least one")
     for axis, size in axes.items():
         if size != 1 and axis not in parsed.axes:
-            raise LayoutError(f"'{parsed}' has no {axis!r} axis, and {size} of them to hold")
-    extents = extents_of(parsed, {k: v for k, v in axes.items() if k in parsed.axes} | dict(sizes or {}))
+            hint = ": give sizes={'subblock': ...}, the opaque blocks that one of the pool holds"
+            raise LayoutError(f"'{parsed}' has no {axis!r} axis, and {size} of them to hold"
+                              f"{hint if axis == 'token' and like.opaque else ''}")  # fmt: skip
+    extents = extents_of(parsed, {k: v for k, v in axes.items() if k in parsed.axes} | given)
     for axis, size in axes.items():
         atoms = [str(atom) for atom in parsed.factors(axis)]
         if atoms and prod(extents[name] for name in atoms) != size:
@@ -172,7 +180,7 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
             f"parts {like.parts} hold {sorted(sizes)} bytes a (token, head) and {sorted(heads)} heads: one notation "
             "holds parts of one size; allocate each from like.slice(parts=...) and merge"
         )
-    if len(like.components) != len(like.layers) * len(like.parts):
+    if len({(c.layer, c.part) for c in like.components}) != len(like.layers) * len(like.parts):
         raise LayoutError(f"not every layer of {like} holds every part; allocate each part from its own slice")
     if "kv" not in notation.axes:
         if len(like.parts) != 1:

@@ -90,11 +90,24 @@ def block_ids(ids: Any, name: str) -> Int64Array:
     return np.array(array, dtype=np.int64, order="C")
 
 
-def count_units(src: Int64Array, dst: Int64Array, src_skip: int, dst_skip: int, units: tuple[int, int]) -> int:
+def count_units(
+    src: Int64Array,
+    dst: Int64Array,
+    src_skip: int,
+    dst_skip: int,
+    units: tuple[int, int],
+    program: Program | None = None,
+) -> int:
     """Units that both id lists cover.
 
     The first block of a side may be entered ``skip`` units late and its last may be partly used; beyond that, both
-    lists must cover the same units.
+    lists must cover the same units. A skip counts units, which may be less than the smaller block.
+
+    Args:
+        src, dst: block ids.
+        src_skip, dst_skip: units.
+        units: units a block of each side.
+        program: says in messages how much a unit is.
 
     Raises:
         BlockIndexError: a skip that is none, or lists that cover different numbers of units.
@@ -109,7 +122,7 @@ def count_units(src: Int64Array, dst: Int64Array, src_skip: int, dst_skip: int, 
         if not 0 <= skip < side_units:
             raise BlockIndexError(
                 f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
-                f"0{f' to {side_units - 1}' * (side_units > 1)}"
+                f"0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
             )
     if not len(src) and not len(dst):
         return 0
@@ -118,9 +131,14 @@ def count_units(src: Int64Array, dst: Int64Array, src_skip: int, dst_skip: int, 
     if src_covers - count >= units[0] or dst_covers - count >= units[1] or count <= 0:
         raise BlockIndexError(
             f"{len(src)} src blocks cover {max(src_covers, 0)} units, {len(dst)} dst blocks cover "
-            f"{max(dst_covers, 0)}; only the last larger block may be partly used"
+            f"{max(dst_covers, 0)}; only the last larger block may be partly used{_unit(program)}"
         )
     return count
+
+
+def _unit(program: Program | None) -> str:
+    """How much a unit is, to end a message."""
+    return "" if program is None else f" (skips count units; a unit is {program.unit_words})"
 
 
 class _Scratch(threading.local):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ class Built(NamedTuple):
 
     Attributes:
         components: in order of layer, then part.
+        block_tokens: token slots a block; sub-blocks where no part has token slots.
         sizes: extent of each axis of the notation, in elements for dim.
     """
 
@@ -140,7 +141,7 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
             factors = " * ".join(f"{atom}={known[atom]}" if atom in known else f"{atom}=?" for atom in dim) or "1"
             raise LayoutError(f"dim of extent {size} in '{notation}' cannot be {factors}")
         extents |= known | dict.fromkeys(unknown, size // total)
-    for axis in ("layer", "block", "token", "head", "dim"):
+    for axis in ("layer", "block", "token", "subblock", "head", "dim"):
         factors_of = [extents[atom] for atom in notation.factors(axis)]
         if axis in given and factors_of and prod(factors_of) != given[axis]:
             raise LayoutError(f"sizes say {axis}={given[axis]}, the shape {tuple(shape)} says {prod(factors_of)}")
@@ -211,33 +212,38 @@ def assemble(
     strided = normal(factors.get("block", ()))
     alike = Form(
         block=(),
-        token=normal(factors.get("token", ())),
+        token=normal(factors.get("token", factors.get("subblock", ()))),
         head=normal(factors.get("head", ())),
         dim=normal((*factors.get("dim", ()), (first.itemsize, 1))),
         head_start=naming.head_start,
         headed="head" in counts,
         opaque="token" not in counts,
     )
-    shared: dict[_BlockAxis, Form] = {}  # one object a form, so that identity can stand for equality downstream
+    shared: dict[_Spread, Form] = {}  # one object a form: identity stands for equality
     components: list[Component] = []
     for layer, number in enumerate(layers):
         for kv, part in enumerate(naming.kv_parts if "kv" in counts else (naming.part,)):
             inside = offset(factors.get("layer", ()), layer) if "layer" in factors else 0
             inside += offset(factors["kv"], kv) if "kv" in factors else 0
             where = {"layer": layer, "kv": kv}
-            held = [tensors[k].address for k in _indices(notation, nested, where)]
-            blocks = _block_axis(strided, held, regions)
-            if blocks not in shared:
-                shared[blocks] = replace(alike, block=blocks[0], table=blocks[1])
-            components.append(Component(number, part, held[0] + inside, shared[blocks]))
+            rows = [[tensors[k].address for k in _indices(notation, nested, where | {"head": head})]
+                    for head in range(nested.get("head", 1))]  # fmt: skip
+            for start, key in _head_axis(strided, rows, regions):
+                if key not in shared:
+                    (block, table), heads, head = key
+                    shared[key] = replace(alike, block=block, table=table, head=alike.head or heads,
+                                          head_start=alike.head_start + head)  # fmt: skip
+                components.append(Component(number, part, start + inside, shared[key]))
     check_bounds(components, regions)
     check_disjoint(components)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
-    return Built(tuple(components), regions, num_blocks, counts.get("token", 1), order, first.dtype)
+    tokens = counts.get("token", counts.get("subblock", 1))
+    return Built(tuple(components), regions, num_blocks, tokens, order, first.dtype)
 
 
 _BlockAxis = tuple[Factors, tuple[int, ...] | None]  # factors, or a table
-_AXIS_ORDER = ("layer", "kv", "block", "token", "head", "dim")
+_Spread = tuple[_BlockAxis, Factors, int]  # blocks; heads left of the colon that are one axis; number of the first
+_AXIS_ORDER = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 
 
 def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -255,7 +261,7 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
-    """Flat positions of the tensors that hold one (layer, kv): one, or one a block in order."""
+    """Flat positions of the tensors that hold one (layer, kv, head): one, or one a block in order."""
     choices = [range(nested[axis]) if axis == "block" else (where[axis],) for axis in notation.nesting]
     for position in product(*choices):
         flat = 0
@@ -274,6 +280,21 @@ def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]
     if len(regions) == 1 and steps[0] > 0 and bool(np.all(steps == steps[0])):
         return ((len(held), int(steps[0])),), None
     return (), tuple(table.tolist())
+
+
+def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequence[Region]) -> list[tuple[int, _Spread]]:
+    """Heads of one (layer, kv), whose tensors are a row of blocks each: address and axes of those that go together.
+
+    Heads that are views at equal steps of one allocation are one axis; otherwise each is by itself.
+    """
+    if len(rows) == 1:
+        return [(rows[0][0], (_block_axis(strided, rows[0], regions), (), 0))]
+    blocks = [_block_axis(strided, row, regions) for row in rows]
+    firsts = [row[0] for row in rows]
+    steps = {b - a for a, b in pairwise(firsts)}
+    if len(regions) == 1 and len(steps) == 1 and min(steps) > 0 and len(set(blocks)) == 1:
+        return [(firsts[0], (blocks[0], tuple((len(rows), step) for step in steps), 0))]
+    return [(first, (axis, (), head)) for head, (first, axis) in enumerate(zip(firsts, blocks, strict=True))]
 
 
 def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...]:

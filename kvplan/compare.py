@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.algebra import Factor, Factors, span
-from kvplan.compiler import Pair, Passes
+from kvplan.algebra import Factor, Factors, extent, span
+from kvplan.compiler import Passes
 from kvplan.components import Component, Form
 from kvplan.layout import KVLayout
+from kvplan.matching import Pair, heads_of
 from kvplan.program import Program
 from kvplan.slicing import number_ranges
 
@@ -19,7 +20,10 @@ OUTSIDE = ("block", "unit", "end")
 
 
 class Place(NamedTuple):
-    """Whose byte one is: global numbers of layer and head, the part's name, block, token slot, byte of the row."""
+    """Whose byte one is: global numbers of layer and head, the part's name, block, token slot, byte of the row.
+
+    Of an opaque part, the token slot is the number of the sub-block.
+    """
 
     layer: int
     part: str
@@ -130,13 +134,15 @@ class _Side:
 
     def __init__(self, layout: KVLayout, made: Passes, side: str) -> None:
         self.layout = layout
-        self.unit_tokens = made.unit_tokens
+        self.units = made.program.src_units if side == "src" else made.program.dst_units
         self.halves: dict[tuple[int, str], list[tuple[int, str]]] = {}
         self.heads: dict[tuple[int, str], range] = {}
         for pair in made.pairs:
             held, at = (pair.src, pair.src_dim) if side == "src" else (pair.dst, pair.dst_dim)
             self.halves.setdefault((held.layer, held.part), []).append((at, pair.part))
-            self.heads[held.layer, pair.part] = pair.heads
+            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # heads held apart are several pairs
+            both = range(min(known.start, pair.heads.start), max(known.stop, pair.heads.stop))
+            self.heads[held.layer, pair.part] = both
         self.headed = {(c.layer, part): c.form.headed for c in layout.components
                        for _, part in self.halves.get((c.layer, c.part), [(0, c.part)])}  # fmt: skip
 
@@ -193,12 +199,15 @@ class _Side:
             return Onward("end", 0, lacked=False, text="ends there")
         at, place = found
         axis = _first_differing(start, place)
+        form = self.layout.component(place.layer, self._held_as(place)).form
         row = (place.layer, place.part)
         lacked = row in self.heads and self.headed[row] and place.head not in self.heads[row]
         if lacked:
             axis, name = "head", f"head {place.head}, which the other side lacks"
-        elif axis == "token" and place.token >= self.unit_tokens:
+        elif axis == "token" and place.token >= extent(form.token) // self.units:
             axis, name = "unit", "the next unit of its block"
+        elif axis == "token" and form.opaque:
+            axis, name = "subblock", f"sub-block {place.token:,} of its block"
         else:
             name = _named(axis, last, place)
         if at == end:
@@ -206,6 +215,10 @@ class _Side:
         if self._region(begin) != self._region(at):
             return Onward(axis, at - end, lacked, f"ends a tensor: {name} is in another")
         return Onward(axis, at - end, lacked, f"skips {at - end:,} bytes up to {name}")
+
+    def _held_as(self, place: Place) -> str:
+        """The part of this layout that holds a place, whose own part is that of the pair: K of a fused K and V."""
+        return place.part if place.part in self.layout.parts else "kv"
 
     def _region(self, address: int) -> int:
         return max(region.address for region in self.layout.regions if region.address <= address)
@@ -255,7 +268,7 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
     """What a run is: the axes it spans, where it is all of them."""
     pair = next(p for p in pairs if (p.layer, p.part) == (start.layer, start.part))
     layers = sorted({p.layer for p in pairs})
-    parts = [p.part for p in pairs if p.layer == start.layer]
+    parts = list(dict.fromkeys(p.part for p in pairs if p.layer == start.layer))
     counts = {
         "layer": abs(layers.index(last.layer) - layers.index(start.layer)) + 1,
         "part": abs(parts.index(last.part) - parts.index(start.part)) + 1,
@@ -267,7 +280,7 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
         whole *= max(count, 1)
     row = "(token, head) row" if pair.src.form.headed or pair.dst.form.headed else "token row"
     if pair.src.form.opaque and pair.dst.form.opaque:
-        row = "block"
+        row = "sub-block" if pair.src.form.subblocks > 1 or pair.dst.form.subblocks > 1 else "block"
     if whole * pair.nbytes != nbytes:
         if whole == 1:
             return f"part of one {row}: {nbytes:,} of {pair.nbytes:,} bytes"
@@ -276,14 +289,15 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
         return f"one {row}"
     both = {start.part, last.part} == {"k", "v"} and counts["part"] == 2
     names = {"part": "K and V" if both else f"{counts['part']} parts"}
+    if pair.src.form.opaque:
+        names["token"] = f"{counts['token']:,} sub-blocks"
     words = [names.get(axis, f"{count:,} {axis}s") for axis, count in counts.items() if count > 1]
     return f"{' x '.join(words)}, whole rows"
 
 
 def untouched(made: Passes) -> Iterator[tuple[str, str]]:
     """What each side holds that the other lacks: side (``src``, ``dst``) and a line for each range of heads."""
-    cases = dict.fromkeys((p.heads, p.src.form.heads, p.dst.form.heads) for p in made.pairs if p.src.form.headed)
-    for heads, src, dst in cases:
+    for heads, src, dst in heads_of(made.pairs, headed=True):
         for side, held in (("src", src), ("dst", dst)):
             rest = [head for head in held if head not in heads]
             if rest:

@@ -7,7 +7,6 @@ which is what :meth:`kvplan.CopyProgram.explain` prints.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -19,29 +18,8 @@ from kvplan.components import Component, Form
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.fold import limit_loops, merge_and_fold
 from kvplan.layout import Geometry
+from kvplan.matching import Pair, match
 from kvplan.program import BlockAxis, Program, Run, RunGroup
-from kvplan.slicing import common_heads, number_ranges
-
-
-class Pair(NamedTuple):
-    """Content that both sides hold.
-
-    Attributes:
-        layer, part: its name; the finer of the two where one side fuses K and V.
-        src, dst: the components that hold it.
-        src_dim, dst_dim: byte of each side's content where it begins.
-        nbytes: bytes a (token, head).
-        heads: global numbers of the heads both sides hold.
-    """
-
-    layer: int
-    part: str
-    src: Component
-    dst: Component
-    src_dim: int
-    dst_dim: int
-    nbytes: int
-    heads: range
 
 
 class Box(NamedTuple):
@@ -91,150 +69,59 @@ def passes(src: Geometry, dst: Geometry) -> Passes:
     """
     pairs = match(src, dst)
     unit_tokens = choose_unit(pairs, src.block_tokens, dst.block_tokens)
-    refined = refine_pairs(pairs, unit_tokens)
+    units = (src.block_tokens // unit_tokens, dst.block_tokens // unit_tokens)
+    refined = refine_pairs(pairs, units)
     coalesced = tuple(Coalesced(r.pairs, tuple(_coalesce_box(box) for box in r.boxes)) for r in refined)
-    units = (max(src.block_tokens // unit_tokens, 1), max(dst.block_tokens // unit_tokens, 1))
-    groups = fuse(coalesced, unit_tokens, units, (src.num_blocks, dst.num_blocks))
-    return Passes(pairs, unit_tokens, refined, coalesced, Program(unit_tokens, *units, groups))
-
-
-# ---- pass 1: match -----------------------------------------------------------------------------------------------
-
-
-def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
-    """Pair components by (layer, part), splitting fused K and V where the other side keeps them apart.
-
-    Raises:
-        IncompatibleLayoutsError: a layer or part only one side holds, or content, heads or tokens that do not meet.
-    """
-    src_parts, dst_parts = _by_layer(src), _by_layer(dst)
-    for here, there, name, other in ((src_parts, dst_parts, "source", "destination"),
-                                     (dst_parts, src_parts, "destination", "source")):  # fmt: skip
-        missing = sorted(set(here) - set(there))
-        if missing:
-            layers, them = ("layer", "it") if len(missing) == 1 else ("layers", "them")
-            raise IncompatibleLayoutsError(
-                f"the {other} lacks {layers} {number_ranges(missing)}, which the {name} holds; slice {them} away: "
-                "layout.slice(layers=...)"
-            )
-    pairs: list[Pair] = []
-    checked: dict[tuple[int, int, int, int, int], range] = {}
-    for layer, held in src_parts.items():
-        for part, a, b, a_dim, b_dim, nbytes in _match_parts(layer, held, dst_parts[layer]):
-            case = (id(a.form), id(b.form), a_dim, b_dim, nbytes)
-            if case not in checked:
-                checked[case] = _match_forms(a, b)
-            pairs.append(Pair(layer, part, a, b, a_dim, b_dim, nbytes, checked[case]))
-    return tuple(pairs)
-
-
-def _by_layer(side: Geometry) -> dict[int, dict[str, Component]]:
-    layers: dict[int, dict[str, Component]] = defaultdict(dict)
-    for component in side.components:
-        layers[component.layer][component.part] = component
-    return dict(layers)
-
-
-PartMatch = tuple[str, Component, Component, int, int, int]
-
-
-def _match_parts(layer: int, src: dict[str, Component], dst: dict[str, Component]) -> Iterator[PartMatch]:
-    """Pairs of one layer: part, both components, first byte of each one's content, bytes."""
-    left, right = dict(src), dict(dst)
-    if "kv" in left and "kv" not in right and {"k", "v"} <= set(right):
-        yield from _split_fused(left.pop("kv"), right.pop("k"), right.pop("v"), fused_first=True)
-    elif "kv" in right and "kv" not in left and {"k", "v"} <= set(left):
-        yield from _split_fused(right.pop("kv"), left.pop("k"), left.pop("v"), fused_first=False)
-    for here, there, name, other in ((left, right, "source", "destination"), (right, left, "destination", "source")):
-        for part in here:
-            if part not in there:
-                raise IncompatibleLayoutsError(
-                    f"the {other} lacks part {part!r} of layer {layer}, which the {name} holds (the {other} has "
-                    f"{sorted(there) or 'nothing else'}); slice it away: layout.slice(parts=...)"
-                )
-    for part, a in left.items():
-        b = right[part]
-        _check_tokens(a, b)
-        nbytes = extent(a.form.dim)
-        if nbytes != extent(b.form.dim):
-            raise IncompatibleLayoutsError(
-                f"layer {layer} {part!r} holds {nbytes} bytes a (token, head) in the source and {extent(b.form.dim)} "
-                "in the destination; they must be equal (a fused dim is written (head dim) or (kv dim))"
-            )
-        yield part, a, b, 0, 0, nbytes
-
-
-def _split_fused(fused: Component, k: Component, v: Component, *, fused_first: bool) -> Iterator[PartMatch]:
-    _check_tokens(fused, k)
-    content, k_nbytes, v_nbytes = (extent(c.form.dim) for c in (fused, k, v))
-    if content != k_nbytes + v_nbytes:
-        raise IncompatibleLayoutsError(
-            f"layer {fused.layer}: 'kv' of {content} bytes a (token, head) is not 'k' of {k_nbytes} and 'v' of "
-            f"{v_nbytes} one after the other"
-        )
-    if fused.form.headed != k.form.headed:  # a latent is no K and V, even where the bytes agree
-        raise IncompatibleLayoutsError(
-            f"layer {fused.layer}: one side holds 'kv' and the other 'k' and 'v', and only one of them has a head "
-            "axis; name the heads on both, as in (head dim)"
-        )
-    for part, half, at, nbytes in (("k", k, 0, k_nbytes), ("v", v, k_nbytes, v_nbytes)):
-        yield (part, fused, half, at, 0, nbytes) if fused_first else (part, half, fused, 0, at, nbytes)
-
-
-def _check_tokens(a: Component, b: Component) -> None:
-    if a.form.opaque != b.form.opaque and extent(a.form.token) != extent(b.form.token):
-        tokens = max(extent(a.form.token), extent(b.form.token))
-        raise IncompatibleLayoutsError(
-            f"{a}: one side's block is opaque and the other's has {tokens} token slots; they have no common unit, for "
-            "of opaque blocks whole ones move and tokens do not"
-        )
-
-
-def _match_forms(a: Component, b: Component) -> range:
-    """Heads that both forms hold, after checking that a head means the same on both sides."""
-    if a.form.headed != b.form.headed:
-        count = extent((a if a.form.headed else b).form.head)
-        if count != 1:
-            raise IncompatibleLayoutsError(
-                f"{a}: one side has {count} heads and the other no head axis; name the heads there, as in (head dim)"
-            )
-        return range(1)
-    if not a.form.headed:
-        return range(1)
-    heads = common_heads((a.form.heads, b.form.heads))
-    if not heads:
-        raise IncompatibleLayoutsError(
-            f"{a}: the source holds heads {_span(a.form.heads)}, the destination {_span(b.form.heads)}; they share none"
-        )
-    return heads
-
-
-def _span(heads: range) -> str:
-    return f"{heads.start} to {heads.stop - 1}"
+    groups = fuse(coalesced, units, (src.num_blocks, dst.num_blocks))
+    opaque = all(pair.src.form.opaque and pair.dst.form.opaque for pair in pairs)
+    return Passes(pairs, unit_tokens, refined, coalesced, Program(unit_tokens, *units, groups, opaque))
 
 
 # ---- pass 2: refine ----------------------------------------------------------------------------------------------
 
 
 def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> int:
-    """Token slots a unit: the largest that divides both blocks and repeats evenly in every form.
+    """Token slots a unit: the largest that divides both blocks, holds whole sub-blocks, and repeats evenly everywhere.
+
+    Where all content is opaque, a unit counts sub-blocks.
 
     Raises:
-        IncompatibleLayoutsError: opaque blocks between block sizes that differ.
+        IncompatibleLayoutsError: opaque blocks or sub-blocks that hold different numbers of tokens.
     """
-    if src_tokens != dst_tokens:
-        for pair in pairs:
-            if pair.src.form.opaque or pair.dst.form.opaque:
-                raise IncompatibleLayoutsError(
-                    f"{pair.src} moves whole blocks, but blocks hold {src_tokens} tokens in the source and "
-                    f"{dst_tokens} in the destination; they have no common unit"
-                )
+    sides = [(pair.src, src_tokens) for pair in pairs], [(pair.dst, dst_tokens) for pair in pairs]
+    for (a, _), (b, _) in zip(*sides, strict=True):
+        if (a.form.opaque or b.form.opaque) and (
+            extent(a.form.token) * dst_tokens != extent(b.form.token) * src_tokens
+        ):
+            raise _no_common_subblock(a, b, src_tokens, dst_tokens)
     largest = gcd(src_tokens, dst_tokens)
-    axes = {form.token for pair in pairs for form in (pair.src.form, pair.dst.form) if not form.opaque}
+    axes = {(component.form.token, tokens) for side in sides for component, tokens in side}
     for unit in range(largest, 0, -1):
-        if largest % unit == 0 and all(_repeats(token, unit) for token in axes):
+        if largest % unit == 0 and all(_holds_whole(token, unit, tokens) for token, tokens in axes):
             return unit
-    return 1
+    raise IncompatibleLayoutsError(
+        f"blocks of {src_tokens} tokens in the source and {dst_tokens} in the destination have no unit that holds "
+        "whole sub-blocks and is laid out alike wherever it stands in a block"
+    )
+
+
+def _no_common_subblock(a: Component, b: Component, src_tokens: int, dst_tokens: int) -> IncompatibleLayoutsError:
+    held = extent(a.form.token), extent(b.form.token)
+    if held == (1, 1):
+        return IncompatibleLayoutsError(
+            f"{a} moves whole blocks, but blocks hold {src_tokens} tokens in the source and {dst_tokens} in the "
+            "destination; they have no common unit. Where a block holds several opaque ones, name their axis: subblock"
+        )
+    return IncompatibleLayoutsError(
+        f"{a} moves whole sub-blocks: {held[0]} of them are a block of {src_tokens} tokens in the source, {held[1]} a "
+        f"block of {dst_tokens} in the destination; a sub-block holds equally many tokens on both sides"
+    )
+
+
+def _holds_whole(axis: Factors, unit: int, tokens: int) -> bool:
+    """Whether a unit is some whole coordinates of an axis of a block, and looks alike wherever it begins."""
+    held = unit * extent(axis)  # as many coordinates, times the tokens of a block
+    return held % tokens == 0 and _repeats(axis, held // tokens)
 
 
 def _repeats(token: Factors, unit: int) -> bool:
@@ -247,8 +134,13 @@ def _repeats(token: Factors, unit: int) -> bool:
     )
 
 
-def refine_pairs(pairs: tuple[Pair, ...], unit_tokens: int) -> tuple[Refined, ...]:
-    """Common refinement of tokens, heads and content, once for each distinct pair of forms."""
+def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refined, ...]:
+    """Common refinement of tokens, heads and content, once for each distinct pair of forms.
+
+    Args:
+        pairs: what the first pass paired.
+        units: units a block of the source, and of the destination.
+    """
     shapes: dict[tuple[int, int, int, int, int], list[Pair]] = defaultdict(list)
     for pair in pairs:
         shapes[id(pair.src.form), id(pair.dst.form), pair.src_dim, pair.dst_dim, pair.nbytes].append(pair)
@@ -256,7 +148,7 @@ def refine_pairs(pairs: tuple[Pair, ...], unit_tokens: int) -> tuple[Refined, ..
     for alike in shapes.values():
         pair = alike[0]
         a, b = pair.src.form, pair.dst.form
-        tokens = min(unit_tokens, extent(a.token))
+        tokens = extent(a.token) // units[0]  # or sub-blocks, of a unit
         src_head = pair.heads.start - a.head_start if a.headed and b.headed else 0
         dst_head = pair.heads.start - b.head_start if a.headed and b.headed else 0
         axes = (
@@ -283,14 +175,12 @@ def _coalesce_box(box: Box) -> Run:
 # ---- pass 4: fuse ------------------------------------------------------------------------------------------------
 
 
-def fuse(
-    coalesced: tuple[Coalesced, ...], unit_tokens: int, units: tuple[int, int], num_blocks: tuple[int, int]
-) -> tuple[RunGroup, ...]:
+def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
     """Place the runs of every pair, merge what is adjacent on both sides, fold what is equally spaced."""
     placed: dict[tuple[BlockAxis, BlockAxis], list[Run]] = defaultdict(list)
     for shape in coalesced:
         forms = (shape.pairs[0].src.form, shape.pairs[0].dst.form)
-        axes = [_block_axis(*side, unit_tokens) for side in zip(forms, units, num_blocks, strict=True)]
+        axes = [_block_axis(*side) for side in zip(forms, units, num_blocks, strict=True)]
         runs = placed[axes[0], axes[1]]
         for pair in shape.pairs:
             for run in shape.runs:
@@ -304,6 +194,7 @@ def fuse(
     return tuple(groups)
 
 
-def _block_axis(form: Form, units: int, num_blocks: int, unit_tokens: int) -> BlockAxis:
-    offsets = (0,) if form.opaque else tuple(offset(form.token, unit * unit_tokens) for unit in range(units))
+def _block_axis(form: Form, units: int, num_blocks: int) -> BlockAxis:
+    each = extent(form.token) // units
+    offsets = tuple(offset(form.token, unit * each) for unit in range(units))
     return BlockAxis(form.block, form.table, offsets, num_blocks)

@@ -57,12 +57,12 @@ class Form:
 
     Attributes:
         block: factors of the block axis; ``()`` where ``table`` says where blocks are, or where there is one block.
-        token: factors of the token slots of a block; ``()`` for one.
+        token: factors of the token slots of a block, or of the sub-blocks of an opaque one; ``()`` for one.
         head: factors of the heads held here.
         dim: factors of the content of one (token, head), counted in bytes.
         head_start: global number of the first head.
         headed: whether the notation has a head axis; content without one belongs to no head.
-        opaque: whether the notation has no token axis: a block moves whole or not at all.
+        opaque: whether the notation has no token axis: a block, or each of its sub-blocks, moves whole or not at all.
         table: bytes from block 0 to each block, where blocks are separate allocations.
     """
 
@@ -74,6 +74,11 @@ class Form:
     headed: bool = True
     opaque: bool = False
     table: tuple[int, ...] | None = None
+
+    @property
+    def subblocks(self) -> int:
+        """Opaque sub-blocks a block; 0 where a block has token slots."""
+        return extent(self.token) if self.opaque else 0
 
     @property
     def heads(self) -> range:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, 
 from kvplan.errors import LayoutError, NotationError
 from kvplan.files import write_whole
 from kvplan.notation import parse
+from kvplan.slicing import heads_held
 from kvplan.spec import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ NAME, VERSION = "kvplan.layout", 1
 SCHEMA = f"{NAME}/{VERSION}"
 
 _INT32_MAX = 2**31 - 1
-_AXES = ("layer", "kv", "block", "token", "head", "dim")
+_AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
 _INTERLEAVED = 1 << 20
 _LINE = 110  # characters; what fits stands on one line of the file
@@ -146,15 +148,19 @@ def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
     order = {_part(part, f"parts[{k}]"): k for k, part in enumerate(_listed(dump, "parts", "", least=1))}
     components: list[Component] = []
     for k, entry in enumerate(_listed(dump, "components", "", least=1)):
-        components += _components(entry, f"components[{k}]", num_blocks, block_tokens)
-    seen: set[tuple[int, str]] = set()
+        components += _components(entry, f"components[{k}]", num_blocks, block_tokens, subblocked="subblock" in sizes)
+    seen: set[tuple[int, str, int]] = set()
     for component in components:
         if component.part not in order:
             raise LayoutError(f"{component} is not among parts {list(order)}")
-        if (component.layer, component.part) in seen:
+        key = (component.layer, component.part, component.form.head_start)
+        if key in seen:
             raise LayoutError(f"{component} stands there twice")
-        seen.add((component.layer, component.part))
-    components.sort(key=lambda c: (c.layer, order[c.part]))
+        seen.add(key)
+    heads_held(components)
+    components.sort(key=lambda c: (c.layer, order[c.part], c.form.head_start))
+    if all(c.form.opaque for c in components) and block_tokens != lcm(*(c.form.subblocks for c in components)):
+        raise LayoutError(f"block_tokens is {block_tokens}; blocks without token slots count their sub-blocks")
     shared: dict[Form, Form] = {}
     components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
     check_bounds(components, regions)
@@ -204,8 +210,8 @@ def _region(entry: Any, where: str, *, virtual: bool) -> Region:
     return Region(address, nbytes, device, pinned, writable, virtual, marks, recorded=not virtual)
 
 
-def _components(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Iterator[Component]:
-    form = _form(entry, where, num_blocks, block_tokens)
+def _components(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subblocked: bool) -> Iterator[Component]:
+    form = _form(entry, where, num_blocks, block_tokens, subblocked=subblocked)
     for k, held in enumerate(_listed(entry, "held", f"{where}.", least=1)):
         place = f"{where}.held[{k}]"
         _table(held, place)
@@ -217,7 +223,7 @@ def _components(entry: Any, where: str, num_blocks: int, block_tokens: int) -> I
             yield Component(layer, part, address, form)
 
 
-def _form(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Form:
+def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subblocked: bool) -> Form:
     _table(entry, where)
     table = None
     if _need(entry, "table", where) is not None:
@@ -238,11 +244,14 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int) -> Form:
         table=table,
     )
     wanted = 1 if table is not None else num_blocks
-    tokens = 1 if form.opaque else block_tokens
+    tokens = (None if subblocked else 1) if form.opaque else block_tokens
     for axis, count in (("block", wanted), ("token", tokens), ("head", None if form.headed else 1)):
         held = extent(getattr(form, axis))
         if count is not None and held != count:
             raise LayoutError(f"{where}.{axis} has {held} coordinates; the dump says {count}")
+    if form.opaque and block_tokens % form.subblocks:
+        raise LayoutError(f"{where}.token has {form.subblocks} sub-blocks; they divide the dump's block_tokens, "
+                          f"{block_tokens}")  # fmt: skip
     _check_checkable(form, where)
     return form
 

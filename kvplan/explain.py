@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import gcd
 
 from kvplan.algebra import Factors, Loop
-from kvplan.compiler import Pair, Passes, passes
+from kvplan.compiler import Passes, passes
 from kvplan.layout import KVLayout
+from kvplan.matching import Pair, heads_of
 from kvplan.program import BlockAxis, Program, Run, RunGroup
 from kvplan.slicing import number_ranges
 from kvplan.wording import ADDRESSES
@@ -60,7 +62,7 @@ def match_lines(pairs: Sequence[Pair], sides: tuple[str, str] = ("the source", "
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
     parts = ", ".join(dict.fromkeys(pair.part for pair in pairs))
     yield f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}: layers {layers}; parts {parts}"
-    for heads, src, dst in dict.fromkeys((p.heads, p.src.form.heads, p.dst.form.heads) for p in pairs):
+    for heads, src, dst in heads_of(pairs):
         yield f"heads {_heads(heads)} of {_heads(src)} in {sides[0]}, {_heads(dst)} in {sides[1]}"
 
 
@@ -70,10 +72,14 @@ def _heads(heads: range) -> str:
 
 def _refine(made: Passes) -> Iterator[str]:
     program = made.program
-    yield (
-        f"unit of {program.unit_tokens} tokens; {program.src_units} a source block, "
-        f"{program.dst_units} a destination block"
-    )
+    yield f"unit of {program.unit_words}; {program.src_units} a source block, {program.dst_units} a destination block"
+    sides = (("src_skip", program.src_units), ("dst_skip", program.dst_units))
+    skips = "; ".join(f"{name} is 0{f' to {units - 1}' * (units > 1)}" for name, units in sides)
+    yield f"skips count units{'' if program.opaque else ', not tokens'}: {skips}"
+    shared = gcd(program.src_units, program.dst_units)
+    if shared > 1:
+        largest = shared * program.unit_tokens
+        yield f"blocks of both sides are multiples of {largest} tokens: a split token axis is cut unevenly by that"
     yield "loops are count(+source stride|+destination stride), in bytes, outermost first"
     rows = [f"{len(refined.pairs)} x {_loops(box.loops)}" for refined in made.refined for box in refined.boxes]
     yield from _some(rows)

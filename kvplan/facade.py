@@ -74,7 +74,8 @@ class CopyProgram:
     Attributes:
         src, dst: the two layouts.
         program: the compiled run groups, plain integers.
-        unit_tokens: token slots a unit.
+        unit_tokens: token slots a unit: the greatest common divisor of both block sizes, or less where a split token
+            axis is cut unevenly by that. Where all content is opaque, sub-blocks a unit.
         unit_nbytes: bytes a unit.
         runs: contiguous copies a unit.
         run_nbytes: bytes of the smallest and of the largest of them.
@@ -105,8 +106,9 @@ class CopyProgram:
         Args:
             src_blocks: block ids in the source, in order of tokens; int sequence, numpy array or torch CPU tensor.
             dst_blocks: block ids in the destination.
-            src_skip: units skipped at the front of the first source block, where a block holds several.
-            dst_skip: the same in the first destination block.
+            src_skip: units (not tokens) skipped at the front of the first source block, where a block holds several: to
+                begin at token ``t`` of it, ``t // program.unit_tokens``. :meth:`explain` prints both.
+            dst_skip: units skipped at the front of the first destination block.
 
         Raises:
             BlockIndexError: ids that are no blocks, lists that cover different units, a skip of a block or more.
@@ -119,7 +121,7 @@ class CopyProgram:
         Plan(host of 11 units, 1408 bytes)
         """
         src_ids, dst_ids = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
-        count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units)
+        count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units, self.program)
         placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
         parts = tuple(map(Part, self.program.groups, placed))
         skips = ((src_skip, dst_skip),) * len(parts)
@@ -156,4 +158,4 @@ class CopyProgram:
     def __repr__(self) -> str:
         low, high = self.run_nbytes
         sizes = f"{low}" if low == high else f"{low}-{high}"
-        return f"CopyProgram({self.direction}, unit of {self.unit_tokens} tokens, {self.runs} runs of {sizes} bytes)"
+        return f"CopyProgram({self.direction}, unit of {self.program.unit_words}, {self.runs} runs of {sizes} bytes)"

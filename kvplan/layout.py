@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import lcm
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvplan.build import Built, Naming, build, part_name
 from kvplan.components import Component, Region, check_disjoint, touching_seams
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.notation import parse
-from kvplan.slicing import number_ranges, slice_heads
+from kvplan.slicing import heads_held, number_ranges, slice_heads
 
 INT32_MAX = 2**31 - 1
 
@@ -48,7 +49,9 @@ class KVLayout:
         tensors: Any = None,
     ) -> None:
         self._components = built.components
-        self._by_key = {(c.layer, c.part): c for c in built.components}
+        self._by_key: dict[tuple[int, str], list[Component]] = {}
+        for component in built.components:
+            self._by_key.setdefault((component.layer, component.part), []).append(component)
         self.regions: tuple[Region, ...] = built.regions
         self.num_blocks: int = built.num_blocks
         self.block_tokens: int = built.block_tokens
@@ -137,8 +140,8 @@ class KVLayout:
         """One layout of several: named extra parts, or more layers, from separate tensors.
 
         Args:
-            layouts: of equal num_blocks and block_tokens, on one device, sharing no (layer, part) and no byte. A part
-                without token slots goes with any block_tokens.
+            layouts: of equal num_blocks and block_tokens, on one device, sharing no (layer, part) and no byte. An
+                opaque part goes with any block_tokens that its sub-blocks divide evenly.
 
         Raises:
             LayoutError: what differs, or what two of them both hold.
@@ -169,6 +172,11 @@ class KVLayout:
         tokens = {layout.block_tokens for layout in layouts if not layout.opaque}
         if len(tokens) > 1:
             raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
+        block_tokens = max(tokens, default=0) or _subblocks(c for layout in layouts for c in layout._components)
+        for component in (c for layout in layouts for c in layout._components if c.form.opaque):
+            if block_tokens % component.form.subblocks:
+                raise LayoutError(f"{component} has {component.form.subblocks} sub-blocks a block of {block_tokens} "
+                                  "tokens; each holds equally many tokens")  # fmt: skip
         components = tuple(sorted((c for layout in layouts for c in layout._components), key=lambda c: c.layer))
         if len(layouts) > 1:
             check_disjoint(components)
@@ -177,7 +185,7 @@ class KVLayout:
         if "layer" in sizes:
             sizes["layer"] = len({component.layer for component in components})
         dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
-        built = Built(components, regions, first.num_blocks, max(tokens, default=1), sizes, dtype)
+        built = Built(components, regions, first.num_blocks, block_tokens, sizes, dtype)
         notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
         return cls(built, notation=notation, tensors=[layout.tensors for layout in layouts])
 
@@ -247,7 +255,7 @@ class KVLayout:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """One view for each (layer, part)."""
+        """One view for each (layer, part), or for each head of it where heads are separate allocations."""
         return self._components
 
     @cached_property
@@ -255,14 +263,19 @@ class KVLayout:
         """The layout as the compiler sees it."""
         return Geometry(self._components, self.num_blocks, self.block_tokens)
 
-    def component(self, layer: int, part: str) -> Component:
-        """The view of one (layer, part), by global number and name."""
+    def component(self, layer: int, part: str, head: int | None = None) -> Component:
+        """The view of one (layer, part), by global number and name; that of one head where heads are held apart."""
         found = self._by_key.get((layer, part))
         if found is None:
             raise LayoutError(
                 f"no layer {layer} {part!r} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
             )
-        return found
+        if head is None or len(found) == 1:
+            return found[0]
+        held = heads_held(found)[layer, part] or range(1)
+        if head not in held:
+            raise LayoutError(f"head {head} of {found[0]}; heads are {held.start} to {held.stop - 1}")
+        return next(component for component in found if head in component.form.heads)
 
     def address(self, *, layer: int, part: str, block: int = 0, token: int = 0, head: int | None = None) -> int:
         """Byte address of the first element of one row.
@@ -271,22 +284,24 @@ class KVLayout:
             layer: global number.
             part: ``"k"``, ``"v"``, ``"kv"`` or a named extra.
             block: block id.
-            token: slot within the block.
+            token: slot within the block; of an opaque part, the number of the sub-block.
             head: global number; by default the first held.
 
         Raises:
             BlockIndexError: no such block.
             LayoutError: no such layer, part, token or head.
         """
-        component = self.component(layer, part)
-        form = component.form
         block, token, head = index(block), index(token), None if head is None else index(head)
+        component = self.component(layer, part, head)
+        form = component.form
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
         if not 0 <= token < extent(form.token):
-            slots = "its blocks are opaque: whole blocks move, tokens do not" if form.opaque else (
-                f"token slots are 0 to {extent(form.token) - 1}")  # fmt: skip
-            raise LayoutError(f"token {token} of {component}; {slots}")
+            last = extent(form.token) - 1
+            if form.opaque and not last:
+                raise LayoutError(f"token {token} of {component}; its blocks are opaque: whole blocks move, tokens do not")
+            noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
+            raise LayoutError(f"{noun} {token} of {component}; {nouns} are 0 to {last}")
         if head is None:
             head = form.head_start
         if head not in form.heads:
@@ -355,7 +370,7 @@ class KVLayout:
             sizes["kv"] = min(sizes["kv"], len(wanted_parts))
         if "head" in sizes and heads is not None:
             sizes["head"] = len(heads)
-        tokens = 1 if all(c.form.opaque for c in kept) else self.block_tokens
+        tokens = _subblocks(kept) if all(c.form.opaque for c in kept) else self.block_tokens
         built = Built(tuple(kept), self.regions, self.num_blocks, tokens, sizes, self.dtype)
         return KVLayout(built, notation=self.notation, tensors=self.tensors)
 
@@ -401,6 +416,11 @@ class KVLayout:
         from kvplan.draw.fragment import layout_html
 
         return layout_html(self)
+
+
+def _subblocks(components: Iterable[Component]) -> int:
+    """Sub-blocks a block of opaque parts; the least common multiple where the parts have different numbers."""
+    return lcm(*(component.form.subblocks for component in components))
 
 
 def _start(name: str, number: int) -> int:

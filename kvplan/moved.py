@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kvplan.algebra import Factors, extent
-from kvplan.compiler import Pair, match
 from kvplan.components import Component
 from kvplan.contents import addresses_of
 from kvplan.guard import Stray, Stretches
 from kvplan.layout import KVLayout
+from kvplan.matching import Pair, match
 from kvplan.program import Int64Array
 from kvplan.where import Place, Row, locate
 from kvplan.wording import row_in_words
@@ -105,6 +105,7 @@ def row_of(component: Component, ids: Int64Array, token: int, head: int, byte: i
         None if form.opaque else slot,
         form.head_start + head if form.headed else None,
         byte,
+        slot if form.subblocks > 1 else None,
     )
 
 

@@ -4,7 +4,8 @@
 
 Left of the colon: how tensors are nested in Python sequences, outermost first. Right of it: the dims of each tensor,
 in the order of its shape. ``(a b)`` is one dim that holds two axes, outer first; ``a.0 ... a.1`` is one axis held by
-two dims, 0 the outer; ``1`` is a dim of extent 1.
+two dims, 0 the outer; ``1`` is a dim of extent 1. ``subblock`` stands in the place of ``token`` where the bytes of a
+token do not lie together: a sub-block is opaque and moves whole.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 from kvplan.errors import NotationError
 
-AXES = ("layer", "kv", "block", "token", "head", "dim")
-NESTING_AXES = ("layer", "kv", "block")
+AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
+NESTING_AXES = ("layer", "kv", "block", "head")
 
 _FACTOR = re.compile(r"0|[1-9]\d?", re.ASCII)
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*(?:\.\w*)?)|(?P<number>\d+)|(?P<mark>[():]))")
@@ -122,6 +123,7 @@ def _parsed(text: str) -> Notation:
     if not dims:
         raise NotationError("no dims; a tensor has at least one", text=text, column=len(text) + 1)
     _check_factors(text, seen)
+    _check_inside_a_block(text, seen)
     return Notation(nesting, dims)
 
 
@@ -208,3 +210,11 @@ def _check_factors(text: str, seen: dict[Atom, _Piece]) -> None:
         if missing:
             problem = f"{atom.axis} is split but {atom.axis}.{min(missing)} is missing"
             raise NotationError(problem, text=text, column=piece.column)
+
+
+def _check_inside_a_block(text: str, seen: dict[Atom, _Piece]) -> None:
+    """A block holds token slots, or opaque sub-blocks, whose tokens have no place of their own."""
+    first = {atom.axis: piece for atom, piece in reversed(seen.items())}
+    if "token" in first and "subblock" in first:
+        column = max(first["token"].column, first["subblock"].column)
+        raise NotationError("token and subblock exclude each other: a sub-block is opaque", text=text, column=column)

@@ -63,7 +63,8 @@ def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Ca
             for order in _orders(held, mine, tokens):
                 distance = _distance(present, order) + 2 * (tokens != mine.block_tokens)
                 yield Candidate(tuple((one, _dims(one, order, tokens)) for one in held), tokens, distance)
-    if other.layers == mine.layers and other.heads == mine.heads and _split(other):
+    apart = len(other.components) > len(other.layers) * len(other.parts)  # heads in allocations of their own
+    if other.layers == mine.layers and other.heads == mine.heads and _split(other) and not apart:
         for outer in (("block", "layer"), ("layer", "block")):
             dims = tuple(_mirrored(other, outer))
             yield Candidate(dims, other.block_tokens, 8)
@@ -179,7 +180,8 @@ def _mirrored(other: KVLayout, outer: Sequence[str]) -> Iterator[tuple[Content, 
         form = forms["k" if joined else part]
         one = Content(part, joined, form.heads if form.headed else None, form.opaque, extent(form.dim))
         atoms: list[tuple[int, str, int]] = []
-        for axis, factors in (("token", form.token), ("head", form.head), ("dim", form.dim)):
+        slots = "subblock" if form.opaque else "token"
+        for axis, factors in ((slots, form.token), ("head", form.head), ("dim", form.dim)):
             atoms += [(stride, _atom(axis, k, factors), size) for k, (size, stride) in enumerate(factors)]
         named = {name.partition(".")[0] for _, name, _ in atoms}
         needed = (("token", not form.opaque), ("head", form.headed), ("dim", True))

@@ -199,15 +199,25 @@ class Program:
     """A compiled pair of layouts: pure integers, no memory.
 
     Attributes:
-        unit_tokens: token slots of the smallest piece that blocks of both sides are made of.
-        src_units, dst_units: units a block of each side.
+        unit_tokens: token slots of the smallest piece that blocks of both sides are made of; where all content is
+            opaque, sub-blocks of it.
+        src_units, dst_units: units a block of each side. A skip counts units, and is less than these.
         groups: the runs, by block stride.
+        opaque: whether all content is opaque, so that ``unit_tokens`` counts sub-blocks.
     """
 
     unit_tokens: int
     src_units: int
     dst_units: int
     groups: tuple[RunGroup, ...]
+    opaque: bool = False
+
+    @cached_property
+    def unit_words(self) -> str:
+        """What one unit is: ``16 tokens``, ``1 sub-block``, or ``1 whole block`` where that is all a block holds."""
+        if self.opaque and self.unit_tokens == self.src_units == self.dst_units == 1:
+            return "1 whole block"
+        return f"{self.unit_tokens} {'sub-block' if self.opaque else 'token'}{'s' * (self.unit_tokens != 1)}"
 
     @cached_property
     def unit_nbytes(self) -> int:

@@ -51,10 +51,12 @@ class PairProgram:
             _ = move.program  # what does not meet is refused here, and not by the first plan
         whole = (c for move in self._moves for c in move.program.src.components if c.form.opaque)
         self._moves_whole = next(whole, None)
-        if self._moves_whole is not None and self.spans[0] != self.spans[1]:
+        held = self.spans if not (src.layout.opaque and dst.layout.opaque) else (src.span_tokens, dst.span_tokens)
+        if self._moves_whole is not None and held[0] != held[1]:
+            what = "sub-blocks" if src.layout.opaque and dst.layout.opaque else "tokens"
             raise IncompatibleLayoutsError(
-                f"{self._moves_whole} moves whole blocks, but blocks hold {self.spans[0]} tokens in the source and "
-                f"{self.spans[1]} in the destination; they have no common unit"
+                f"{self._moves_whole} moves whole blocks, but blocks hold {held[0]} {what} in the source "
+                f"and {held[1]} in the destination; they have no common unit"
             )
         self._aliased = shares_memory(src.layout, dst.layout)
 

@@ -18,6 +18,7 @@ from kvplan.layout import KVLayout
 from kvplan.plan import Plan, shares_memory
 from kvplan.rank_pair import PairProgram
 from kvplan.shards import Shard, shares
+from kvplan.slicing import common_heads, heads_held
 
 Side = KVLayout | Shard
 
@@ -105,12 +106,10 @@ def _check_apart(destinations: Sequence[Shard]) -> None:
 
 
 def _different_content(a: KVLayout, b: KVLayout) -> bool:
-    there = {(c.layer, c.part): c.form for c in b.components}
-    for c in a.components:
-        other = there.get((c.layer, c.part))
-        if other is None:
-            continue
-        if not c.form.headed or max(c.form.heads.start, other.heads.start) < min(c.form.heads.stop, other.heads.stop):
+    here, there = heads_held(a.components), heads_held(b.components)
+    for key in here.keys() & there.keys():
+        heads, others = here[key], there[key]
+        if heads is None or others is None or common_heads((heads, others)):
             return False
     return True
 

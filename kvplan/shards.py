@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout import KVLayout
 from kvplan.program import Int64Array
-from kvplan.slicing import common_heads, number_ranges
+from kvplan.slicing import common_heads, heads_held, number_ranges
 
 Heads = range | None  # None: content that belongs to no head
 
@@ -177,7 +177,7 @@ def shares(
 
 
 def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
-    return {(c.layer, c.part): c.form.heads if c.form.headed else None for c in layout.components}
+    return dict(heads_held(layout.components))
 
 
 def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from kvplan.algebra import extent, normal, offset
 from kvplan.components import Component, Form
@@ -33,6 +36,28 @@ def common_heads(held: Sequence[range]) -> range:
     return range(max(heads.start for heads in held), min(heads.stop for heads in held))
 
 
+def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], range | None]:
+    """Global numbers of the heads of every (layer, part), whose heads may be several components; None without heads.
+
+    Raises:
+        LayoutError: two components of one (layer, part) that do not hold heads after one another.
+    """
+    ranges: dict[tuple[int, str], list[range | None]] = defaultdict(list)
+    for component in components:
+        form = component.form
+        ranges[component.layer, component.part].append(form.heads if form.headed else None)
+    held: dict[tuple[int, str], range | None] = {}
+    for (layer, part), some in ranges.items():
+        if len(some) == 1:
+            held[layer, part] = some[0]
+            continue
+        ordered = sorted((heads for heads in some if heads is not None), key=lambda heads: heads.start)
+        if len(ordered) != len(some) or any(a.stop != b.start for a, b in pairwise(ordered)):
+            raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as heads after one another")
+        held[layer, part] = range(ordered[0].start, ordered[-1].stop)
+    return held
+
+
 def slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
     """Components of some heads; those without a head axis are kept whole.
 
@@ -43,16 +68,20 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
         raise LayoutError(f"heads is {heads!r}; give a range of step 1 that holds at least one head")
     kept: list[Component] = []
     forms: dict[int, tuple[Form, int]] = {}
+    held = heads_held(components)
     for component in components:
-        form = component.form
-        if not form.headed:
+        form, all_held = component.form, held[component.layer, component.part]
+        if all_held is None:
             kept.append(component)
             continue
-        if heads.start < form.heads.start or heads.stop > form.heads.stop:
+        if heads.start < all_held.start or heads.stop > all_held.stop:
             raise LayoutError(f"heads {heads.start} to {heads.stop - 1} are not all held by {component}; it holds "
-                              f"{form.heads.start} to {form.heads.stop - 1}")  # fmt: skip
+                              f"{all_held.start} to {all_held.stop - 1}")  # fmt: skip
+        mine = common_heads((heads, form.heads))
+        if not mine:
+            continue
         if id(form) not in forms:
-            forms[id(form)] = _head_slice(form, heads)
+            forms[id(form)] = _head_slice(form, mine)
         sliced, shift = forms[id(form)]
         kept.append(Component(component.layer, component.part, component.address + shift, sliced))
     return kept
@@ -76,5 +105,4 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
             f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice "
             "within one factor of it, or along whole ones"
         )
-    sliced = Form(form.block, form.token, head, form.dim, heads.start, form.headed, form.opaque, form.table)
-    return sliced, offsets[0]
+    return replace(form, head=head, head_start=heads.start), offsets[0]

@@ -28,6 +28,7 @@ class Row(NamedTuple):
         token: slot within the block; None where blocks are opaque.
         head: global number; None where content belongs to no head.
         byte: within the row of that (token, head), from 0.
+        subblock: number of the opaque sub-block within the block; None where a block has token slots, or is just one.
     """
 
     layer: int
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     token: int | None
     head: int | None
     byte: int
+    subblock: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Place:
         before_nbytes: bytes from the first of these to that content.
         edges: whether ``after`` is the last byte of its block, and ``before`` the first of its.
         gaps: stretches of padding that are told as one place; ``after`` and ``before`` are those of the first.
+        subblocks: opaque sub-blocks within each block; empty where a block has token slots, or is just one.
     """
 
     kind: str
@@ -80,6 +83,7 @@ class Place:
     before_nbytes: int = 0
     edges: tuple[bool, bool] = (False, False)
     gaps: int = 1
+    subblocks: tuple[int, ...] = ()
 
     @property
     def row(self) -> Row | None:
@@ -87,7 +91,8 @@ class Place:
         if self.component is None:
             return None
         token, head = self.tokens[0] if self.tokens else None, self.heads[0] if self.heads else None
-        return Row(self.component.layer, self.component.part, self.blocks[0], token, head, self.bytes[0][0])
+        subblock = self.subblocks[0] if self.subblocks else None
+        return Row(self.component.layer, self.component.part, self.blocks[0], token, head, self.bytes[0][0], subblock)
 
     def __str__(self) -> str:
         return words_of(self)
@@ -197,6 +202,7 @@ def _content(component: Component, region: Region, number: int, start: int, stop
             () if form.opaque else some_tokens,
             tuple(form.head_start + head for head in some_heads) if form.headed else (),
             spans,
+            subblocks=some_tokens if form.subblocks > 1 else (),
         )  # fmt: skip
 
 
@@ -263,6 +269,7 @@ def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
             for where, inside, _ in pieces(steps_of(form, blocks=False), at - start, at - start + 1):
                 _, token, head, byte = where
                 row = Row(component.layer, component.part, block, None if form.opaque else token,
-                          form.head_start + head if form.headed else None, byte)  # fmt: skip
+                          form.head_start + head if form.headed else None, byte,
+                          token if form.subblocks > 1 else None)  # fmt: skip
                 return row, inside == (span(form.inner) if last else 0)
     raise KVPlanError(f"{address:#x} holds no content")

@@ -58,6 +58,8 @@ def _content(place: Place, component: Component) -> str:
     words = [f"layer {component.layer} {component.part}", _some("block", place.blocks, blocks, total=False)]
     if not form.opaque:
         words.append(_some("token", place.tokens, extent(form.token)))
+    elif form.subblocks > 1:
+        words.append(_some("sub-block", place.subblocks, form.subblocks))
     if form.headed:
         words.append(_some("head", place.heads, extent(form.head), start=form.head_start))
     words.append(_bytes(place.bytes, extent(form.dim)))
@@ -101,7 +103,7 @@ def percent(share: float) -> str:
 def _neighbours(place: Place) -> str:
     words = []
     after, before = place.after, place.before
-    same_row = after is not None and before is not None and after[:5] == before[:5]
+    same_row = after is not None and before is not None and after._replace(byte=0) == before._replace(byte=0)
     if after is not None:
         away = "right" if not place.after_nbytes else bytes_in_words(place.after_nbytes)
         words.append(f"{away} after {row_in_words(after, whole_block=place.edges[0], byte=same_row)}")
@@ -123,6 +125,7 @@ def row_in_words(row: Row, *, whole_block: bool = False, byte: bool = False, bes
     words = []
     if not whole_block:
         words += [f"token {row.token}"] if row.token is not None else []
+        words += [f"sub-block {row.subblock}"] if row.subblock is not None else []
         words += [f"head {row.head}"] if row.head is not None else []
     words += [f"byte {row.byte}"] if byte else []
     same_part = beside is not None and beside[:2] == row[:2]

@@ -18,7 +18,8 @@ import numpy as np
 class Cache:
     """A paged cache in numpy: how it is written down, and its memory.
 
-    `sizes` has the extent of every axis and of every factor ("token.0"); absent axes have extent 1.
+    `sizes` has the extent of every axis and of every factor ("token.0"); absent axes have extent 1. Where blocks are
+    opaque, "subblock" stands for "token": to copying by coordinates an opaque sub-block is a token with a long row.
     `roots` are the flat byte buffers that everything lives in, guard bytes and padding included.
     """
 
@@ -33,7 +34,7 @@ class Cache:
 
     @property
     def block_tokens(self) -> int:
-        return self.sizes.get("token", 1)
+        return self.sizes.get("token", self.sizes.get("subblock", 1))
 
     @property
     def heads(self) -> range:
@@ -45,6 +46,7 @@ class Cache:
         """(tensor, index) of every element of one (token, head)."""
         nesting, dims = split_notation(self.notation)
         where = {"layer": layer, "kv": kv, "block": block, "token": token, "head": head - self.head_start}
+        where["subblock"] = token
         tensor = self.tensors
         for axis in nesting:
             tensor = tensor[where[axis]]

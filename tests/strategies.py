@@ -27,6 +27,7 @@ class Logical:
     dim: int
     itemsize: int
     layer_start: int
+    opaque: bool = False  # blocks are made of opaque sub-blocks, not of token slots
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Form:
     head_start: int
     layer_start: int
     itemsize: int
+
+    @property
+    def block_tokens(self) -> int:
+        """Token slots a block, or opaque sub-blocks."""
+        return self.sizes.get("token", self.sizes.get("subblock", 1))
 
     def build(self, seed: int) -> Cache:
         """Allocate it and fill it with random bytes."""
@@ -84,10 +90,11 @@ class Form:
         return shape
 
 
-def layout_of(cache: Cache) -> KVLayout:
+def layout_of(cache: Cache, part: str = "kv") -> KVLayout:
     return KVLayout.from_tensors(
-        cache.notation, cache.tensors, sizes=cache.told, layer_start=cache.layer_start, head_start=cache.head_start
-    )
+        cache.notation, cache.tensors, sizes=cache.told, layer_start=cache.layer_start, head_start=cache.head_start,
+        part=part,
+    )  # fmt: skip
 
 
 @st.composite
@@ -99,25 +106,29 @@ def logicals(draw) -> Logical:
         dim=draw(st.integers(1, 6)),
         itemsize=draw(st.sampled_from((1, 2, 4))),
         layer_start=draw(st.integers(0, 2)),
+        opaque=draw(st.integers(0, 3)) == 0,
     )
 
 
 @st.composite
 def forms(draw, logical: Logical, block_tokens: int, num_blocks: int, heads: range) -> Form:
     """Draw an order of the axes, what is nested, split, grouped and padded, and where the memory is."""
-    sizes = {"block": num_blocks, "token": block_tokens, "head": len(heads), "dim": logical.dim}
+    slot = "subblock" if logical.opaque else "token"
+    sizes = {"block": num_blocks, slot: block_tokens, "head": len(heads), "dim": logical.dim}
+    if logical.opaque and block_tokens == 1 and draw(st.booleans()):
+        del sizes[slot]  # a block is one opaque piece
     if logical.layers > 1 or draw(st.booleans()):
         sizes["layer"] = logical.layers
     if logical.kv:
         sizes["kv"] = 2
     if len(heads) == 1 and logical.heads == 1 and draw(st.booleans()):
         del sizes["head"]
-    nestable = [axis for axis in ("layer", "kv", "block") if axis in sizes]
+    nestable = [axis for axis in ("layer", "kv", "block", "head") if axis in sizes]
     nesting = draw(st.permutations(nestable))[: draw(st.integers(0, len(nestable)))]
     atoms: list[str] = []
     for axis in [axis for axis in sizes if axis not in nesting]:
         factor = next((f for f in (2, 3) if sizes[axis] % f == 0 and sizes[axis] > f), None)
-        if axis in ("token", "head", "dim", "block") and factor and draw(st.integers(0, 3)) == 0:
+        if axis in ("token", "subblock", "head", "dim", "block") and factor and draw(st.integers(0, 3)) == 0:
             sizes[f"{axis}.0"], sizes[f"{axis}.1"] = factor, sizes[axis] // factor
             atoms += [f"{axis}.0", f"{axis}.1"]
         else:
@@ -193,8 +204,8 @@ def cases(draw, *, same_heads: bool = False, max_blocks: int = 5) -> Case:
 def unit_of(src: Form, dst: Form) -> int:
     """Tokens a unit, as compiled: the greatest common divisor, unless a split token axis is cut unevenly by it."""
     unit = kvplan.compile(layout_of(src.build(0)), layout_of(dst.build(0))).unit_tokens
-    largest = gcd(src.sizes["token"], dst.sizes["token"])
-    split = "token.1" in src.sizes or "token.1" in dst.sizes
+    largest = gcd(src.block_tokens, dst.block_tokens)
+    split = any(f"{slot}.1" in form.sizes for form in (src, dst) for slot in ("token", "subblock"))
     assert unit == largest or (split and largest % unit == 0)
     return unit
 
@@ -239,3 +250,38 @@ def neighbour_cases(draw) -> Case:
 def _blocks(form: Form, num_blocks: int) -> dict[str, int]:
     """Sizes that give a form another number of blocks, if its block axis is not split."""
     return {} if "block.0" in form.sizes else {"block": num_blocks}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Rows of tokens, and opaque sub-blocks under the same block ids, in two forms each."""
+
+    rows: tuple[Form, Form]
+    pages: tuple[Form, Form]
+    page_tokens: int  # tokens a sub-block
+    ids: tuple[list[int], list[int]]
+    skips: tuple[int, int]  # sub-blocks
+    units: int  # sub-blocks
+    seed: int
+
+
+@st.composite
+def opaque_beside_rows(draw) -> Beside:
+    """Blocks of several opaque sub-blocks on either side, entered late and left early."""
+    logical = draw(logicals())
+    pages = replace(logical, kv=False, heads=1, opaque=True, dim=draw(st.integers(1, 6)))
+    rows = replace(logical, opaque=False)
+    page_tokens = draw(st.sampled_from((1, 2, 3, 4)))
+    counts = draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (3, 1), (2, 2), (2, 3), (4, 2))))
+    blocks = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    made = [
+        tuple(draw(forms(one, count * each, n, range(one.heads))) for count, n in zip(counts, blocks, strict=True))
+        for one, each in ((rows, page_tokens), (pages, 1))
+    ]
+    skips = tuple(draw(st.integers(0, count - 1)) for count in counts)
+    most = min(n * count - skip for n, count, skip in zip(blocks, counts, skips, strict=True))
+    units = draw(st.integers(1, most))
+    named = [-(-(units + skip) // count) for skip, count in zip(skips, counts, strict=True)]
+    ids = tuple(draw(id_lists(n, count, distinct=True)) for n, count in zip(blocks, named, strict=True))
+    units = min(n * count - skip for n, count, skip in zip(named, counts, skips, strict=True))
+    return Beside(*made, page_tokens, ids, skips, units, draw(st.integers(0, 2**31)))

@@ -96,7 +96,7 @@ def test_bytes_that_are_no_text(capsys, tmp_path):
     assert "cannot read the spec" in fails(capsys, "inspect", str(path))
 
 
-AXES = "axes are layer, kv, block, token, head, dim"
+AXES = "axes are layer, kv, block, token, subblock, head, dim"
 HINT = 'one is "layer: kv block token head dim"'
 
 

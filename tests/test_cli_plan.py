@@ -111,6 +111,7 @@ destination  block layer kv token head dim | layer=80 kv=2 block=1024 token=16
 1 match      160 pairs: layers 0-79; parts k, v
              heads 0-1 of 0-1 in the source, 0-1 in the destination
 2 refine     unit of 16 tokens; 1 a source block, 1 a destination block
+             skips count units, not tokens: src_skip is 0; dst_skip is 0
              loops are count(+source stride|+destination stride), in bytes,
                outermost first
              160 x 16(+512|+512) 2(+256|+256) 256(+1|+1)

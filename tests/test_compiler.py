@@ -173,6 +173,7 @@ destination  block layer kv token head dim | layer=80 kv=2 block=64 token=64 hea
 1 match      160 pairs: layers 0-79; parts k, v
              heads 0-1 of 0-1 in the source, 0-1 in the destination
 2 refine     unit of 16 tokens; 1 a source block, 4 a destination block
+             skips count units, not tokens: src_skip is 0; dst_skip is 0 to 3
              loops are count(+source stride|+destination stride), in bytes, outermost first
              160 x 16(+512|+512) 2(+256|+256) 256(+1|+1)
 3 coalesce   160 x 8,192 B

@@ -33,7 +33,7 @@ def check_same(layout, read):
             getattr(theirs, n) for n in ("address", "nbytes", "device", "pinned", "writable", "seams")
         ]
     for one in layout.components:
-        other = read.component(one.layer, one.part)
+        other = read.component(one.layer, one.part, one.form.head_start)
         assert (other.address, other.form) == (one.address, one.form)
     extents = [kvplan.compile(side, side).program.extents("src") for side in (layout, read)]
     assert extents[0] == extents[1]

@@ -315,7 +315,7 @@ def test_blocks_that_cannot_be_cut(executor):
     shape = (1, 1, TOKENS, 132)
     buffer = torch.zeros(2 * TOKENS * 132, dtype=torch.uint8)
     memory = Memory(buffer, 0, [shape], MemoryFormat.KV_MLA_FMT, torch.uint8)
-    with pytest.raises(kvplan.KVPlanError):
+    with pytest.raises(kvplan.LayoutError, match="opaque blocks, in which a token has no place of its own"):
         engine.Connector(layout, executor).from_gpu(memory, 0, 2, slot_mapping=[0, 1])
 
 

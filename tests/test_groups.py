@@ -24,7 +24,7 @@ def cache(layers, tokens, blocks=64, memory=None):
 def requests(draw):
     """A group and a request in it: all of its blocks on both sides, and how many source blocks are gone."""
     case = draw(cases(max_blocks=6))
-    tokens = case.src.sizes["token"], case.dst.sizes["token"]
+    tokens = case.src.block_tokens, case.dst.block_tokens
     most = min(case.src.sizes["block"] * tokens[0], case.dst.sizes["block"] * tokens[1])
     length = draw(st.integers(0, most // case.unit_tokens)) * case.unit_tokens
     lists = [draw(st.permutations(range(form.sizes["block"])))[: -(-length // n)]

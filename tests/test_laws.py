@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import twin
 from tests import oracle
-from tests.strategies import Case, cases, layout_of, neighbour_cases
+from tests.strategies import Case, cases, layout_of, neighbour_cases, opaque_beside_rows
 
 
 def compiled(case: Case):
@@ -28,6 +28,47 @@ def test_laws_1_and_2_executing_equals_copying_by_coordinates_and_touches_nothin
     result = executor.submit(plan).result()
     assert result.nbytes == plan.nbytes == case.units * program.unit_nbytes
     for got, want in zip(dst.roots, expected.roots, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@given(case=opaque_beside_rows())
+@settings(max_examples=max(300, settings.default.max_examples))
+def test_laws_1_to_5_of_rows_and_opaque_sub_blocks_under_the_same_ids(case, executor):
+    rows, pages = ([form.build(case.seed + k) for k, form in enumerate(pair)] for pair in (case.rows, case.pages))
+    src, dst = (
+        kvplan.KVLayout.merge([layout_of(row), layout_of(page, "index")]) for row, page in zip(rows, pages, strict=True)
+    )
+    refused = ""
+    try:
+        program = kvplan.compile(src, dst)
+    except kvplan.IncompatibleLayoutsError as error:
+        refused = str(error)
+    if refused:  # a page holds more tokens than a split token axis repeats
+        assert "no unit that holds whole sub-blocks" in refused
+        assert any("token.1" in form.sizes for form in case.rows)
+        return
+    tokens, each = program.unit_tokens, program.unit_tokens // case.page_tokens
+    assert tokens == each * case.page_tokens  # a unit is whole sub-blocks
+    if case.units % each or any(skip % each for skip in case.skips):
+        return
+    units, skips = case.units // each, tuple(skip // each for skip in case.skips)
+    expected = [pair[1].build(case.seed + 1) for pair in (case.rows, case.pages)]
+    oracle.copy(rows[0], expected[0], *case.ids, *skips, tokens, units)
+    oracle.copy(pages[0], expected[1], *case.ids, *skips, each, units)
+    before = [root.copy() for cache in (rows[0], pages[0]) for root in cache.roots]
+    plan = program.plan(*case.ids, *skips)
+    moves = oracle.byte_moves(plan.descriptors())
+    assert len(moves) == plan.nbytes == units * program.unit_nbytes
+    assert moves == oracle.factored_moves(plan) == oracle.strided_moves(plan.strided())
+    assert by_dst(twin_of(plan)) == by_dst(plan.descriptors())
+    executor.submit(plan).synchronize()
+    for cache, want in zip((rows[1], pages[1]), expected, strict=True):
+        for got, root in zip(cache.roots, want.roots, strict=True):
+            np.testing.assert_array_equal(got, root)
+    for cache in (rows[0], pages[0]):
+        wipe(cache, sorted(moves.values()))
+    executor.submit(kvplan.compile(dst, src).plan(*case.ids[::-1], *skips[::-1])).synchronize()
+    for got, want in zip([root for cache in (rows[0], pages[0]) for root in cache.roots], before, strict=True):
         np.testing.assert_array_equal(got, want)
 
 

@@ -28,16 +28,17 @@ def coordinates(layout):
                 address = start + offset(form.dim, byte)
                 assert address not in found
                 found[address] = Row(component.layer, component.part, block, None if form.opaque else token,
-                                     head if form.headed else None, byte)  # fmt: skip
+                                     head if form.headed else None, byte,
+                                     token if form.subblocks > 1 else None)  # fmt: skip
     return found
 
 
 def rows_of(place):
     """Every coordinate that a place of content holds."""
-    tokens, heads = place.tokens or (None,), place.heads or (None,)
+    tokens, heads, subblocks = place.tokens or (None,), place.heads or (None,), place.subblocks or (None,)
     spans = [byte for first, end in place.bytes for byte in range(first, end)]
     layer, part = place.component.layer, place.component.part
-    return [Row(layer, part, *where) for where in product(place.blocks, tokens, heads, spans)]
+    return [Row(layer, part, *where) for where in product(place.blocks, tokens, heads, spans, subblocks)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -56,6 +56,8 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
         return padding_words(facts)
     if value is None:
         return "none: moves whole"
+    if key == "block_tokens" and layout.opaque and value > 1:
+        return count_of(value, "sub-block")
     if key.endswith("nbytes"):
         return exact(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -103,8 +105,8 @@ def _unit_rows(found: Difference, program: Program) -> Iterator[tuple[str, str]]
 
 
 def _unit(program: Program, *, opaque: bool) -> str:
-    tokens = "a block" if opaque else count_of(program.unit_tokens, "token")
-    return f"{tokens}{' whole' * opaque}, {exact(program.unit_nbytes)}"
+    whole = "a block whole" if program.unit_words == "1 whole block" else f"{program.unit_words} whole"
+    return f"{whole if opaque else count_of(program.unit_tokens, 'token')}, {exact(program.unit_nbytes)}"
 
 
 def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvplan.components import Component, Form, Region
 from kvplan.layout import KVLayout
 from kvplan.padding import Padding, padding_of
 from kvplan.program import Program
+from kvplan.slicing import heads_held
 
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:
@@ -76,33 +78,44 @@ def padding_facts(padding: Padding) -> dict[str, Any]:
 
 def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:
     forms: dict[Form, list[Component]] = defaultdict(list)
+    held = heads_held(layout.components)
     for component in layout.components:
-        forms[component.form].append(component)
+        first = held[component.layer, component.part]
+        start = component.form.head_start if first is None else first.start
+        forms[replace(component.form, head_start=start)].append(component)
     return forms
 
 
 def _view(form: Form, held: Sequence[Component], regions: Sequence[Region]) -> dict[str, Any]:
-    """Components of one form: which they are, and the axes that run over and inside them."""
+    """Components of one form: which they are, and the axes that run over and inside them.
+
+    Heads that are held apart are several components of one (layer, part), whose forms differ in ``head_start`` alone.
+    """
     by_part: dict[str, list[Component]] = defaultdict(list)
     by_layer: dict[int, list[Component]] = defaultdict(list)
-    for component in sorted(held, key=lambda component: component.layer):
-        by_part[component.part].append(component)
-        by_layer[component.layer].append(component)
+    by_head: dict[tuple[int, str], list[Component]] = defaultdict(list)
+    for component in sorted(held, key=lambda component: (component.layer, component.form.head_start)):
+        heads = by_head[component.layer, component.part]
+        heads.append(component)
+        if len(heads) == 1:
+            by_part[component.part].append(component)
+            by_layer[component.layer].append(component)
+    apart = max(map(len, by_head.values()))
     axes = [
         _outer("layer", list(by_part.values()), regions),
         _outer("part", list(by_layer.values()), regions),
         _axis("block", form.block) if form.table is None else _looked_up("block", len(form.table)),
     ]
-    if not form.opaque:
-        axes.append(_axis("token", form.token))
+    if not form.opaque or form.subblocks > 1:
+        axes.append(_axis("subblock" if form.opaque else "token", form.token))
     if form.headed:
-        axes.append(_axis("head", form.head))
+        axes.append(_axis("head", form.head) if apart == 1 else _outer("head", list(by_head.values()), regions))
     axes.append(_axis("dim", form.dim))
     return {
         "parts": list(by_part),
         "layers": sorted(by_layer),
         "head_start": form.head_start,
-        "block_nbytes": form.block_nbytes,
+        "block_nbytes": form.block_nbytes * apart,
         "axes": axes,
     }
 

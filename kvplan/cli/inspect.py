@@ -53,6 +53,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _slots(facts: dict[str, Any]) -> str:
+    """What a block holds: token slots, or opaque sub-blocks."""
+    return count_of(facts["block_tokens"], "sub-block" if _whole(facts) == "sub-blocks" else "token")
+
+
+def _whole(facts: dict[str, Any]) -> str:
+    """What of blocks without token slots moves whole."""
+    return "sub-blocks" if facts["token_nbytes"] is None and facts["block_tokens"] > 1 else "blocks"
+
+
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """A layout in words, a row a fact."""
     layers, heads = facts["layers"], facts["heads"]
@@ -63,8 +73,8 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", f"{len(layers):,} ({ranges(layers)})"),
         ("parts", ", ".join(facts["parts"])),
         ("heads", f"{len(heads):,} ({ranges(heads)})" if _headed(facts) else "no axis of heads"),
-        ("blocks", f"{facts['num_blocks']:,} of {count_of(facts['block_tokens'], 'token')}"),
-        ("a token", "none: blocks move whole" if token is None else exact(token)),
+        ("blocks", f"{facts['num_blocks']:,} of {_slots(facts)}"),
+        ("a token", f"none: {_whole(facts)} move whole" if token is None else exact(token)),
         ("a block", exact(facts["block_nbytes"])),
         ("all blocks", exact(facts["nbytes"])),
         *padding_rows(facts),

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             help=f"blocks {where}, in order of tokens: 0,1,4-7")  # fmt: skip
     for side in ("src", "dst"):
         parser.add_argument(f"--{side}-skip", type=count, default=0, metavar="UNITS",
-                            help=f"units skipped at the front of the first {side.upper()} block")  # fmt: skip
+                            help=f"units, not tokens, skipped in front in the first {side.upper()} block")  # fmt: skip
     parser.add_argument("--max-bytes", type=count, metavar="N", help="bytes that no descriptor may exceed")
     parser.add_argument(
         "--limit", type=limit, default=10, metavar="ROWS", help="descriptors shown (default 10), or all"

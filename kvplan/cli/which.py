@@ -85,7 +85,7 @@ def _alike(number: int, place: Place) -> tuple[object, ...]:
     """Equal for neighbours that differ in nothing but the layer, which ascends with their number."""
     if place.component is None:
         return (number,)
-    held = (place.blocks, place.tokens, place.heads, place.bytes)
+    held = (place.blocks, place.tokens, place.subblocks, place.heads, place.bytes)
     return (place.component.layer - number, place.component.part, place.component.form, *held)
 
 
@@ -101,6 +101,7 @@ def _place(place: Place) -> dict[str, Any]:
         "part": None if component is None else component.part,
         "blocks": list(place.blocks),
         "tokens": list(place.tokens),
+        **({"subblocks": list(place.subblocks)} if place.subblocks else {}),
         "heads": list(place.heads),
         "bytes": [list(span) for span in place.bytes],
         "after": _row(place.after),
@@ -113,7 +114,9 @@ def _place(place: Place) -> dict[str, Any]:
 
 
 def _row(row: Row | None) -> dict[str, Any] | None:
-    return None if row is None else row._asdict()
+    if row is None:
+        return None
+    return {name: value for name, value in row._asdict().items() if name != "subblock" or value is not None}
 
 
 def what(text: str) -> tuple[int, int]:

@@ -28,6 +28,8 @@ def layout_html(layout: KVLayout) -> str:
         picture = ""
     forms = [component.form for component in layout.components]
     token_nbytes = sum(extent(form.head) * extent(form.dim) for form in forms if not form.opaque)
+    whole = "sub-block" if layout.opaque and layout.block_tokens > 1 else "block"
+    slots = "token" if whole == "block" else whole
     padding = padding_of(layout)
     facts = {
         "layout": layout.notation,
@@ -35,8 +37,8 @@ def layout_html(layout: KVLayout) -> str:
         "layers": _numbers(layout.layers),
         "parts": ", ".join(layout.parts),
         "heads": _numbers(layout.heads) if any(form.headed for form in forms) else "no axis of heads",
-        "blocks": f"{layout.num_blocks:,} of {layout.block_tokens:,} token{'s' * (layout.block_tokens != 1)}",
-        "a token": nbytes_text(token_nbytes) if token_nbytes else "none: blocks move whole",
+        "blocks": f"{layout.num_blocks:,} of {layout.block_tokens:,} {slots}{'s' * (layout.block_tokens != 1)}",
+        "a token": nbytes_text(token_nbytes) if token_nbytes else f"none: {whole}s move whole",
         "a block": nbytes_text(layout.block_nbytes),
         "all blocks": nbytes_text(layout.nbytes),
         "padding": f"{nbytes_text(padding.nbytes)}, {percent(padding.share)}" if padding.nbytes else "none",

@@ -198,7 +198,8 @@ class Item(NamedTuple):
 def item_of(component: Component, block: int) -> Item:
     """What one component keeps of a block."""
     form = component.form
-    loops = [*_loops("token", form.token), *_loops("head", form.head), *_loops("dim", form.dim)]
+    axes = (("subblock" if form.opaque else "token", form.token), ("head", form.head), ("dim", form.dim))
+    loops = [loop for axis, factors in axes for loop in _loops(axis, factors)]
     ordered = tuple(sorted(loops, key=lambda loop: -loop.stride))
     return Item(component.address + form.block_offset(block), component.layer, component.part, form.head_start, ordered)
 

@@ -122,6 +122,11 @@ class ObjectPrograms:
     def _plan(self, group: int, chunk: Chunk, *, store: bool) -> Plan:
         """One chunk's tokens, in the largest stretches that its slots consist of."""
         cache, tokens = self.caches[group], chunk.tensor.shape[-2]
+        if cache.opaque:
+            raise LayoutError(
+                f"{cache} has opaque blocks, in which a token has no place of its own, and slots are of tokens; plan "
+                "whole blocks instead, with backends.lmcache.describe(objects, opaque_tokens=...)"
+            )
         if chunk.skip + chunk.slots.size > tokens:
             raise BlockIndexError(f"a memory object of {tokens} tokens is to hold {chunk.skip + chunk.slots.size}")
         step = gcd(cache.block_tokens, tokens, chunk.skip, chunk.slots.size)

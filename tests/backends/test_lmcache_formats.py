@@ -98,6 +98,36 @@ def test_an_indexer_moves_whole_blocks():
     assert kvplan.compile(layout, layout).run_nbytes == (8448, 8448)
 
 
+def test_objects_that_hold_several_blocks_of_an_indexer(executor):
+    """Chunks of 256 tokens are four opaque blocks of 64 in each layer, one after another; 8,448 bytes each."""
+    caches = [np.arange(6, dtype=np.uint8).repeat(8448).reshape(6, 64, 132) + 10 * layer for layer in range(2)]
+    engine = lmcache.describe(caches, engine_format="NL_X_NB_BSV_BSS", part="index")
+    objects = [np.zeros((2, 256, 132), np.uint8) for _ in range(2)]
+    pool = lmcache.describe(objects, opaque_tokens=64, part="index")
+    assert (pool.num_blocks, pool.block_tokens, pool.block_nbytes) == (2, 4, 2 * 4 * 8448)
+    program = kvplan.compile(engine, pool)
+    assert (program.unit_tokens, program.run_nbytes) == (1, (8448, 8448))
+    executor.submit(program.plan([5, 0, 3, 4, 1], [1, 0])).synchronize()
+    assert objects[1][0, ::64, 0].tolist() == [5, 0, 3, 4]
+    assert objects[1][1, 63::64, 131].tolist() == [15, 10, 13, 14]
+    assert objects[0][0, ::64, 7].tolist() == [1, 0, 0, 0]
+    before = [cache.copy() for cache in caches]
+    for cache in caches:
+        cache[[5, 0, 3, 4, 1]] = 99
+    executor.submit(kvplan.compile(pool, engine).plan([1, 0], [5, 0, 3, 4, 1])).synchronize()
+    assert all((cache == held).all() for cache, held in zip(caches, before, strict=True))
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"opaque_tokens": 48}, "opaque_tokens is 48; an object holds 256 tokens"),
+    ({"opaque_tokens": 64, "heads": 2}, "of one plane without heads; these are 'block: layer token .head kv dim.'"),
+    ({"opaque_tokens": 64, "engine_format": "NL_X_NB_BS_HS"}, "and group are of memory objects, and so is opaq"),
+])  # fmt: skip
+def test_opaque_blocks_that_objects_do_not_hold(given, says):
+    with pytest.raises(LayoutError, match=says):
+        lmcache.describe([np.zeros((2, 256, 132), np.uint8)], **given)
+
+
 def test_planes_of_different_widths_are_parts():
     layers = [tuple(torch.zeros(3, 4, 1, width, dtype=torch.bfloat16) for width in (512, 64)) for _ in range(2)]
     with pytest.raises(LayoutError, match=r"NP planes .* describe each plane as 'NL_X_NB_BS_ONE_HS' with a part"):

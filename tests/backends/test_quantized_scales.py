@@ -40,6 +40,8 @@ def test_swizzled_scales_are_whole_blocks():
     flat = quantized.with_scales(cache, {"k_scale": swizzled.view(4, -1)}, whole_blocks=True)
     assert quantized.with_scales(cache, {"k_scale": swizzled.view(4, 128, 8)}, whole_blocks=True) == flat
     assert flat.slice(parts=["k_scale"]) == layout.slice(parts=["k_scale"])
+    kernel = quantized.with_scales(cache, {"k_scale": swizzled.view(16, 256)}, whole_blocks=True)  # blocks of 4 tokens
+    assert kernel.address(layer=0, part="k_scale", block=3, token=2) == swizzled.data_ptr() + 3 * 1024 + 2 * 256
     other = flashinfer.describe(torch.zeros(2, 2, 32, 8, 64, dtype=torch.uint8))
     other = quantized.with_scales(other, {"k_scale": torch.zeros(2, 2048, dtype=torch.uint8)}, whole_blocks=True)
     with pytest.raises(IncompatibleLayoutsError):

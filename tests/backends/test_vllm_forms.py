@@ -81,6 +81,22 @@ def test_whole_blocks_move_whole():
     assert (index.parts, index.block_nbytes, index.opaque) == (("index",), 9216, True)
 
 
+def test_whole_blocks_of_a_kernel_in_the_manager_s_blocks(executor):
+    """Opaque blocks of 16 tokens, four to each block of 64 of the manager's, which a host block of 128 holds two of."""
+    cache = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1).repeat(1, 1, 16, 24)
+    layout = vllm.describe([cache], form="whole_blocks", block_tokens=64, part="index")
+    assert (layout.opaque, layout.num_blocks, layout.block_tokens, layout.block_nbytes) == (True, 2, 4, 4 * 384)
+    assert layout.address(layer=0, part="index", block=1, token=2) == cache[6].data_ptr()
+    assert vllm.describe([cache], form="whole_blocks", block_tokens=16, part="index").num_blocks == 8
+    host = kvplan.allocate("block subblock dim", like=layout, num_blocks=1, sizes={"subblock": 8})
+    program = kvplan.compile(layout, host)
+    assert (program.unit_tokens, program.run_nbytes) == (4, (1536, 1536))
+    executor.submit(program.plan([1, 0], [0])).synchronize()
+    assert host.tensors[0, :, 5].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    rows = vllm.describe([torch.zeros(8, 1, 16, 32)], form="latent", block_tokens=64)
+    assert kvplan.KVLayout.merge([rows, layout]).block_tokens == 64
+
+
 # form, shape, whose row (kv, block, token, head) -> index
 OLDER = {
     "planes": ((2, 3, 4, 2, 8), lambda kv, b, t, h: (kv, b, t, h)),
@@ -210,7 +226,7 @@ CASES = {
     "shuffled of few": (FOUR, SLOTS | {"form": "shuffled"}, "has blocks of 4 token slots; they come in groups of 16"),
     "kernel blocks": (FOUR, {"block_tokens": 6}, "block_tokens is 6; the tensor's blocks have 4 token slots"),
     "blocks left over": (FOUR, {"block_tokens": 8}, "dim of extent 3 .* cannot be block=. . token.0=2"),
-    "tokens of whole": (FOUR, {"form": "whole_blocks", "block_tokens": 4}, "takes no block_tokens="),
+    "tokens of whole": (FOUR, {"form": "whole_blocks", "block_tokens": 6}, "is 6; the tensor's blocks are of 4"),
     "tokens of paged": (FOUR[0], {"form": "paged_planes", "heads": 1}, "form='paged_planes' needs block_tokens="),
     "text": ("cache", {}, "kv_caches is a str; give a dict of layer name to tensor, a list"),
     "a list of text": (["cache"], {}, r"kv_caches\[0\] is a str; form='fused' has tensors \(B, H, N, C\)"),

@@ -1,0 +1,213 @@
+"""The first pass: which content of two layouts is the same, and which heads of it both hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kvplan.algebra import extent
+from kvplan.components import Component
+from kvplan.errors import IncompatibleLayoutsError
+from kvplan.layout import Geometry
+from kvplan.slicing import common_heads, number_ranges
+
+
+class Pair(NamedTuple):
+    """Content that both sides hold.
+
+    Attributes:
+        layer, part: its name; the finer of the two where one side fuses K and V.
+        src, dst: the components that hold it.
+        src_dim, dst_dim: byte of each side's content where it begins.
+        nbytes: bytes a (token, head).
+        heads: global numbers of the heads both sides hold.
+    """
+
+    layer: int
+    part: str
+    src: Component
+    dst: Component
+    src_dim: int
+    dst_dim: int
+    nbytes: int
+    heads: range
+
+
+def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
+    """Pair components by (layer, part), splitting fused K and V where the other side keeps them apart.
+
+    Raises:
+        IncompatibleLayoutsError: a layer or part only one side holds, or content, heads or tokens that do not meet.
+    """
+    src_parts, dst_parts = _by_layer(src), _by_layer(dst)
+    for here, there, name, other in ((src_parts, dst_parts, "source", "destination"),
+                                     (dst_parts, src_parts, "destination", "source")):  # fmt: skip
+        missing = sorted(set(here) - set(there))
+        if missing:
+            layers, them = ("layer", "it") if len(missing) == 1 else ("layers", "them")
+            raise IncompatibleLayoutsError(
+                f"the {other} lacks {layers} {number_ranges(missing)}, which the {name} holds; slice {them} away: "
+                "layout.slice(layers=...)"
+            )
+    pairs: list[Pair] = []
+    checked: dict[tuple[int, int, int, int, int], range] = {}
+    for layer, held in src_parts.items():
+        for part, a, b, a_dim, b_dim, nbytes in _match_parts(layer, held, dst_parts[layer]):
+            case = (id(a.form), id(b.form), a_dim, b_dim, nbytes)
+            if case not in checked:
+                checked[case] = _match_forms(a, b)
+            pairs.append(Pair(layer, part, a, b, a_dim, b_dim, nbytes, checked[case]))
+    return tuple(pairs)
+
+
+_Held = list[Component]  # one (layer, part): one component, or one a head where heads are separate allocations
+PartMatch = tuple[str, Component, Component, int, int, int]
+
+
+def _by_layer(side: Geometry) -> dict[int, dict[str, _Held]]:
+    layers: dict[int, dict[str, _Held]] = defaultdict(dict)
+    for component in side.components:
+        layers[component.layer].setdefault(component.part, []).append(component)
+    return dict(layers)
+
+
+def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> Iterator[PartMatch]:
+    """Pairs of one layer: part, both components, first byte of each one's content, bytes."""
+    left, right = dict(src), dict(dst)
+    if "kv" in left and "kv" not in right and {"k", "v"} <= set(right):
+        yield from _split_fused(left.pop("kv"), right.pop("k"), right.pop("v"), fused_first=True)
+    elif "kv" in right and "kv" not in left and {"k", "v"} <= set(left):
+        yield from _split_fused(right.pop("kv"), left.pop("k"), left.pop("v"), fused_first=False)
+    for here, there, name, other in ((left, right, "source", "destination"), (right, left, "destination", "source")):
+        for part in here:
+            if part not in there:
+                raise IncompatibleLayoutsError(
+                    f"the {other} lacks part {part!r} of layer {layer}, which the {name} holds (the {other} has "
+                    f"{sorted(there) or 'nothing else'}); slice it away: layout.slice(parts=...)"
+                )
+    for part, a, b in ((name, a, b) for name, held in left.items() for a, b in _meeting(held, right[name])):
+        _check_tokens(a, b)
+        nbytes = extent(a.form.dim)
+        if nbytes != extent(b.form.dim):
+            raise IncompatibleLayoutsError(
+                f"layer {layer} {part!r} holds {nbytes} bytes a (token, head) in the source and {extent(b.form.dim)} "
+                "in the destination; they must be equal (a fused dim is written (head dim) or (kv dim))"
+            )
+        yield part, a, b, 0, 0, nbytes
+
+
+def _meeting(left: _Held, right: _Held) -> Iterator[tuple[Component, Component]]:
+    """Pairs of components of one (layer, part) that have heads in common; of two lists of one, that pair.
+
+    Raises:
+        IncompatibleLayoutsError: heads held apart on one side, and on the other no head axis or none of these heads.
+    """
+    if len(left) == len(right) == 1:
+        yield left[0], right[0]
+        return
+    for one, other in ((left, right), (right, left)):
+        if not one[0].form.headed:
+            raise _no_head_axis(one[0], len(other))
+    left, right = (sorted(held, key=lambda c: c.form.head_start) for held in (left, right))
+    spans = [range(held[0].form.heads.start, held[-1].form.heads.stop) for held in (left, right)]
+    if not common_heads(spans):
+        raise _no_common_heads(left[0], *spans)
+    at = 0
+    for a in left:
+        while right[at].form.heads.stop <= a.form.heads.start and at < len(right) - 1:
+            at += 1
+        for b in right[at:]:
+            if b.form.heads.start >= a.form.heads.stop:
+                break
+            if common_heads((a.form.heads, b.form.heads)):
+                yield a, b
+
+
+def _split_fused(fused: _Held, k: _Held, v: _Held, *, fused_first: bool) -> Iterator[PartMatch]:
+    nbytes = extent(k[0].form.dim), extent(v[0].form.dim)
+    _check_halves(fused[0], k[0], nbytes)
+    for part, half, at, size in (("k", k, 0, nbytes[0]), ("v", v, nbytes[0], nbytes[1])):
+        for one, other in _meeting(fused, half):
+            _check_tokens(one, other)
+            yield (part, one, other, at, 0, size) if fused_first else (part, other, one, 0, at, size)
+
+
+def _check_halves(fused: Component, k: Component, nbytes: tuple[int, int]) -> None:
+    """Whether fused content is K and V one after the other."""
+    content, k_nbytes, v_nbytes = extent(fused.form.dim), *nbytes
+    if content != k_nbytes + v_nbytes:
+        raise IncompatibleLayoutsError(
+            f"layer {fused.layer}: 'kv' of {content} bytes a (token, head) is not 'k' of {k_nbytes} and 'v' of "
+            f"{v_nbytes} one after the other"
+        )
+    if fused.form.headed != k.form.headed:  # a latent is no K and V, even where the bytes agree
+        raise IncompatibleLayoutsError(
+            f"layer {fused.layer}: one side holds 'kv' and the other 'k' and 'v', and only one of them has a head "
+            "axis; name the heads on both, as in (head dim)"
+        )
+
+
+def _check_tokens(a: Component, b: Component) -> None:
+    if a.form.opaque != b.form.opaque and extent(a.form.token) != extent(b.form.token):
+        opaque, slots = (a, b) if a.form.opaque else (b, a)
+        tokens, held = extent(slots.form.token), opaque.form.subblocks
+        of = f" and holds {held} sub-blocks" if held > 1 else ""
+        raise IncompatibleLayoutsError(
+            f"{a}: one side's block is opaque{of}, and the other's has {tokens} token slot{'s' * (tokens != 1)}; they "
+            "have no common unit: of opaque blocks whole ones move and tokens do not. Where a block holds several opaque "
+            "ones, their axis is written subblock, not token"
+        )
+
+
+def _match_forms(a: Component, b: Component) -> range:
+    """Heads that both forms hold, after checking that a head means the same on both sides."""
+    if a.form.headed != b.form.headed:
+        count = extent((a if a.form.headed else b).form.head)
+        if count != 1:
+            raise _no_head_axis(a, count)
+        return range(1)
+    if not a.form.headed:
+        return range(1)
+    heads = common_heads((a.form.heads, b.form.heads))
+    if not heads:
+        raise _no_common_heads(a, a.form.heads, b.form.heads)
+    return heads
+
+
+def _no_head_axis(a: Component, count: int) -> IncompatibleLayoutsError:
+    return IncompatibleLayoutsError(
+        f"{a}: one side has {count} heads and the other no head axis; name the heads there, as in (head dim)"
+    )
+
+
+def _no_common_heads(a: Component, src: range, dst: range) -> IncompatibleLayoutsError:
+    return IncompatibleLayoutsError(
+        f"{a}: the source holds heads {_span(src)}, the destination {_span(dst)}; they share none"
+    )
+
+
+def _span(heads: range) -> str:
+    return f"{heads.start} to {heads.stop - 1}"
+
+
+def heads_of(pairs: Iterable[Pair], *, headed: bool = False) -> list[tuple[range, range, range]]:
+    """Heads that each (layer, part) moves, and that the source and the destination hold of it; each case once.
+
+    Heads that a side holds apart are several pairs of one (layer, part), and one range here.
+
+    Args:
+        pairs: what :func:`match` found.
+        headed: only of content with a head axis.
+    """
+    found: dict[tuple[int, str], tuple[range, range, range]] = {}
+    for pair in pairs:
+        if headed and not pair.src.form.headed:
+            continue
+        ranges = pair.heads, pair.src.form.heads, pair.dst.form.heads
+        known = found.get((pair.layer, pair.part), ranges)
+        heads, src, dst = (
+            range(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(known, ranges, strict=True)
+        )
+        found[pair.layer, pair.part] = heads, src, dst
+    return list(dict.fromkeys(found.values()))
