@@ -299,7 +299,9 @@ class KVLayout:
         if not 0 <= token < extent(form.token):
             last = extent(form.token) - 1
             if form.opaque and not last:
-                raise LayoutError(f"token {token} of {component}; its blocks are opaque: whole blocks move, tokens do not")
+                raise LayoutError(
+                    f"token {token} of {component}; its blocks are opaque: whole blocks move, tokens do not"
+                )
             noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
             raise LayoutError(f"{noun} {token} of {component}; {nouns} are 0 to {last}")
         if head is None:

@@ -155,8 +155,8 @@ def _check_tokens(a: Component, b: Component) -> None:
         of = f" and holds {held} sub-blocks" if held > 1 else ""
         raise IncompatibleLayoutsError(
             f"{a}: one side's block is opaque{of}, and the other's has {tokens} token slot{'s' * (tokens != 1)}; they "
-            "have no common unit: of opaque blocks whole ones move and tokens do not. Where a block holds several opaque "
-            "ones, their axis is written subblock, not token"
+            "have no common unit: of opaque blocks whole ones move and tokens do not. Where a block holds several "
+            "opaque ones, their axis is written subblock, not token"
         )
 
 
