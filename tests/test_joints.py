@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout
+from kvplan import KVLayout, expand
 from kvplan import joints as module
 from kvplan.joints import joints
 
@@ -86,3 +88,17 @@ def test_up_to_its_limit_everything_is_listed_and_past_it_nothing(monkeypatch, n
         assert found(*sides) == listed
         patch.setattr(module, name, most - 1)
         assert found(*sides) is None
+
+
+UNITS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3)
+
+
+@given(before=UNITS, after=UNITS, src=st.integers(-9, 9), dst=st.integers(-9, 9))
+def test_units_can_meet_where_their_ranges_do_on_both_sides(before, after, src, dst):
+    units = [np.array(side, np.int64).T.copy() for side in (before, after)]
+    expected = True
+    for column, gap in ((0, src), (1, dst)):
+        moved, there = ({one[column] + by for one in side} for side, by in ((before, gap), (after, 0)))
+        expected &= min(moved) <= max(there) and min(there) <= max(moved)
+    for can_meet in (expand.can_meet, expand.can_meet.py_func):
+        assert can_meet(*units, src, dst) == expected
