@@ -63,6 +63,38 @@ def test_runs_of_different_groups_meet():
     assert found(*sides) == [(0, 1, 8, 8, [8])]
 
 
+def planes(pitch: int) -> KVLayout:
+    """K and V of 4 blocks of 8 bytes, ``pitch`` bytes from plane to plane."""
+    memory = np.zeros(pitch + 32, np.uint8)
+    return KVLayout.from_tensors("kv block dim", np.lib.stride_tricks.as_strided(memory, (2, 4, 8), (pitch, 8, 1)))
+
+
+@pytest.mark.parametrize("pitches", [(40, 40), (32, 40), (40, 32)])
+def test_planes_that_lie_one_block_too_far_apart_on_a_side_never_meet(pitches):
+    """The end of a fifth block would be the start of V; there are four."""
+    assert found(*map(planes, pitches)) == []
+
+
+def test_the_last_unit_of_the_last_block_meets_the_first_of_the_next_plane():
+    """Blocks of two tokens in the source, of one in the destination."""
+    made = found(layout("kv block token dim", 2, 4, 2, 8), layout("kv block token dim", 2, 12, 1, 8))
+    assert made == [(0, 0, 8 - 8 * 8, 8 - 12 * 8, [8])]
+    made = found(layout("kv block token dim", 2, 12, 1, 8), layout("kv block token dim", 2, 4, 2, 8))
+    assert made == [(0, 0, 8 - 12 * 8, 8 - 8 * 8, [8])]
+
+
+@pytest.mark.parametrize("src_order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("dst_order", [(0, 1), (1, 0)])
+def test_blocks_that_are_looked_up_meet_in_whatever_order_they_are_numbered(src_order, dst_order):
+    """Two blocks of 32 bytes, K the first 8 of each and V the last: V of the lower ends where K of the other begins."""
+    sides = []
+    for order in (src_order, dst_order):
+        rows = np.zeros((2, 32), np.uint8)
+        blocks = [np.lib.stride_tricks.as_strided(rows[k], (2, 8), (24, 1)) for k in order]
+        sides.append(KVLayout.from_tensors("block: kv dim", blocks))
+    assert found(*sides) == [(0, 0, 32, 32, [32])]
+
+
 @pytest.mark.parametrize("moved", [0, 2])
 def test_groups_whose_blocks_lie_between_one_another_s_meet(moved):
     """Rows of 4 bytes: one group's every 8 bytes, the other's every 16, from 12 on; wherever all of it begins."""

@@ -183,14 +183,16 @@ def test_cuts_are_those_of_the_twin(loop, drawn, seams, cap):
     assert [column.tolist() for column in out] == expected
 
 
+STEPS = st.sampled_from(((1, 1), (-1, -1), (1, -1), (1, 0), (0, 1), (2, 2)))
+
+
 @both
-@given(units=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=7))
-def test_neighbouring_units_are_counted(loop, units):
-    column = array(units, -1, 2).T.copy() * 4
-    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(units)]
-    assert loop("touching")(column, 4) == sum(step in ((1, 1), (-1, -1)) for step in steps)
+@given(steps=st.lists(STEPS, max_size=6))
+def test_neighbouring_units_are_counted(loop, steps):
+    units = np.cumsum([(20, 30), *steps], axis=0).astype(np.int64)
+    assert loop("touching")(units.T.copy() * 4, 4) == sum(step in ((1, 1), (-1, -1)) for step in steps)
     for first in range(2):
-        for step in (1, 2):
-            some = [unit[0] for unit in units][first::step]
-            expected = sum(b - a == 2 for a, b in pairwise(some))
-            assert loop("rising")(column[0], first, step, 8) == expected
+        for every in (1, 2):
+            some = units[first::every, 0].tolist()
+            expected = sum(b - a == every for a, b in pairwise(some))
+            assert loop("rising")(units[:, 0] * 4, first, every, 4 * every) == expected

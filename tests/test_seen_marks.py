@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
@@ -31,6 +31,13 @@ def named(draw):
 
 
 @given(case=named())
+@example(case=([63, 63], 0, 1, 2))
+@example(case=([31, 31], 0, 2, 4))  # unit 62 and, were that not seen, 63
+@example(case=([31, 31], 1, 2, 3))  # unit 63
+@example(case=([64, 0, 64], 0, 1, 3))
+@example(case=([0, 64, 0], 0, 1, 3))
+@example(case=([5, 69, 133], 0, 1, 3))  # the same bit of three words
+@example(case=([1, 0, 65, 64], 0, 1, 4))
 def test_the_first_unit_named_twice_is_found_and_every_mark_is_taken_back(case):
     ids, skip, units, count = case
     seen = np.zeros(BLOCKS * units // 64 + 1, np.uint64)
