@@ -220,6 +220,17 @@ def test_unevenly_spaced_components_stay_rows():
     ]  # fmt: skip
 
 
+def test_three_in_a_row_are_a_loop_beside_one_that_is_not():
+    row = [Run(100 * k, 50 * k, 8, ()) for k in range(3)]
+    other = Run(1000, 900, 8, ())
+    assert merge_and_fold([*row, other]) == [Run(0, 0, 8, ((3, 100, 50),)), other]
+
+
+def test_runs_of_other_loops_are_not_merged_though_they_touch():
+    runs = [Run(0, 0, 8, ()), Run(8, 8, 8, ((2, 100, 50),))]
+    assert merge_and_fold(runs) == runs
+
+
 EXPLAINED = """\
 source       layer: kv block token head dim | layer=80 kv=2 block=64 token=16 head=2 dim=128 | bf16 on cuda:0, made-up addresses
 destination  block layer kv token head dim | layer=80 kv=2 block=64 token=64 head=2 dim=128 | bf16 on cpu, made-up addresses

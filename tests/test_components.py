@@ -145,7 +145,18 @@ def block_of(component: Component, block: int) -> list[int]:
     return [start + at for at in offsets(component.form.inner)]
 
 
+def looked_up(*table: int) -> Form:
+    return Form(block=(), token=(), head=(), dim=((4, 1),), table=table)
+
+
+NEAR = looked_up(0, 4, 100)  # two blocks that touch, and one apart
+
+
 @given(components=sets_of_components())
+@example(components=[Component(0, "k", 0, NEAR), Component(1, "k", 4, NEAR)])
+@example(components=[Component(0, "k", 0, looked_up(0)), Component(1, "k", 3, looked_up(0, 50))])  # the last byte
+@example(components=[Component(0, "k", 0, looked_up(0)), Component(1, "k", 4, looked_up(0, 50))])
+@example(components=[Component(0, "k", 3, looked_up(0)), Component(1, "k", 0, looked_up(50, 0))])
 def test_components_are_refused_just_where_two_coordinates_share_a_byte(components):
     every = [byte for component in components for byte in bytes_of(component)]
     if len(set(every)) == len(every):
@@ -153,10 +164,18 @@ def test_components_are_refused_just_where_two_coordinates_share_a_byte(componen
         return
     with pytest.raises(LayoutError, match=r"overlap.*share bytes") as caught:
         check_disjoint(components)
-    named = re.findall(r"layer (\d) 'k'(?: of block (\d))?", str(caught.value))
+    named = re.findall(r"layer (\d) 'k'(?: of block (\d+))?", str(caught.value))
     shared = [
         byte
         for layer, block in named
         for byte in (block_of(components[int(layer)], int(block)) if block else bytes_of(components[int(layer)]))
     ]
     assert len(set(shared)) < len(shared), "those that are named share bytes"
+
+
+def test_blocks_that_overlap_are_named_by_their_numbers():
+    components = [Component(0, "k", 0, looked_up(0, 50)), Component(1, "v", 0, looked_up(200, 52, 300))]
+    with pytest.raises(
+        LayoutError, match="^layer 0 'k' of block 1 and layer 1 'v' of block 1 overlap: they share bytes$"
+    ):
+        check_disjoint(components)
