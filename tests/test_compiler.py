@@ -223,7 +223,7 @@ def test_unevenly_spaced_components_stay_rows():
 def test_three_in_a_row_are_a_loop_beside_one_that_is_not():
     row = [Run(100 * k, 50 * k, 8, ()) for k in range(3)]
     other = Run(1000, 900, 8, ())
-    assert merge_and_fold([*row, other]) == [Run(0, 0, 8, ((3, 100, 50),)), other]
+    assert set(merge_and_fold([*row, other])) == {Run(0, 0, 8, ((3, 100, 50),)), other}
 
 
 def test_runs_of_other_loops_are_not_merged_though_they_touch():

@@ -176,6 +176,6 @@ def test_components_are_refused_just_where_two_coordinates_share_a_byte(componen
 def test_blocks_that_overlap_are_named_by_their_numbers():
     components = [Component(0, "k", 0, looked_up(0, 50)), Component(1, "v", 0, looked_up(200, 52, 300))]
     with pytest.raises(
-        LayoutError, match="^layer 0 'k' of block 1 and layer 1 'v' of block 1 overlap: they share bytes$"
+        LayoutError, match=r"^layer 0 'k' of block 1 and layer 1 'v' of block 1 overlap: they share bytes$"
     ):
         check_disjoint(components)

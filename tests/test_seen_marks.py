@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -56,7 +58,8 @@ def test_a_refused_plan_leaves_no_mark_that_the_next_one_finds(size, monkeypatch
     sides = [KVLayout.from_tensors("block token dim", np.zeros((BLOCKS, n, 1), np.uint8)) for n in (4, size)]
     program, units = kvplan.compile(*sides), size // 4
     for ids in ([70, 130, 5, 70], [199, 0, 199], [64, 63, 128, 63]):
-        with pytest.raises(kvplan.OverlapError):
+        where = f"name block {ids[-1]} {'(unit 0 of it) ' * (units > 1)}more than once"
+        with pytest.raises(kvplan.OverlapError, match=re.escape(where)):
             program.plan(range(len(ids) * units), ids)
         assert not scratch.words.any()
         assert program.plan(range(len(set(ids)) * units), list(dict.fromkeys(ids))).units == len(set(ids)) * units
