@@ -109,3 +109,13 @@ def test_plans_that_only_read_the_same_bytes_do_not_conflict():
         for reads in subsets(3):
             plan, other = program.plan(reads, reads), back.plan(ids, ids)
             assert conflict(plan, other) == conflict(other, plan) == bool(set(ids) & set(reads))
+
+
+def test_one_program_s_reads_and_writes_meet_by_bytes_and_not_by_blocks():
+    """Three blocks of 4 bytes are read from byte 0 on, and written from byte 2 on."""
+    memory = np.zeros(14, np.uint8)
+    program = kvplan.compile(*(KVLayout.from_tensors("block dim", memory[at : at + 12].reshape(3, 4)) for at in (0, 2)))
+    plan, other = program.plan([0], [2]), program.plan([2], [0])  # 0-3 to 10-13, and 8-11 to 2-5
+    assert conflict(plan, other)
+    assert conflict(other, plan)
+    assert not conflict(program.plan([0], [1]), program.plan([0], [2]))

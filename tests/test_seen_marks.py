@@ -34,6 +34,7 @@ def named(draw):
 
 @given(case=named())
 @example(case=([63, 63], 0, 1, 2))
+@example(case=([5, 5], 1, 2, 2))  # its second half, then its first
 @example(case=([31, 31], 0, 2, 4))  # unit 62 and, were that not seen, 63
 @example(case=([31, 31], 1, 2, 3))  # unit 63
 @example(case=([64, 0, 64], 0, 1, 3))
