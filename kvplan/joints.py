@@ -47,10 +47,7 @@ class _Reach(NamedTuple):
 @lru_cache(maxsize=64)
 def joints(groups: tuple[RunGroup, ...]) -> tuple[Joint, ...] | None:
     """Every joint that units of these groups can have; None where there are too many candidates to list."""
-    steps = (
-        gcd(*(group.src.step() for group in groups), *(group.src_base - groups[0].src_base for group in groups)),
-        gcd(*(group.dst.step() for group in groups), *(group.dst_base - groups[0].dst_base for group in groups)),
-    )
+    steps = gcd(*(group.src.step() for group in groups)), gcd(*(group.dst.step() for group in groups))
     runs = [_absolute(number, group) for number, group in enumerate(groups)]
     owner, src, dst, size = (np.concatenate(column) for column in zip(*runs, strict=True))
     start_keys, end_keys = _keys((src, dst), (src + size, dst + size), steps)

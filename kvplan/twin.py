@@ -76,11 +76,11 @@ def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nby
     for src, dst, size in zip(*(column.tolist() for column in made), strict=True):
         edges = {0, size}
         for start, seams in ((src, src_seams), (dst, dst_seams)):
-            inside = seams[np.searchsorted(seams, start, "right") : np.searchsorted(seams, start + size, "left")]
-            edges.update((inside - start).tolist())
-        ordered = sorted(edges)
-        for low, high in pairwise(ordered):
-            step = max_nbytes or high - low
+            # A seam at one of the ends may be among them: it is an edge already.
+            first, last = np.searchsorted(seams, (start, start + size))
+            edges.update((seams[first:last] - start).tolist())
+        step = max_nbytes or size
+        for low, high in pairwise(sorted(edges)):
             rows.extend((src + at, dst + at, min(step, high - at)) for at in range(low, high, step))
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Descriptors(*(np.ascontiguousarray(table[:, k]) for k in range(3)))

@@ -14,12 +14,12 @@ import numpy as np
 import kvplan
 from kvplan import shared
 from kvplan.shared import share
+from tests.patience import PATIENCE
 
 LAYERS, HEADS, BLOCKS, TOKENS, DIM = range(4), range(8), 40, 4, 16
 SLOTS = 16  # blocks of a rank's own cache
 POOL = "block layer kv head token dim"
 POISON = 0xEE
-PATIENCE = 120  # seconds at a barrier or for an answer, before a test fails rather than hangs
 
 
 class Topology(NamedTuple):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ import kvplan
 from kvplan.engines.ahead import prepare
 from kvplan.execute import forks
 from kvplan.execute.kernel_path import MAX_GROUPS
+from tests.patience import PATIENCE
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn
 from tests.strategies import cases
@@ -156,19 +156,19 @@ def test_closing_waits_for_what_is_being_made(path):
 
         def function(shape):
             compiling.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE)
             return whole(shape)
 
         tables.function = function
         preparing = threading.Thread(target=executor.prepare, args=(program.plan([0], [0]),))
         closing = threading.Thread(target=lambda: (executor.close(), closed.set()))
         preparing.start()
-        assert compiling.wait(30)
+        assert compiling.wait(PATIENCE)
         closing.start()
         assert not closed.wait(0.1)
         go_on.set()
         for thread in (preparing, closing):
-            thread.join(30)
+            thread.join(PATIENCE)
         assert closed.is_set()
 
 
@@ -220,26 +220,51 @@ def fork_beside(compiling: Callable[[], object]) -> threading.Thread:
 
     thread = threading.Thread(target=compiles)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12, of a fork beside threads
         child = os.fork()
     if not child:
-        os._exit(0 if forks._Process.lock.acquire(timeout=10) else 1)
+        os._exit(0 if forks._Process.lock.acquire(timeout=PATIENCE) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     return thread
 
 
-def test_a_fork_waits_for_what_is_being_compiled():
-    fork_beside(partial(time.sleep, 0.2)).join()
-    assert forks._Process.lock.acquire(timeout=10)  # given back in the parent, too
-    forks._Process.lock.release()
+class Asked:
+    """The lock of what compiles, which says when somebody asks for it who has to wait."""
+
+    def __init__(self) -> None:
+        self.lock, self.waits = threading.RLock(), threading.Event()
+        self.release = self.lock.release
+
+    def acquire(self, blocking=True, timeout=-1):
+        if self.lock.acquire(blocking=False):
+            return True
+        self.waits.set()
+        return self.lock.acquire(blocking, timeout)
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *error):
+        self.release()
+
+
+def test_a_fork_waits_for_what_is_being_compiled(monkeypatch):
+    lock = Asked()
+    monkeypatch.setattr(forks._Process, "lock", lock)
+    monkeypatch.setattr(forks, "COMPILE_SECONDS", PATIENCE)
+    waited = []
+    fork_beside(lambda: waited.append(lock.waits.wait(PATIENCE))).join()
+    assert waited == [True]
+    assert lock.acquire(timeout=PATIENCE)  # given back in the parent, too
+    lock.release()
 
 
 def test_a_fork_that_has_waited_long_enough_gives_the_child_a_lock(monkeypatch):
     monkeypatch.setattr(forks, "COMPILE_SECONDS", 0.05)
     go_on = threading.Event()
-    thread = fork_beside(partial(go_on.wait, 30))
+    thread = fork_beside(partial(go_on.wait, PATIENCE))
     assert not forks._Process.lock.acquire(blocking=False)  # who compiles here has it still
     go_on.set()
     thread.join()
@@ -267,6 +292,6 @@ def test_loops_that_were_loaded_are_compiled_for_all_that_comes():
     script = Path(__file__).parent / "loaded_loops.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False,
-                          timeout=300)  # fmt: skip
+                          timeout=PATIENCE)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "compiled: nothing\n"

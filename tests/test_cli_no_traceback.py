@@ -12,6 +12,7 @@ import pytest
 from kvplan.cli import main
 from kvplan.cli.main import COMMANDS
 from tests.commands import GPU, HOST, ROOT
+from tests.patience import PATIENCE
 
 SPECS_OF = {
     "binary.toml": bytes(range(256)) * 16,
@@ -140,7 +141,7 @@ def test_a_demo_too_large(capsys, option, number):
 
 
 def process(*argv, **streams):
-    return subprocess.run([sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=60, **streams)
+    return subprocess.run([sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=PATIENCE, **streams)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_full_disk(argv):
 @pytest.mark.parametrize("argv", [("inspect", GPU), ("inspect", GPU, "--json"), ("diff", GPU, HOST), ("--help",)])
 def test_closed_streams(argv):
     done = subprocess.run(  # a shell closes what Python always opens
-        ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=60,
+        ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=PATIENCE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
     assert b"Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -208,10 +207,8 @@ def test_it_starts_light():
         "heavy = {'torch', 'numba', 'triton', 'cuda'} & set(sys.modules); sys.exit(code or bool(heavy))"
     )
     argv = [sys.executable, "-c", code, "which", "16@0x7f0000002000", GPU]
-    start = time.perf_counter()
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.perf_counter() - start < 30
     assert HOST
 
 

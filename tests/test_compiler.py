@@ -68,6 +68,59 @@ def test_fused_and_split_content_match_by_their_halves():
     assert kvplan.compile(fused, fused).runs == 2
 
 
+def test_each_half_of_fused_content_goes_where_its_part_is():
+    """Rows of 12 bytes hold K of 4 bytes and V of 8; of 3 blocks of one token."""
+    fused = KVLayout.from_tensors("block dim", np.arange(36, dtype=np.uint8).reshape(3, 12))
+    k, v = np.zeros((3, 4), np.uint8), np.zeros((3, 8), np.uint8)
+    split = KVLayout.merge([KVLayout.from_tensors("block dim", t, part=part) for t, part in ((k, "k"), (v, "v"))])
+    rows = fused.address(layer=0, part="kv", block=1)
+    there = kvplan.compile(fused, split).plan([1], [2]).descriptors()
+    back = kvplan.compile(split, fused).plan([2], [1]).descriptors()
+    held = {4: (rows, k[2].ctypes.data), 8: (rows + 4, v[2].ctypes.data)}
+    assert {n: (a, b) for a, b, n in zip(*(c.tolist() for c in there), strict=True)} == held
+    assert {n: (b, a) for a, b, n in zip(*(c.tolist() for c in back), strict=True)} == held
+
+
+def test_a_layer_may_hold_fused_content_beside_k_and_v():
+    def cache():
+        return KVLayout.merge([KVLayout.from_tensors("block dim", np.zeros((3, 8 * n), np.uint8), part=part)
+                               for n, part in ((2, "kv"), (1, "k"), (1, "v"))])  # fmt: skip
+
+    one, other = cache(), cache()
+    program = kvplan.compile(one, other)
+    moved = zip(*(column.tolist() for column in program.plan([0], [1]).descriptors()), strict=True)
+    assert sorted(moved) == sorted(
+        (one.address(layer=0, part=part, block=0), other.address(layer=0, part=part, block=1), nbytes)
+        for part, nbytes in (("kv", 16), ("k", 8), ("v", 8))
+    )
+
+
+@pytest.mark.parametrize(("tokens", "unit"), [(2, 1), (3, 3), (6, 6), (1, 1)])
+def test_a_unit_repeats_in_a_token_axis_of_two_factors(tokens, unit):
+    """Six tokens, three and three: units of two would be a pair at one place and split at the next."""
+    src = KVLayout.from_tensors("block token.0 dim token.1", np.zeros((4, 2, 8, 3), np.int8))
+    dst = KVLayout.from_tensors("block token dim", np.zeros((12, tokens, 8), np.int8))
+    assert kvplan.compile(src, dst).unit_tokens == kvplan.compile(dst, src).unit_tokens == unit
+
+
+@pytest.mark.parametrize("part", ["kv", "k"])
+def test_an_opaque_block_and_token_slots_say_how_many_there_are(part):
+    opaque = KVLayout.from_tensors("block dim", np.zeros((4, 64), np.int8), part=part)
+    slots = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 8), np.int8), part=part)
+    for sides in ((opaque, slots), (slots, opaque)):
+        with pytest.raises(kvplan.IncompatibleLayoutsError, match="the other's has 8 token slots"):
+            kvplan.compile(*sides)
+
+
+def test_one_head_of_any_number_is_content_without_heads():
+    memory, other = np.zeros((4, 2, 1, 8), np.int8), np.zeros((4, 2, 8), np.int8)
+    third = KVLayout.from_tensors("block token head dim", memory, head_start=3)
+    plain = KVLayout.from_tensors("block token dim", other)
+    for sides, arrays in (((third, plain), (memory, other)), ((plain, third), (other, memory))):
+        moved = kvplan.compile(*sides).plan([1], [2]).descriptors()
+        assert [column.tolist() for column in moved] == [[arrays[0][1].ctypes.data], [arrays[1][2].ctypes.data], [16]]
+
+
 def test_x_packed_keys():
     packed = spec(
         "layer: kv block head dim.0 token dim.1", layer=1, block=4, token=16, head=2, **{"dim.0": 16, "dim.1": 8}
@@ -165,6 +218,17 @@ def test_unevenly_spaced_components_stay_rows():
     assert merge_and_fold(pairs) == [
         Run(0, 0, 8, ((2, 40, 8),)), Run(100, 16, 8, ((2, 40, 8),)), Run(300, 32, 8, ((2, 40, 8),))
     ]  # fmt: skip
+
+
+def test_three_in_a_row_are_a_loop_beside_one_that_is_not():
+    row = [Run(100 * k, 50 * k, 8, ()) for k in range(3)]
+    other = Run(1000, 900, 8, ())
+    assert set(merge_and_fold([*row, other])) == {Run(0, 0, 8, ((3, 100, 50),)), other}
+
+
+def test_runs_of_other_loops_are_not_merged_though_they_touch():
+    runs = [Run(0, 0, 8, ()), Run(8, 8, 8, ((2, 100, 50),))]
+    assert merge_and_fold(runs) == runs
 
 
 EXPLAINED = """\

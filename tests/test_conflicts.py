@@ -66,3 +66,56 @@ def test_a_run_inside_a_longer_one_is_seen():
     other = KVLayout.from_tensors("block dim", memory[512:].reshape(2, 256))
     assert conflict(kvplan.compile(whole, other).plan([0], [1]), kvplan.compile(apart, parts).plan([0], [15]))
     assert not conflict(kvplan.compile(whole, other).plan([0], [1]), kvplan.compile(apart, parts).plan([0], [16]))
+
+
+def subsets(count: int) -> list[list[int]]:
+    return [[k for k in range(count) if chosen >> k & 1] for chosen in range(1 << count)]
+
+
+def together(src: KVLayout, dst: KVLayout) -> list[kvplan.Plan]:
+    """Every way to write some of three blocks, each from the block of its number."""
+    program = kvplan.compile(src, dst)
+    return [program.plan(ids, ids) for ids in subsets(3)]
+
+
+def test_plans_that_write_near_one_another_conflict_just_where_they_share_a_byte():
+    """Blocks that touch, rows that interleave, and layers that lie in memory from the last to the first."""
+    memory, apart = np.zeros(48, np.uint8), np.zeros(48, np.uint8)
+    planes = list(memory[:36].reshape(3, 3, 4))
+    backwards = [planes[k] for k in (2, 1, 0)]
+    source = KVLayout.from_tensors("layer block dim", apart[:36].reshape(3, 3, 4))
+    one = source.slice(layers=(0,))
+    plans = [
+        *together(one, KVLayout.from_tensors("block dim", memory[:12].reshape(3, 4))),
+        *together(one, KVLayout.from_tensors("block dim", memory[8:20].reshape(3, 4))),
+        *together(one, KVLayout.from_tensors("block dim", memory[24:].reshape(3, 8)[:, 4:])),
+        *together(source, KVLayout.from_tensors("block layer dim", memory[12:].reshape(3, 3, 4))),
+        *together(source, KVLayout.from_tensors("layer: block dim", backwards)),
+    ]
+    written = [set(oracle.byte_moves(plan.descriptors())) for plan in plans]
+    assert min(offset for part in plans[-1].parts for offset in part.group.offsets[1]) < 0
+    for plan, its in zip(plans, written, strict=True):
+        for other, others in zip(plans, written, strict=True):
+            assert conflict(plan, other) == bool(its & others)
+
+
+def test_plans_that_only_read_the_same_bytes_do_not_conflict():
+    memory, targets = np.zeros((3, 4), np.uint8), np.zeros((2, 3, 4), np.uint8)
+    source, *others = (KVLayout.from_tensors("block dim", one) for one in (memory, *targets))
+    program, beside = (kvplan.compile(source, other) for other in others)
+    back = kvplan.compile(others[0], source)
+    assert not conflict(program.plan([0, 1], [0, 1]), beside.plan([0, 1], [0, 1]))
+    for ids in subsets(3):
+        for reads in subsets(3):
+            plan, other = program.plan(reads, reads), back.plan(ids, ids)
+            assert conflict(plan, other) == conflict(other, plan) == bool(set(ids) & set(reads))
+
+
+def test_one_program_s_reads_and_writes_meet_by_bytes_and_not_by_blocks():
+    """Three blocks of 4 bytes are read from byte 0 on, and written from byte 2 on."""
+    memory = np.zeros(14, np.uint8)
+    program = kvplan.compile(*(KVLayout.from_tensors("block dim", memory[at : at + 12].reshape(3, 4)) for at in (0, 2)))
+    plan, other = program.plan([0], [2]), program.plan([2], [0])  # 0-3 to 10-13, and 8-11 to 2-5
+    assert conflict(plan, other)
+    assert conflict(other, plan)
+    assert not conflict(program.plan([0], [1]), program.plan([0], [2]))

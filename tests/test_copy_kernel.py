@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvplan.execute.shape import WORDS, Shape, shape_of
 from tests import simulated
+from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -190,7 +191,9 @@ def test_the_widest_variants_spill_nothing_that_is_copied(arch, tile, longest, t
         pytest.skip("this Triton comes without cuobjdump")
     image, shape = tmp_path / "kernel.cubin", shape_of(16, longest, tile)
     image.write_bytes(compile_kernel(shape, arch).image)
-    said = subprocess.run([tool, "-res-usage", image], capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(
+        [tool, "-res-usage", image], capture_output=True, text=True, check=True, timeout=PATIENCE
+    ).stdout
     found = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said))
     assert int(found["REG"]) * 32 * shape.warps <= 64 << 10, "a multiprocessor has so many registers"
     # Two addresses that are needed but once a tile may wait in local memory; what is copied may not.

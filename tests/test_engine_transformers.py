@@ -16,6 +16,7 @@ import pytest
 
 import kvplan
 from kvplan.engines import transformers as engine
+from tests.patience import PATIENCE
 
 torch = pytest.importorskip("torch", reason="the engine is torch's")
 transformers = pytest.importorskip("transformers", reason="the engine is not installed")
@@ -78,7 +79,7 @@ def generate(manager) -> dict[str, list[int]]:
     made = {}
     try:
         while len(made) < len(LENGTHS):
-            output = manager.get_result(timeout=120)
+            output = manager.get_result(timeout=PATIENCE)
             assert output is not None, "the engine gives no tokens"
             assert output.error is None, output.error
             if output.is_finished():
@@ -256,7 +257,7 @@ def test_the_example_runs_on_any_machine(tmp_path):
     script = Path(__file__).parents[1] / "examples" / "transformers_offload.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(script), "--device", "cpu", "--json", str(kept)], env=environment,
-                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=PATIENCE)  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(kept.read_text())["rows"]
     assert [(row["way"], row["tokens_equal"]) for row in rows] == [

@@ -11,6 +11,7 @@ import pytest
 
 import kvplan
 from kvplan.engines.vllm_worker import JobResult, Worker
+from tests.patience import PATIENCE, once, takes_no_more
 from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
 
 
@@ -25,7 +26,9 @@ def made():
 def gate(monkeypatch):
     """Transfers submitted while ``gate.shut`` wait for ``gate.event``, as they would for the engine's stream."""
     gate = SimpleNamespace(event=threading.Event(), shut=True)
-    patience = threading.Timer(20, gate.event.set)  # a test that waits for what comes after the gate fails, not hangs
+    patience = threading.Timer(
+        PATIENCE, gate.event.set
+    )  # a test that waits for what comes after the gate fails, not hangs
     patience.start()
     monkeypatch.setattr("kvplan.engines.vllm_worker._stream", lambda device: gate.event if gate.shut else None)
     yield gate
@@ -166,7 +169,8 @@ def test_shutdown_finishes_jobs_and_lets_go_of_every_tensor(gate):
     worker = Worker([[reference(0, 64), reference(1, 64)]], device, [base[:, :64], base[:, 64:]], 1, release=release)
     del base
     worker.submit_store(1, on_device([2]), on_host([3]))
-    threading.Timer(0.05, gate.event.set).start()
+    executors = tuple(worker._executors)
+    once(lambda: any(map(takes_no_more, executors)), gate.event.set)
     worker.shutdown()
     assert seen == [cache[2].numpy().tobytes()]
     worker.shutdown()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,7 +21,7 @@ def test_layers_arrive_while_others_are_computed(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "examples/layerwise_load.py", "--device", "cpu", "--prefix", "100", "--times", "2"]
     done = subprocess.run([*command, "--json", str(kept)], cwd=ROOT, env=environment, capture_output=True, text=True,
-                          check=False, timeout=300)  # fmt: skip
+                          check=False, timeout=PATIENCE)  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(kept.read_text())
     assert result["equal"]

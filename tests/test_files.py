@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from kvplan.files import write_whole
+from tests.patience import PATIENCE
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
@@ -17,7 +18,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_whole(pipe, b"whole")
-    reader.join(10)
+    reader.join(PATIENCE)
     assert got == [b"whole"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert [one.name for one in tmp_path.iterdir()] == ["pipe"]

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from itertools import count
 from types import SimpleNamespace
 
@@ -23,6 +22,7 @@ from kvplan.execute.nixl import NixlAgent
 from kvplan.nixl import NixlList, nixl_lists
 from tests import oracle
 from tests.nixl_double import Agent, Network
+from tests.patience import PATIENCE, until
 from tests.strategies import cases, layout_of, neighbour_cases
 
 names = count()
@@ -170,17 +170,15 @@ def doubled(request):
 
 def heard(agent):
     """The first notes that come, waited for."""
-    for _ in range(2000):
-        if found := agent.notes():
-            return found
-        threading.Event().wait(0.005)
-    return []
+    found = []
+    until(lambda: found.extend(agent.notes()) or found)
+    return found
 
 
 def test_bytes_are_read_from_a_peer(both):
     plan = both.load.plan([5, 1, 2], [0, 7, 3])
     transfer = both.peer.submit(plan)
-    transfer.synchronize(60)
+    transfer.synchronize(PATIENCE)
     expected = np.zeros_like(both.mine)
     for src, dst in ((5, 0), (1, 7), (2, 3)):
         expected[:, dst] = both.theirs[src]
@@ -195,7 +193,7 @@ def test_bytes_are_read_from_a_peer(both):
 def test_bytes_are_written_to_a_peer_with_a_note(both):
     both.mine[:] = 7
     before = both.theirs.copy()
-    both.peer.submit(both.store.plan([0, 1], [6, 2]), note=b"request 17").synchronize(60)
+    both.peer.submit(both.store.plan([0, 1], [6, 2]), note=b"request 17").synchronize(PATIENCE)
     before[[6, 2]] = 7
     np.testing.assert_array_equal(both.theirs, before)
     assert heard(both.you) == [(both.me.name, b"request 17")]
@@ -219,12 +217,12 @@ def test_many_at_once(both):
 
 
 def test_a_peer_that_comes_back_is_met_by_its_new_card(both):
-    both.peer.submit(both.load.plan([1], [1])).synchronize(60)
+    both.peer.submit(both.load.plan([1], [1])).synchronize(PATIENCE)
     old = both.peer
     again = both.me.meet(both.you.card())
     with pytest.raises(TransferError, match="was forgotten; meet it again"):
         old.submit(both.load.plan([1], [1]))
-    again.submit(both.load.plan([2], [2])).synchronize(60)
+    again.submit(both.load.plan([2], [2])).synchronize(PATIENCE)
     np.testing.assert_array_equal(both.mine[:, 2], both.theirs[2])
 
 
@@ -233,7 +231,7 @@ def test_one_that_was_forgotten_is_not_forgotten_again(both):
     old = both.peer
     again = both.me.meet(both.you.card())
     both.me.forget(old)
-    again.submit(both.load.plan([2], [2])).synchronize(60)
+    again.submit(both.load.plan([2], [2])).synchronize(PATIENCE)
     np.testing.assert_array_equal(both.mine[:, 2], both.theirs[2])
     for wrong in ("you", both.you.meet(both.me.card())):
         with pytest.raises(KVPlanError, match=r"give what meet\(\) of 'me-"):
@@ -244,7 +242,7 @@ def test_one_that_hangs_is_given_up_at_its_deadline(doubled):
     doubled.network.frozen = True
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
     with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*in part"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     assert not doubled.mine.any()
     assert doubled.me.stats().failed == 1
     assert repr(transfer).endswith("failed)")
@@ -265,7 +263,7 @@ def test_what_fails_once_is_tried_again(doubled, call, caplog):
     doubled.network.failures = [call]
     transfer = doubled.peer.submit(doubled.load.plan([1, 4], [1, 2]), attempts=2)
     with caplog.at_level(logging.WARNING, "kvplan"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     assert transfer.attempt == 2
     np.testing.assert_array_equal(doubled.mine[:, [1, 2]], doubled.theirs[[1, 4]].transpose(1, 0, 2))
     assert (doubled.me.stats().transfers, doubled.me.stats().failed) == (1, 0)
@@ -276,7 +274,7 @@ def test_what_keeps_failing_is_an_error_that_says_why(doubled, attempts, tries):
     doubled.network.failures = ["post"] * attempts
     transfer = doubled.peer.submit(doubled.store.plan([1], [1]), attempts=attempts)
     with pytest.raises(TransferError, match=rf"writing to 'you-.*' failed{tries}: RemoteDisconnectError"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     with pytest.raises(TransferError, match="meet"):
         transfer.result()
     assert doubled.me.stats().failed == 1
@@ -287,13 +285,13 @@ def test_a_peer_that_dies_in_the_middle(doubled):
     assert not transfer.done()
     doubled.network.agents[doubled.you.name].dead = True
     with pytest.raises(TransferError, match="in 2 attempts: RemoteDisconnectError"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     reborn = Agent(doubled.network, doubled.you.name, life=1)
     other = NixlAgent(doubled.you.name, doubled.you.layouts, agent=reborn)
     doubled.made.append(other)
     doubled.you.closed = True
     doubled.peer = doubled.me.meet(other.card())
-    doubled.peer.submit(doubled.load.plan([1], [1])).synchronize(60)
+    doubled.peer.submit(doubled.load.plan([1], [1])).synchronize(PATIENCE)
     np.testing.assert_array_equal(doubled.mine[:, 1], doubled.theirs[1])
 
 
@@ -305,7 +303,7 @@ def test_transfers_that_failed_together_join_again_once(doubled):
     doubled.network.agents[doubled.you.name].dead = False
     joins = doubled.network.joins
     for transfer in transfers:
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     assert doubled.network.joins == joins + 1
     np.testing.assert_array_equal(doubled.mine[:, :4], doubled.theirs[:4].transpose(1, 0, 2))
 
@@ -316,8 +314,8 @@ def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
     doubled.network.failures = ["make"]
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), attempts=2)
     joins = doubled.network.joins
-    transfer.synchronize(60)
-    other.synchronize(60)
+    transfer.synchronize(PATIENCE)
+    other.synchronize(PATIENCE)
     assert doubled.network.joins == joins
     np.testing.assert_array_equal(doubled.mine[:, [1, 3]], doubled.theirs[[1, 3]].transpose(1, 0, 2))
 
@@ -337,10 +335,10 @@ def test_what_nixl_cannot_let_go_of_stays_until_it_can(doubled):
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
     doubled.network.failures = ["release"]
     with pytest.raises(TransferError, match="deadline"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     assert len(doubled.me.kept) == 1
     doubled.network.frozen = False
-    doubled.peer.submit(doubled.load.plan([2], [2])).synchronize(60)
+    doubled.peer.submit(doubled.load.plan([2], [2])).synchronize(PATIENCE)
     assert doubled.me.kept == []  # given back with the next one's
 
 
@@ -350,7 +348,7 @@ def test_closing_ends_what_has_not(doubled):
     doubled.me.close()
     doubled.me.close()
     with pytest.raises(TransferError, match="was forgotten"):
-        transfer.synchronize(60)
+        transfer.synchronize(PATIENCE)
     for call in (doubled.me.card, doubled.me.notes, lambda: doubled.me.meet(b""), lambda: doubled.peer.submit(None)):
         with pytest.raises(TransferError, match="is closed"):
             call()
@@ -378,7 +376,7 @@ def test_a_slice_of_what_was_registered_is_registered(doubled):
     program = kvplan.compile(
         doubled.peer.layouts["pool"].slice(layers=range(1, 2)), doubled.me.layouts["kv"].slice(layers=range(1, 2))
     )
-    doubled.peer.submit(program.plan([4], [0])).synchronize(60)
+    doubled.peer.submit(program.plan([4], [0])).synchronize(PATIENCE)
     assert doubled.mine.any(axis=(1, 2)).tolist() == [False, True, False]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ import kvplan
 from kvplan import KVLayout, TransferError
 from kvplan.execute.nixl import NixlAgent
 from tests.nixl_workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
+from tests.patience import PATIENCE, until
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
 spawn = multiprocessing.get_context("spawn")
-PATIENCE = 60.0  # seconds
 TRANSPORTS = "tcp,self"  # what goes between machines without RDMA; shared memory would end before anybody is killed
 
 
@@ -71,9 +70,8 @@ def test_blocks_go_both_ways(pool, cache):
     np.testing.assert_array_equal(cache.memory, content().transpose(1, 0, 2)[:, ::-1])
     cache.memory[:, 5] = 99
     peer.submit(kvplan.compile(mine, theirs).plan([5], [9]), note=b"stored 9").synchronize(PATIENCE)
-    until = time.monotonic() + PATIENCE
-    while not (notes := pool.ask("notes")):
-        assert time.monotonic() < until
+    notes = []
+    until(lambda: notes.extend(pool.ask("notes")) or notes)
     assert notes == [("cache", b"stored 9")]
     assert (pool.ask(9) == 99).all()
     np.testing.assert_array_equal(pool.ask(8), content()[8])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, KVPlanError, TransferError
 from kvplan.execute import host
+from tests.patience import PATIENCE, takes_no_more, until
 from tests.test_executor import EXITS, Broken, pair, python
 
-PATIENCE = 60.0  # seconds
 BLOCKS = 6
 
 
@@ -212,8 +212,7 @@ def test_without_a_thread_to_spare_those_behind_wait_on(executor, gate, monkeypa
 
     waiting = executor.submit(program.plan([1], [1]), after=gate)
     behind = executor.submit(program.plan([2], [2]))
-    while executor._backend._waiting is None:
-        pass
+    until(lambda: executor._backend._waiting is not None)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert waiting.cancel()
     monkeypatch.undo()
@@ -251,8 +250,7 @@ def test_a_close_waits_for_high_ones_too(gate):
     waiting = executor.submit(program.plan([2], [2]), after=gate)
     closing = threading.Thread(target=executor.close)
     closing.start()
-    while not executor._backend._closed:
-        pass
+    until(lambda: takes_no_more(executor))
     waiting.cancel()  # the close waits for a runner that is relieved
     with pytest.raises(TransferError, match="is closed"):
         executor.submit(program.plan([1], [1]), priority="high")
@@ -269,8 +267,7 @@ def test_a_close_beside_a_cancel_waits_for_the_runner_that_relieves(monkeypatch)
     executor = kvplan.Executor()
     waiting = executor.submit(program.plan([1], [1]), after=threading.Event())
     behind = executor.submit(program.plan([2], [2]))
-    while executor._backend._waiting is None:
-        pass
+    until(lambda: executor._backend._waiting is not None)
     start, seen = threading.Thread.start, []
 
     def close():

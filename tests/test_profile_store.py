@@ -15,6 +15,7 @@ from kvplan import KVPlanError, TransferError
 from kvplan.tune import store
 from kvplan.tune.machine import Link, Machine
 from kvplan.tune.profile import default
+from tests.patience import PATIENCE
 
 H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
 NAME = "nvidia-h100_580.1_pcie5x16.json"
@@ -97,7 +98,7 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     reader = threading.Thread(target=lambda: got.append(pipe.read_text()), daemon=True)
     reader.start()
     store.save(MINE, pipe)
-    reader.join(10)
+    reader.join(PATIENCE)
     assert got == [MINE.to_json()]
     assert pipe.is_fifo()
     assert not list(tmp_path.glob("*.part"))

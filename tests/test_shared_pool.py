@@ -22,6 +22,7 @@ import torch
 import kvplan
 from kvplan import KVLayout, shared
 from kvplan.shared import path_of, share
+from tests.patience import PATIENCE
 
 NOTATION = "block layer kv token head dim"
 ROOT = Path(__file__).parents[1]
@@ -592,7 +593,7 @@ def script(name, what, **more):
 
 @pytest.mark.parametrize("what", ["exit", "child", "fork"])
 def test_a_process_that_ends_leaves_nothing(name, what):
-    assert script(name, what).wait(60) == 0
+    assert script(name, what).wait(PATIENCE) == 0
     assert not path_of(name).exists()
 
 
@@ -600,7 +601,7 @@ def test_a_child_that_outlives_a_killed_process_keeps_nobody_out(name):
     process = script(name, "orphan", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == "up\n"
-        assert process.wait(60) < 0
+        assert process.wait(PATIENCE) < 0
         assert path_of(name).exists()
         assert share(name, "another", [5000]).memory.nbytes == 3 * mmap.PAGESIZE
     finally:

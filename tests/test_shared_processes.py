@@ -15,11 +15,11 @@ import pytest
 
 import kvplan
 from kvplan.shared import path_of, share
+from tests.patience import PATIENCE
 from tests.shared_workers import (
     BLOCKS,
     HEADS,
     LAYERS,
-    PATIENCE,
     Read,
     Topology,
     Write,

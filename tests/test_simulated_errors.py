@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from tests.gpu.caches import Move, Pair
+from tests.patience import PATIENCE, until
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -67,7 +67,7 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, di
             try:
                 transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), by_layer=bool(spare % 2), **after)
                 happened.set()
-                transfer.synchronize(timeout=20)
+                transfer.synchronize(timeout=PATIENCE)
             except kvplan.TransferError as error:
                 assert f"{call} returned CUDA_ERROR_SIMULATED (719)" in str(error)  # noqa: PT017
                 failed += 1
@@ -156,9 +156,7 @@ def test_what_failed_on_the_gpu_is_said_by_the_transfer(path):
         gate = device.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
         device.fail("cuEventQuery", code=716)
-        end = time.monotonic() + 10
-        while not transfer.done():
-            assert time.monotonic() < end
+        until(transfer.done)
         with pytest.raises(kvplan.TransferError, match=r"cuEventQuery returned CUDA_ERROR_SIMULATED \(716\)"):
             transfer.result()
         gate.set()

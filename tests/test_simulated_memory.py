@@ -18,6 +18,7 @@ import kvplan
 from kvplan.compiler import compile_geometry
 from kvplan.joints import joints
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -32,7 +33,7 @@ from tests.simulated.executors import (
     open_executor,
     pair_on,
 )
-from tests.simulated.lifetime import gone, tensors_of
+from tests.simulated.lifetime import tensors_of, wait_until_gone
 
 
 @every_path
@@ -53,7 +54,7 @@ def test_what_is_in_flight_lives_and_what_is_done_is_let_go(path, direction):
         gc.collect()
         assert all(reference() is not None for reference in references)
         gate.set()
-        assert gone([*references, waiting])
+        wait_until_gone([*references, waiting], device)
         for root, want in zip(roots, expected, strict=True):
             np.testing.assert_array_equal(root, want)
 
@@ -113,15 +114,14 @@ def test_close_drains_and_may_be_called_twice(path, direction):
         gate, happened = device.gate(user), threading.Event()
         flying = [executor.submit(pair.plan(Move([k], [8 - k])), after=Stream(user)) for k in range(4)]
         flying += [executor.submit(pair.plan(Move([k], [8 - k])), after=happened) for k in range(4, 8)]
-        closing = threading.Timer(0.05, lambda: (happened.set(), gate.set()))
-        closing.start()
+        opening = once(lambda: takes_no_more(executor), lambda: (happened.set(), gate.set()))
         executor.close()
         assert all(transfer.done() for transfer in flying)
         pair.check()
         executor.close()
         with pytest.raises(kvplan.TransferError, match="closed"):
             executor.submit(pair.program.plan([1], [2]))
-        closing.join()
+        opening.join()
     assert [transfer.result().nbytes for transfer in flying] == [flying[0].plan.nbytes] * 8
 
 
@@ -138,14 +138,14 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
     del executor
     dropped = threading.Thread(target=last.clear)
     dropped.start()
-    dropped.join(60)
+    dropped.join(PATIENCE)
     assert not dropped.is_alive()  # dropping blocks nobody
     gc.collect()
     assert not transfer.done()
     gate.set()
     transfer.synchronize()
     pair.check()
-    assert keeper.join(60)
+    assert keeper.join(PATIENCE)
     assert not device.memory
 
 
@@ -166,7 +166,7 @@ def test_tables_are_shared_by_plans_of_a_program_and_given_back_with_it():
         del pair
         joints.cache_clear()
         compile_geometry.cache_clear()
-        assert gone([group])
+        wait_until_gone([group], device)
         assert sum(map(len, held._free.values())) > free
 
 
@@ -195,7 +195,7 @@ def test_an_executor_does_not_survive_a_fork():
                 answer.send(str(error))
             executor.close()
             os._exit(0)
-        assert ask.poll(60)
+        assert ask.poll(PATIENCE)
         assert "do not survive a fork" in ask.recv()
         assert os.waitpid(child, 0)[1] == 0
         executor.submit(pair.plan(MOVE)).synchronize()
@@ -232,7 +232,7 @@ def test_transfers_of_a_parent_are_refused_in_its_child_whatever_lock_was_held()
         free.set()
         holder.join()
         for _ in range(10):
-            assert ask.poll(30), "it hangs"
+            assert ask.poll(PATIENCE), "it hangs"
             assert "do not survive a fork" in ask.recv()
         assert os.waitpid(child, 0)[1] == 0
         assert waiting.cancel()
@@ -242,29 +242,35 @@ def test_transfers_of_a_parent_are_refused_in_its_child_whatever_lock_was_held()
 
 
 EXIT = """
-import sys, threading
+import atexit, sys
+
+def check():
+    print("at exit", all(bool((got == want).all()) for got, want in zip(pair.dst_roots, pair.dst_bytes)))
+
+atexit.register(check)  # the first is called last
 from kvplan.execute import ending
+from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, open_executor, pair_on
-ending.EXIT_SECONDS = 0.2
+opened = sys.argv[1] == "opened"
+ending.EXIT_SECONDS = PATIENCE if opened else 0.2
 device = Device()
 pair = pair_on(device, "load")
 executor = open_executor(device, "kernel")
 user = device.stream()
 gate = device.gate(user)
 executor.submit(pair.plan(MOVE), after=Stream(user))
-if sys.argv[1] == "opened":
-    threading.Timer(0.05, gate.set).start()
-import atexit
+if opened:
+    atexit.register(gate.set)  # the exit has begun by then, and waits for nothing yet
 """
 
 
 @pytest.mark.parametrize(("gate", "said"), [("opened", ""), ("closed", "1 transfers of a GPU were given up")])
 def test_an_exit_waits_for_what_is_in_flight_but_not_for_ever(gate, said):
     done = subprocess.run(
-        [sys.executable, "-c", EXIT, gate], cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=120,
-        check=False,
+        [sys.executable, "-c", EXIT, gate], cwd=Path(__file__).parents[1], capture_output=True, text=True,
+        timeout=PATIENCE, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, f"at exit {gate == 'opened'}\n"), done.stderr
     assert said in done.stderr
     assert bool(done.stderr) == bool(said), done.stderr

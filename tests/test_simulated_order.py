@@ -11,6 +11,7 @@ import pytest
 import kvplan
 from kvplan.execute import turns
 from tests.gpu.caches import Move, Pair
+from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -155,7 +156,7 @@ def test_a_transfer_comes_after_what_only_the_cpu_can_wait_for_and_holds_up_thos
         with pytest.raises(kvplan.TransferError, match=r"within 0\.01 seconds"):
             second.synchronize(timeout=0.01)
         happened.set()
-        third.synchronize(timeout=20)
+        third.synchronize(timeout=PATIENCE)
         assert first.done()
         assert second.done()
         assert repr(third).endswith("done)")
@@ -173,7 +174,7 @@ def test_a_timeout_of_what_is_in_flight_says_so_and_it_goes_on():
             transfer.synchronize(timeout=0.01)
         assert repr(transfer).endswith("in flight)")
         gate.set()
-        transfer.synchronize(timeout=20)
+        transfer.synchronize(timeout=PATIENCE)
         pair.check()
 
 
@@ -220,9 +221,8 @@ def test_a_transfer_of_many_calls_waits_for_its_own_where_the_driver_s_queue_wou
         gate = device.gate(user)
         plan = pair.plan(MOVE)
         transfer = executor.submit(plan, after=Stream(user))
-        while device.calls.count(call) < 4:
-            assert not transfer._issued.wait(0.001), "it has no more than four calls"
-        assert not transfer._issued.wait(0.05)
+        assert device.blocked.wait(PATIENCE)
+        assert not transfer._issued.is_set()
         assert device.calls.count(call) == 4
         gate.set()
         transfer.synchronize()

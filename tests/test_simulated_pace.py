@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import kvplan
 from tests.gpu.caches import DEVICE_NOTATION, Paged
-from tests.simulated import Device, Stream, device
+from tests.patience import PATIENCE
+from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
 
 CALLS = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx")
@@ -20,9 +23,9 @@ def calls_of(gpu: Device) -> int:
 
 @both_ways
 @pytest.mark.parametrize("path", ["copy_engine", "staged"])
-def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direction, monkeypatch):
-    monkeypatch.setattr(device, "PATIENCE", 0.5)
+def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direction):
     gpu = Device(3, eager=False)
+    gpu.opener = threading.current_thread()
     gpu.driver.cuMemcpyBatchAsync = None
     pair = pair_on(gpu, direction)
     with executor_on(gpu, path) as executor, limits(STEP=1, SLOW_2D=3):
@@ -75,9 +78,9 @@ def test_many_small_loads_beside_a_large_one_are_issued_by_the_lane_s_thread():
             pair.check()
 
 
-def test_rows_that_go_one_by_one_do_not_make_a_submit_wait(monkeypatch):
-    monkeypatch.setattr(device, "PATIENCE", 0.5)
+def test_rows_that_go_one_by_one_do_not_make_a_submit_wait():
     gpu = Device(3, eager=False)
+    gpu.opener = threading.current_thread()
     pair = pair_on(gpu, "load")
     with executor_on(gpu, "copy_engine_2d") as executor, limits(STEP=1):
         user = gpu.stream()
@@ -103,7 +106,8 @@ def test_the_calls_of_a_transfer_wait_for_its_own_however_it_is_cut(path, inline
         user = gpu.stream()
         gate = gpu.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
-        assert not transfer._issued.wait(0.1)
+        assert gpu.blocked.wait(PATIENCE)
+        assert not transfer._issued.is_set()
         issued = calls_of(gpu)
         gate.set()
         transfer.synchronize()

@@ -10,6 +10,7 @@ import pytest
 import kvplan
 from kvplan import PathError, TransferError
 from tests.gpu.caches import Move
+from tests.patience import PATIENCE, until
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -23,8 +24,6 @@ from tests.simulated.executors import (
     paths_in_turn,
 )
 from tests.simulated.overwrites import TINY_RING
-
-PATIENCE = 60.0  # seconds
 
 
 @both_ways
@@ -260,8 +259,7 @@ def test_a_close_beside_a_cancel_joins_the_thread_that_relieves(monkeypatch):
     with executor_on(device, "kernel") as executor:
         held = executor.submit(plan_only(pair, Move([1], [1])), after=threading.Event())
         lane = executor._backend.lanes["load"]
-        while lane.waiting is None:
-            pass
+        until(lambda: lane.waiting is not None)
         seen = []
 
         def close():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from kvplan.stretches import stretches
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests.gpu.caches import Move, Paged
+from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream, Tensor
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -372,14 +372,14 @@ def test_memory_that_the_gpu_finds_elsewhere_is_not_reached():
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_an_exit_drains_and_gives_up_what_never_comes(opened):
-    device = Device()
+    device, seconds = Device(), PATIENCE if opened else 0.1
     pair = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor, mock.patch.object(ending, "EXIT_SECONDS", 10.0 if opened else 0.1):
+    with executor_on(device, "kernel") as executor, mock.patch.object(ending, "EXIT_SECONDS", seconds):
         user = device.stream()
         gate = device.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
         if opened:
-            threading.Timer(0.05, gate.set).start()
+            once(lambda: takes_no_more(executor), gate.set)
         with mock.patch.object(ending, "_live", {executor._backend.keeper}):
             if opened:
                 ending._drain_at_exit()

@@ -12,9 +12,10 @@ import kvplan
 from kvplan.compiler import compile_geometry
 from kvplan.execute import ending
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
-from tests.simulated.lifetime import gone, tensors_of
+from tests.simulated.lifetime import tensors_of, wait_until_gone
 
 
 @both_ways
@@ -41,7 +42,7 @@ def test_what_the_ring_knows_of_a_program_dies_with_it():
         assert len(runtime._stagings) == len(runtime.tables._known) == 4
         del pair
         compile_geometry.cache_clear()
-        assert gone(references)
+        wait_until_gone(references, device)
         assert not runtime._stagings
         assert not runtime.tables._known
 
@@ -79,7 +80,7 @@ def test_what_was_refused_is_not_held(why):
         del pair
         if why == "elsewhere":
             del there
-        assert gone(references)
+        wait_until_gone(references, device)
 
 
 def test_a_record_that_was_refused_leaves_no_event():
@@ -107,7 +108,7 @@ def test_whether_a_transfer_is_done_is_said_while_another_thread_compiles():
         def loads(*arguments):
             asks = threading.Thread(target=transfer.done)
             asks.start()
-            asks.join(5)
+            asks.join(PATIENCE)
             answered.append(not asks.is_alive())
             return load(*arguments)
 
@@ -126,7 +127,7 @@ def test_an_after_may_close_the_executor():
 
     with executor_on(device, "copy_engine") as executor:
         transfer = executor.submit(pair.plan(MOVE), after=Closes())
-        transfer.synchronize(timeout=10)
+        transfer.synchronize(timeout=PATIENCE)
         with pytest.raises(kvplan.TransferError, match="closed"):
             executor.submit(pair.program.plan([1], [2]))
         pair.check()
@@ -171,5 +172,5 @@ def test_what_was_refused_for_a_failed_after_is_not_held_by_it():
             with pytest.raises(kvplan.TransferError, match="never happened"):
                 executor.submit(pair.program.plan([k], [8 - k]), after=failed)
         del pair
-        assert gone(references)
+        wait_until_gone(references, device)
         assert repr(failed).endswith("failed)")

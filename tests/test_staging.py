@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import KVLayout
 from kvplan.execute.dealing import deal
 from kvplan.staging import GRAIN, stage
 from tests import oracle
@@ -47,6 +48,49 @@ def test_units_that_lie_apart_on_the_host_are_padded_apart_in_the_ring():
     made = stage(kvplan.compile(host, cache).program.groups[0], host_is_src=True)
     assert made.extents.tolist() == [[0, 128, 256, 384], [0, 256, 512, 768], [100] * 4]
     assert made.nbytes == 1024
+
+
+def test_a_load_is_laid_out_by_the_units_of_its_source():
+    cache, host = layouts(8)
+    made = stage(kvplan.compile(host, cache).program.groups[0], host_is_src=True)
+    assert (made.granule_units, made.nbytes) == (2, 512)
+    assert made.extents.tolist() == [[0], [0], [480]]
+    assert made.runs.tolist() == [[0, 240], [0, 8 * 4 * 30], [120, 120]]
+    assert made.unit_hosts.tolist() == made.unit_rings.tolist() == [0, 120]
+
+
+def test_units_whose_runs_are_neighbours_of_other_units_runs_go_one_by_one():
+    """Tokens every 16 bytes and heads every 24, of 8 bytes: at 0 and 24, and at 16 and 40; the middle ones touch.
+
+    In the ring, the first unit's second row would lie 264 bytes behind its first, and the other's 256.
+    """
+    memory = np.zeros(2 * 48, np.uint8)
+    host = KVLayout.from_tensors(
+        "block token head dim", np.lib.stride_tricks.as_strided(memory, (2, 2, 2, 8), (48, 16, 24, 1))
+    )
+    cache = KVLayout.from_tensors("block token head dim", np.zeros((6, 1, 2, 8), np.uint8))
+    for src, dst in ((host, cache), (cache, host)):
+        made = stage(kvplan.compile(src, dst).program.groups[0], host_is_src=src is host)
+        assert (made.granule_units, made.nbytes) == (1, 512)
+        assert made.unit_hosts.tolist() == made.unit_rings.tolist() == [0]
+        assert made.extents.tolist() == [[0, 24], [0, 256], [8, 8]]
+        assert made.runs.tolist() == [[0, 256], [0, 8], [8, 8]]
+
+
+@pytest.mark.parametrize("load", [True, False])
+@pytest.mark.parametrize(("host_at", "cache_at", "alignment"), [(0, 0, 64), (8, 0, 64), (0, 8, 8), (0, 32, 32)])
+def test_the_ring_s_kernel_is_aligned_as_the_cache_is_wherever_the_host_s_memory_lies(
+    load, host_at, cache_at, alignment
+):
+    """Addresses of the ring are round; the host's side is copied by others."""
+    sides = []
+    for at in (host_at, cache_at):
+        memory = np.zeros(1024, np.uint8)
+        start = -memory.ctypes.data % 256 + at
+        sides.append(KVLayout.from_tensors("block dim", memory[start : start + 4 * 64].reshape(4, 64)))
+    host, cache = sides
+    program = kvplan.compile(host, cache) if load else kvplan.compile(cache, host)
+    assert stage(program.program.groups[0], host_is_src=load).alignment == alignment
 
 
 @given(case=st.one_of(cases(), neighbour_cases()), load=loads)

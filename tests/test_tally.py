@@ -11,7 +11,7 @@ import pytest
 
 import kvplan
 from kvplan.execute import ExecutorStats, PathStats, TransferResult
-from kvplan.execute.tally import PENDING, Tally
+from kvplan.execute.tally import BUCKETS, PENDING, Tally
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, pair_on
 
@@ -223,3 +223,47 @@ def test_failed_and_cancelled_ones_take_no_memory():
         tally.cancel()
     assert len(tally._bad) <= PENDING
     assert (tally.stats().failed, tally.stats().cancelled) == (3 * PENDING, 3 * PENDING)
+
+
+def test_results_are_added_up_by_the_one_that_is_one_too_many_or_when_asked_for():
+    tally = Tally()
+    for end, held in ((lambda: tally.add(result()), tally._pending), (tally.cancel, tally._bad)):
+        for _ in range(PENDING):
+            end()
+        assert len(held) == PENDING
+        end()
+        assert len(held) == 0
+    assert (tally.stats().transfers, tally.stats().cancelled) == (PENDING + 1, PENDING + 1)
+
+
+def test_transfers_are_counted_by_the_bucket_that_their_seconds_fit_into():
+    tally = Tally()
+    for seconds in (0.0, BUCKETS[0], BUCKETS[0] * 1.01, BUCKETS[1], BUCKETS[-1], BUCKETS[-1] * 1.01, 1e9):
+        tally.add(result(seconds=seconds))
+    within = tally.stats().flows["kernel", "host"].within
+    assert len(within) == len(BUCKETS) + 1
+    assert within[:3] == (2, 2, 0)
+    assert within[-2:] == (1, 2)
+    assert sum(within) == 7
+
+
+class Held:
+    """A lock of a thread that is not in this process."""
+
+    def __enter__(self) -> None:
+        raise AssertionError("nobody will give it back")
+
+
+def test_a_child_of_a_fork_has_a_lock_of_its_own_and_this_process_keeps_its_own(monkeypatch):
+    tally = Tally()
+    tally.add(result())
+    lock = tally._lock
+    assert tally.stats().transfers == 1
+    assert tally._lock is lock
+    tally._lock = Held()
+    monkeypatch.setattr("kvplan.execute.tally.generation", lambda: 99)
+    assert tally.stats().transfers == 1
+    lock = tally._lock
+    tally.add(result())
+    assert tally.stats().transfers == 2
+    assert tally._lock is lock

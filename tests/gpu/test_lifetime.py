@@ -32,7 +32,7 @@ def own_executor(path: str) -> kvplan.Executor:
     return kvplan.Executor(device="cuda:0", policy=kvplan.Policy(path=path))
 
 
-def all_gone(references: list[weakref.ref], seconds: float = 5.0) -> bool:
+def all_gone(references: list[weakref.ref], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while any(reference() is not None for reference in references):
         if time.monotonic() > end:

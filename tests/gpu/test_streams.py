@@ -119,7 +119,7 @@ def test_loads_and_stores_do_not_queue_behind_each_other(path, direction, held, 
     with Gate(stream) as gate:
         first = executor.submit(blocked.plan(MOVE), after=stream if held == "stream" else happened)
         second = executor.submit(free.plan(MOVE))
-        second.synchronize(timeout=15)
+        second.synchronize(timeout=60)
         assert not first.done()
         free.check()
         happened.set()

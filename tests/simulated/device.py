@@ -23,12 +23,12 @@ import numpy as np
 from kvplan.execute import calls, copies
 from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
 from kvplan.execute.shape import Shape
+from tests.patience import PATIENCE
 from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words
 from tests.simulated.memory import Memory
 
 CHANGES = 0.05  # how likely a stream gets another rank at a step
-PATIENCE = 20.0  # seconds that a blocked CPU waits for a gate
 LOST = 700
 
 
@@ -76,6 +76,10 @@ class Device(Memory):
     Args:
         seed: of the order in which streams advance.
         eager: whether a query lets streams advance; else only blocking and :meth:`run` do.
+
+    Attributes:
+        opener: the thread that is to open the gates, which must not block behind one.
+        blocked: set when a thread blocks behind what does not go on by itself.
     """
 
     arch = 90
@@ -97,6 +101,8 @@ class Device(Memory):
         self.modules: dict[int, Shape] = {}
         self.graph: Graph | None = None
         self.gates: list[threading.Event] = []
+        self.opener: threading.Thread | None = None
+        self.blocked = threading.Event()
         self.handle = 100
         self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
         self.lost = False
@@ -176,7 +182,7 @@ class Device(Memory):
             return SUCCESS if self.passed[event] >= self.recorded[event] else NOT_READY
 
     def run_until(self, event: int) -> None:
-        """Block until an event has passed, or for long if a gate is closed."""
+        """Block until an event has passed; behind a closed gate, until somebody opens it."""
         end = time.monotonic() + PATIENCE
         with self.lock:
             number = self.recorded[event]
@@ -187,7 +193,9 @@ class Device(Memory):
                 done = self.advance(1)
                 assert done or not all(gate.is_set() for gate in self.gates), "the streams wait for each other"
             if not done:
+                assert threading.current_thread() is not self.opener, "who is to open the gate waits behind it"
                 assert time.monotonic() < end, "nobody opened the gate"
+                self.blocked.set()
                 time.sleep(1e-3)
 
     def run(self) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from typing import Any
 
 from tests.gpu.caches import Pair
+from tests.patience import until
+from tests.simulated.device import Device
 
 
-def gone(references: list[weakref.ref], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while any(reference() is not None for reference in references):
-        if time.monotonic() > end:
-            return False
+def wait_until_gone(references: list[weakref.ref], device: Device) -> None:
+    """Let the device do all that was put on it, and the executor's own thread see that it has ended."""
+
+    def gone() -> bool:
+        device.run()  # by steps, a look at an event each, it would take as long as the looks do
         gc.collect()
-        time.sleep(0.005)
-    return True
+        return all(reference() is None for reference in references)
+
+    until(gone)
 
 
 def tensors_of(pair: Pair) -> list[Any]:
