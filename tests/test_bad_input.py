@@ -170,8 +170,11 @@ def test_components_that_overlap_across_layouts():
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "colour": 1}, "unknown key 'colour'"),
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "address": -1}, "'address' is -1"),
         ({"notation": "block dim", "sizes": {"block": 2**40, "dim": 2**40}}, "int64"),
-        ({"notation": "layer: block dim", "sizes": {"layer": 2**45, "block": 1, "dim": 2}}, "at most 1048576"),
-        ({"notation": "layer: block dim", "sizes": {"layer": 2**20, "block": 2**30, "dim": 2**15}}, "int64"),
+        (
+            {"notation": "layer: block dim", "sizes": {"layer": 2**45, "block": 1, "dim": 2}},
+            "over 131,072 tensors of their own",
+        ),
+        ({"notation": "layer: block dim", "sizes": {"layer": 2**17, "block": 2**30, "dim": 2**18}}, "int64"),
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "device": "cdua"}, "device is 'cdua'"),
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "device": 5}, "device is 5"),
         ({"notation": "block dim", "sizes": {"block": 2, "dim": 2}, "part": "a b"}, "part is 'a b'"),
