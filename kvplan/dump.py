@@ -91,22 +91,27 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
 
 def text_of(layout: KVLayout) -> str:
     """The dump as it stands in a file: JSON, short things a line each."""
-    return "".join(_lines(document_of(layout), 0)) + "\n"
+    lines: list[str] = []
+    _write_lines(document_of(layout), 0, lines)
+    return "".join(lines) + "\n"
 
 
-def _lines(value: Any, depth: int) -> Iterator[str]:
-    flat = json.dumps(value)
-    numbers = isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
-    if not value or not isinstance(value, list | dict) or numbers or len(flat) + 2 * depth <= _LINE:
-        yield flat
-        return
+def _write_lines(value: Any, depth: int, out: list[str]) -> None:
+    nested = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    )
+    if not value or not nested or len(value) < _LINE:  # more items than that fit on no line
+        flat = json.dumps(value)
+        if not value or not nested or len(flat) + 2 * depth <= _LINE:
+            out.append(flat)
+            return
     brackets, pad = "{}" if isinstance(value, dict) else "[]", "  " * (depth + 1)
     items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-    yield brackets[0]
+    out.append(brackets[0])
     for k, (key, item) in enumerate(items):
-        yield f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else "")
-        yield from _lines(item, depth + 1)
-    yield f"\n{'  ' * depth}{brackets[1]}"
+        out.append(f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else ""))
+        _write_lines(item, depth + 1, out)
+    out.append(f"\n{'  ' * depth}{brackets[1]}")
 
 
 def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
