@@ -172,7 +172,7 @@ def test_components_that_overlap_across_layouts():
         ({"notation": "block dim", "sizes": {"block": 2**40, "dim": 2**40}}, "int64"),
         (
             {"notation": "layer: block dim", "sizes": {"layer": 2**45, "block": 1, "dim": 2}},
-            "over 131,072 tensors of their own",
+            "over 16,384 (layer, part)s",
         ),
         ({"notation": "block: dim", "sizes": {"block": 2**18, "dim": 2}}, "over 131,072 tensors of their own"),
         ({"notation": "layer: block dim", "sizes": {"layer": 2**14, "block": 2**30, "dim": 2**20}}, "int64"),
