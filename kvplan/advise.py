@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from kvplan.compare import evenly_layered
 from kvplan.compiler import passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout import KVLayout
+from kvplan.limits import ADVISED
 from kvplan.orders import Candidate, candidates, notation_of, spec_of
 from kvplan.program import Program
 
@@ -104,7 +105,8 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
         present = None
     few = _few_layers(mine, other)
     tried: list[_Tried] = []
-    for candidate in candidates(mine, other, refused=present is None):
+    each = sum(len(part.other.components) for part in few)
+    for candidate in islice(candidates(mine, other, refused=present is None), ADVISED // each):
         programs = _compiled(candidate, mine, change, few)
         if programs:
             runs = _grown([Fraction(p.runs, p.unit_tokens) for p in programs], other)

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from kvplan.errors import IncompatibleLayoutsError
+from kvplan.limits import PIECES
+
 Factor = tuple[int, int]  # (extent, stride in bytes)
 Factors = tuple[Factor, ...]  # outermost first; () has the one coordinate 0
 Loop = tuple[int, int, int]  # (count, source stride, destination stride), strides in bytes
@@ -132,11 +135,25 @@ def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: in
     else:
         for k in range(middle):
             pieces += refine(src, at_src + k * place, dst, at_dst + k * place, place)
+            check_refined(len(pieces))
     tail = count - lead - middle * place
     if tail:
         done = lead + middle * place
         pieces += refine(src, src_start + done, dst, dst_start + done, tail)
     return pieces
+
+
+def check_refined(pieces: int) -> None:
+    """Splits that do not divide each other are cut at each boundary, as long as these are not too many.
+
+    Raises:
+        IncompatibleLayoutsError: they are.
+    """
+    if pieces > PIECES:
+        raise IncompatibleLayoutsError(
+            f"axes are split at boundaries that do not meet, into over {PIECES:,} pieces; give factors that divide "
+            "each other"
+        )
 
 
 def _places(factors: Factors) -> list[int]:
@@ -194,62 +211,3 @@ def coalesce(nbytes: int, loops: Sequence[Loop]) -> tuple[int, tuple[Loop, ...]]
             if grown:
                 break
     return nbytes, tuple(sorted(rest, key=lambda loop: (abs(loop[2]), abs(loop[1]), loop), reverse=True))
-
-
-Term = tuple[int, int, int]  # (stride, least multiple, greatest multiple)
-
-
-def _reaches(terms: tuple[Term, ...], distance: int) -> bool:
-    """Whether ``distance`` is a sum of one multiple of each stride; terms in descending order of stride."""
-    if not terms:
-        return distance == 0
-    stride, least, greatest = terms[0]
-    rest = terms[1:]
-    if stride == 0:
-        return _reaches(rest, distance)
-    low = sum(s * a for s, a, _ in rest)
-    high = sum(s * b for s, _, b in rest)
-    first = max(least, -((high - distance) // stride))
-    last = min(greatest, (distance - low) // stride)
-    return any(_reaches(rest, distance - stride * k) for k in range(first, last + 1))
-
-
-def meets(a: Factors, b: Factors, distance: int) -> bool:
-    """Whether two byte sets overlap, set ``b`` beginning ``distance`` bytes after set ``a``.
-
-    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 10)
-    False
-    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 95)
-    True
-    """
-    bounds: dict[int, tuple[int, int]] = {}
-    for count, stride in a:
-        low, high = bounds.get(stride, (0, 0))
-        bounds[stride] = (low, high + count - 1)
-    for count, stride in b:
-        low, high = bounds.get(stride, (0, 0))
-        bounds[stride] = (low - count + 1, high)
-    terms = sorted(((s, low, high) for s, (low, high) in bounds.items()), reverse=True)
-    return _reaches(tuple(terms), distance)
-
-
-def injective(factors: Factors) -> bool:
-    """Whether no two coordinates share an offset.
-
-    >>> injective(((4, 64), (64, 1))), injective(((4, 63), (64, 1))), injective(((4, 0), (64, 1)))
-    (True, False, False)
-    """
-    ordered = sorted((stride, count) for count, stride in factors if count > 1)
-    reach = 0
-    nested = True
-    for stride, count in ordered:
-        nested = nested and stride > reach
-        reach += (count - 1) * stride
-    if nested:
-        return True
-    # Not nested: two coordinates meet where a leading positive difference is undone by the factors after it.
-    terms = [(stride, 1 - count, count - 1) for stride, count in reversed(ordered)]
-    for k, (stride, _, most) in enumerate(terms):
-        if stride == 0 or any(_reaches(tuple(terms[k + 1 :]), -stride * m) for m in range(1, most + 1)):
-            return False
-    return True

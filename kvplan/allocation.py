@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.algebra import extent
+from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
 from kvplan.notation import Notation, parse
 from kvplan.slicing import number_ranges
-from kvplan.spec import ITEMSIZE, extents_of, shape_of
+from kvplan.spec import extents_of, shape_of
 
 if TYPE_CHECKING:
     from kvplan.shared import Shared

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.algebra import Factors, normal, offset
-from kvplan.components import Component, Form, Region, check_bounds, check_disjoint, touching_seams
+from kvplan.budget import Budget
+from kvplan.components import (
+    INT64_MAX,
+    Component,
+    Form,
+    Region,
+    check_bounds,
+    quoted_address,
+    seams_within,
+    touching_seams,
+)
+from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError
+from kvplan.limits import NAME_LENGTH, NUMBER
 from kvplan.notation import Atom, Dim, Notation
+from kvplan.quoting import listed, quoted
 from kvplan.tensors import TensorFacts, facts, is_tensor
 
 
@@ -57,10 +71,10 @@ def part_name(part: str) -> str:
     """The name of a part, which is an identifier.
 
     Raises:
-        LayoutError: it is not.
+        LayoutError: it is not, or is longer than 200 characters.
     """
-    if not isinstance(part, str) or not part.isidentifier():
-        raise LayoutError(f"part is {part!r}; a part's name is an identifier, as 'kv' or 'k_scale'")
+    if not isinstance(part, str) or not part.isidentifier() or len(part) > NAME_LENGTH:
+        raise LayoutError(f"part is {quoted(part)}; a part's name is an identifier, as 'kv' or 'k_scale'")
     return part
 
 
@@ -77,8 +91,8 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
         for value in level:
             if is_tensor(value) or not isinstance(value, list | tuple):
                 given = "one tensor" if is_tensor(value) else type(value).__name__
-                raise LayoutError(f"{axis!r} stands left of the ':' in '{notation}', which asks for a sequence of "
-                                  f"tensors there; got {given}")  # fmt: skip
+                raise LayoutError(f"{axis!r} stands left of the ':' in {quoted(str(notation))}, which asks for a "
+                                  f"sequence of tensors there; got {given}")  # fmt: skip
             counts.add(len(value))
         if len(counts) != 1:
             raise LayoutError(f"ragged nesting: {sorted(counts)} tensors along {axis!r}; every sequence must have "
@@ -89,7 +103,7 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
         level = [item for value in level for item in value]
     for value in level:
         if not is_tensor(value):
-            raise LayoutError(f"a tensor is due where '{notation}' has its dims; got {type(value).__name__}")
+            raise LayoutError(f"a tensor is due where {quoted(str(notation))} has its dims; got {type(value).__name__}")
     return [facts(value) for value in level], extents
 
 
@@ -101,8 +115,8 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
     """
     first = tensors[0]
     if len(first.shape) != len(notation.dims):
-        raise LayoutError(f"'{notation}' has {len(notation.dims)} dims; the tensor's shape {first.shape} has "
-                          f"{len(first.shape)}")  # fmt: skip
+        raise LayoutError(f"{quoted(str(notation))} has {len(notation.dims)} dims; the tensor's shape "
+                          f"{quoted(first.shape)} has {len(first.shape)}")  # fmt: skip
     for k, other in enumerate(tensors):
         if other.region.device != first.region.device:
             raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
@@ -113,9 +127,14 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
                 raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
                                   f"{getattr(first, name)}; those of one notation must agree")  # fmt: skip
     if 0 in first.shape:
-        raise LayoutError(f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of '{notation}' is zero")
+        raise LayoutError(
+            f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of {quoted(str(notation))} is zero"
+        )
     if min(first.strides, default=0) < 0:
-        raise LayoutError(f"strides {first.strides} (bytes) of '{notation}' run backwards; pass the tensor unflipped")
+        raise LayoutError(
+            f"strides {quoted(first.strides)} (bytes) of {quoted(str(notation))} run backwards; pass the tensor "
+            "unflipped"
+        )
 
 
 def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
@@ -136,27 +155,37 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
         total = prod(known.values())
         if len(unknown) > 1:
             names = " or ".join(repr(str(atom)) for atom in unknown)
-            raise LayoutError(f"dim ({_names(dim)}) of '{notation}' has extent {size}: give sizes={{...}} for {names}")
+            raise LayoutError(
+                f"dim ({_names(dim)}) of {quoted(str(notation))} has extent {size}: give sizes={{...}} for {names}"
+            )
         if size % total or (not unknown and size != total):
-            factors = " * ".join(f"{atom}={known[atom]}" if atom in known else f"{atom}=?" for atom in dim) or "1"
-            raise LayoutError(f"dim of extent {size} in '{notation}' cannot be {factors}")
+            factors = (
+                " * ".join(f"{atom}={quoted(known[atom])}" if atom in known else f"{atom}=?" for atom in dim) or "1"
+            )
+            raise LayoutError(f"dim of extent {size} in {quoted(str(notation))} cannot be {factors}")
         extents |= known | dict.fromkeys(unknown, size // total)
     for axis in ("layer", "block", "token", "subblock", "head", "dim"):
         factors_of = [extents[atom] for atom in notation.factors(axis)]
         if axis in given and factors_of and prod(factors_of) != given[axis]:
-            raise LayoutError(f"sizes say {axis}={given[axis]}, the shape {tuple(shape)} says {prod(factors_of)}")
+            raise LayoutError(
+                f"sizes say {axis}={quoted(given[axis])}, the shape {quoted(tuple(shape))} says "
+                f"{quoted(prod(factors_of))}"
+            )
     return extents
 
 
 def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
     names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
     if sizes.get("kv", 2) != 2:
-        raise LayoutError(f"sizes say kv={sizes['kv']}; its extent is 2, K and V")
+        raise LayoutError(f"sizes say kv={quoted(sizes['kv'])}; its extent is 2, K and V")
     for name, size in sizes.items():
         if name not in names:
-            raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
+            raise LayoutError(
+                f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
+                f"[{listed(sorted(names))}])"
+            )
         if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-            raise LayoutError(f"sizes[{name!r}] is {size!r}; an extent is an integer of at least 1")
+            raise LayoutError(f"sizes[{quoted(name)}] is {quoted(size)}; an extent is an integer of at least 1")
     return {name: int(size) for name, size in sizes.items()}
 
 
@@ -195,19 +224,25 @@ def assemble(
     sizes: Mapping[str, int],
     naming: Naming,
     seams: Sequence[int],
+    budget: Budget | None = None,
 ) -> Built:
-    """Components of tensors whose facts are known."""
+    """Components of tensors whose facts are known; ``budget`` is that of the document that tells them."""
+    budget = budget or Budget()
     check_alike(notation, tensors)
     if nested.get("kv", 2) != 2:
-        raise LayoutError(f"{nested['kv']} tensors along 'kv' in '{notation}'; there are two, K and V")
+        raise LayoutError(f"{nested['kv']} tensors along 'kv' in {quoted(str(notation))}; there are two, K and V")
     for axis, count in nested.items():
         if sizes.get(axis, count) != count:
-            raise LayoutError(f"sizes say {axis}={sizes[axis]}, the sequence has {count} tensors along it")
+            raise LayoutError(f"sizes say {axis}={quoted(sizes[axis])}, the sequence has {count} tensors along it")
     first = tensors[0]
     extents = resolve(notation, first.shape, {k: v for k, v in sizes.items() if k not in nested})
     factors = axis_factors(notation, extents, first.strides)
     counts = {axis: prod(count for count, _ in axis_factor) for axis, axis_factor in factors.items()} | dict(nested)
+    last = naming.head_start + counts.get("head", 1) - 1
+    if last > NUMBER:
+        raise LayoutError(f"heads are {naming.head_start} to {quoted(last)}; the largest number of a head is {NUMBER}")
     regions = _regions([tensor.region for tensor in tensors], seams)
+    budget.components(counts.get("layer", 1) * (2 if "kv" in counts else 1))
     num_blocks, layers = counts.get("block", 1), _layers(naming.layers, counts.get("layer", 1))
     strided = normal(factors.get("block", ()))
     alike = Form(
@@ -220,22 +255,27 @@ def assemble(
         opaque="token" not in counts,
     )
     shared: dict[_Spread, Form] = {}  # one object a form: identity stands for equality
+    placed: dict[tuple[int, ...], list[tuple[int, Form]]] = {}  # by position along the nesting: addresses, and forms
     components: list[Component] = []
     for layer, number in enumerate(layers):
         for kv, part in enumerate(naming.kv_parts if "kv" in counts else (naming.part,)):
             inside = offset(factors.get("layer", ()), layer) if "layer" in factors else 0
             inside += offset(factors["kv"], kv) if "kv" in factors else 0
             where = {"layer": layer, "kv": kv}
-            rows = [[tensors[k].address for k in _indices(notation, nested, where | {"head": head})]
-                    for head in range(nested.get("head", 1))]  # fmt: skip
-            for start, key in _head_axis(strided, rows, regions):
-                if key not in shared:
-                    (block, table), heads, head = key
-                    shared[key] = replace(alike, block=block, table=table, head=alike.head or heads,
-                                          head_start=alike.head_start + head)  # fmt: skip
-                components.append(Component(number, part, start + inside, shared[key]))
+            position = tuple(where[axis] for axis in notation.nesting if axis in where)
+            if position not in placed:
+                rows = [[tensors[k].address for k in _indices(notation, nested, where | {"head": head})]
+                        for head in range(nested.get("head", 1))]  # fmt: skip
+                placed[position] = []
+                for start, key in _head_axis(strided, rows, regions):
+                    if key not in shared:
+                        (block, table), heads, head = key
+                        shared[key] = replace(alike, block=block, table=table, head=alike.head or heads,
+                                              head_start=alike.head_start + head)  # fmt: skip
+                    placed[position].append((start, shared[key]))
+            components += [Component(number, part, start + inside, form) for start, form in placed[position]]
     check_bounds(components, regions)
-    check_disjoint(components)
+    check_disjoint(components, budget)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     tokens = counts.get("token", counts.get("subblock", 1))
     return Built(tuple(components), regions, num_blocks, tokens, order, first.dtype)
@@ -248,15 +288,15 @@ _AXIS_ORDER = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 
 def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
     if isinstance(layers, int):
-        if layers < 0:
-            raise LayoutError(f"layer_start is {layers}; layers are numbered from 0")
+        if not 0 <= layers <= INT64_MAX:
+            raise LayoutError(f"layer_start is {quoted(layers)}; layers are numbered from 0")
         return tuple(range(layers, layers + count))
     numbers = tuple(layers)
     for number in numbers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
-            raise LayoutError(f"layers hold {number!r}; layers are numbered from 0, by integers")
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT64_MAX:
+            raise LayoutError(f"layers hold {quoted(number)}; layers are numbered from 0, by integers")
     if len(numbers) != count or len(set(numbers)) != count:
-        raise LayoutError(f"layers are {numbers}; the tensors hold {count}, each with its own global number")
+        raise LayoutError(f"layers are {quoted(numbers)}; the tensors hold {count}, each with its own global number")
     return tuple(int(number) for number in numbers)
 
 
@@ -305,16 +345,19 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
         if known.writable and not region.writable:
             unique[region.address, region.nbytes] = region
     ordered = sorted(unique.values(), key=lambda region: region.address)
+    starts = [region.address for region in ordered]
+    reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
     marks: list[int] = []
     for seam in seams:
         if isinstance(seam, bool) or not hasattr(seam, "__index__"):
-            raise LayoutError(f"seam {seam!r} is no address; seams are integers")
+            raise LayoutError(f"seam {quoted(seam)} is no address; seams are integers")
         marks.append(int(seam))
-        if not any(region.address <= int(seam) <= region.end for region in ordered):
-            raise LayoutError(f"seam {int(seam):#x} lies in no allocation of this layout")
-    marks.extend(touching_seams(ordered))
+        before = bisect_right(starts, int(seam)) - 1
+        if before < 0 or int(seam) > reach[before]:
+            raise LayoutError(f"seam {quoted_address(int(seam))} lies in no allocation of this layout")
+    marks = sorted({*marks, *touching_seams(ordered)})
     return tuple(
         Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
-               tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner, r.recorded)
+               tuple(sorted({*seams_within(marks, r), *r.seams})), r.owner, r.recorded)
         for r in ordered
     )  # fmt: skip

@@ -11,7 +11,9 @@ import numpy as np
 from kvplan.algebra import Factor, Factors, extent, span
 from kvplan.compiler import Passes
 from kvplan.components import Component, Form
+from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
+from kvplan.limits import ROWS
 from kvplan.matching import Pair, heads_of
 from kvplan.program import Program
 from kvplan.slicing import number_ranges
@@ -246,7 +248,7 @@ def _terms(form: Form) -> list[tuple[Factor, tuple[str, int]]]:
     return sorted(found, key=lambda term: -term[0][1])
 
 
-def _least(factors: Factors, distance: int) -> tuple[int, tuple[int, ...]] | None:
+def _least(factors: Factors, distance: int, looked: list[int] | None = None) -> tuple[int, tuple[int, ...]] | None:
     """The smallest offset of at least ``distance``, and the digit of every factor; strides descend.
 
     >>> _least(((4, 100), (16, 2)), 130), _least(((4, 100), (16, 2)), 131), _least(((2, 8),), 9)
@@ -254,11 +256,15 @@ def _least(factors: Factors, distance: int) -> tuple[int, tuple[int, ...]] | Non
     """
     if not factors:
         return (0, ()) if distance <= 0 else None
+    looked = [0] if looked is None else looked
     (count, stride), rest = factors[0], factors[1:]
     low = max(0, -(-(distance - span(rest)) // stride))
     best: tuple[int, tuple[int, ...]] | None = None
     for digit in range(low, min(count - 1, max(low, -(-distance // stride))) + 1):
-        found = _least(rest, distance - digit * stride)
+        looked[0] += 1
+        if looked[0] > ROWS:
+            raise LayoutError(f"strides that do not nest, and over {ROWS:,} rows to look at for what follows a run")
+        found = _least(rest, distance - digit * stride, looked)
         if found is not None and (best is None or digit * stride + found[0] < best[0]):
             best = (digit * stride + found[0], (digit, *found[1]))
     return best
@@ -267,17 +273,20 @@ def _least(factors: Factors, distance: int) -> tuple[int, tuple[int, ...]] | Non
 def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> str:
     """What a run is: the axes it spans, where it is all of them."""
     pair = next(p for p in pairs if (p.layer, p.part) == (start.layer, start.part))
-    layers = sorted({p.layer for p in pairs})
-    parts = list(dict.fromkeys(p.part for p in pairs if p.layer == start.layer))
+    layers = {layer: k for k, layer in enumerate(sorted({p.layer for p in pairs}))}
+    parts = {part: k for k, part in enumerate(dict.fromkeys(p.part for p in pairs))}  # layers may hold different ones
+    from_layer, to_layer = sorted((layers[start.layer], layers[last.layer]))
+    from_part, to_part = sorted((parts[start.part], parts[last.part]))
     counts = {
-        "layer": abs(layers.index(last.layer) - layers.index(start.layer)) + 1,
-        "part": abs(parts.index(last.part) - parts.index(start.part)) + 1,
+        "layer": to_layer - from_layer + 1,
+        "part": to_part - from_part + 1,
         "token": last.token - start.token + 1,
         "head": last.head - start.head + 1,
     }
-    whole = 1
-    for count in counts.values():
-        whole *= max(count, 1)
+    spanned = {(p.layer, p.part) for p in pairs if from_layer <= layers[p.layer] <= to_layer}
+    held = sum(from_part <= parts[part] <= to_part for _, part in spanned)
+    sparse = held != counts["layer"] * counts["part"]  # not every layer holds every part
+    whole = held * max(counts["token"], 1) * max(counts["head"], 1)
     row = "(token, head) row" if pair.src.form.headed or pair.dst.form.headed else "token row"
     if pair.src.form.opaque and pair.dst.form.opaque:
         row = "sub-block" if pair.src.form.subblocks > 1 or pair.dst.form.subblocks > 1 else "block"
@@ -291,6 +300,9 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
     names = {"part": "K and V" if both else f"{counts['part']} parts"}
     if pair.src.form.opaque:
         names["token"] = f"{counts['token']:,} sub-blocks"
+    if sparse:
+        names |= {"part": f"{held:,} parts of layers"}
+        counts = {**counts, "layer": 1, "part": held}
     words = [names.get(axis, f"{count:,} {axis}s") for axis, count in counts.items() if count > 1]
     return f"{' x '.join(words)}, whole rows"
 

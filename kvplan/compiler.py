@@ -10,16 +10,17 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
-from kvplan.algebra import Factors, Loop, Piece, coalesce, extent, offset, refine
+from kvplan.algebra import Loop, Piece, check_refined, coalesce, extent, offset, refine
 from kvplan.components import Component, Form
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.fold import limit_loops, merge_and_fold
+from kvplan.fold import limit_loops, merge_and_fold, unrolled
 from kvplan.layout import Geometry
+from kvplan.limits import COPIES, RUNS
 from kvplan.matching import Pair, match
-from kvplan.program import BlockAxis, Program, Run, RunGroup
+from kvplan.program import BlockAxis, Int64Array, Program, Run, RunGroup, offsets_of
 
 
 class Box(NamedTuple):
@@ -96,8 +97,9 @@ def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> in
             raise _no_common_subblock(a, b, src_tokens, dst_tokens)
     largest = gcd(src_tokens, dst_tokens)
     axes = {(component.form.token, tokens) for side in sides for component, tokens in side}
+    spread = [(offsets_of(axis), tokens) for axis, tokens in axes]
     for unit in range(largest, 0, -1):
-        if largest % unit == 0 and all(_holds_whole(token, unit, tokens) for token, tokens in axes):
+        if largest % unit == 0 and all(_holds_whole(offsets, unit, tokens) for offsets, tokens in spread):
             return unit
     raise IncompatibleLayoutsError(
         f"blocks of {src_tokens} tokens in the source and {dst_tokens} in the destination have no unit that holds "
@@ -118,20 +120,22 @@ def _no_common_subblock(a: Component, b: Component, src_tokens: int, dst_tokens:
     )
 
 
-def _holds_whole(axis: Factors, unit: int, tokens: int) -> bool:
-    """Whether a unit is some whole coordinates of an axis of a block, and looks alike wherever it begins."""
-    held = unit * extent(axis)  # as many coordinates, times the tokens of a block
-    return held % tokens == 0 and _repeats(axis, held // tokens)
+def _holds_whole(offsets: Int64Array, unit: int, tokens: int) -> bool:
+    """Whether a unit is some whole coordinates of an axis of a block, and looks alike wherever it begins.
+
+    Args:
+        offsets: bytes from the first coordinate of the axis to each.
+        unit: token slots.
+        tokens: of a block.
+    """
+    held = unit * offsets.size  # as many coordinates, times the tokens of a block
+    return held % tokens == 0 and _repeats(offsets, held // tokens)
 
 
-def _repeats(token: Factors, unit: int) -> bool:
+def _repeats(offsets: Int64Array, unit: int) -> bool:
     """Whether every stretch of ``unit`` coordinates has the same offsets from its first."""
-    if len(token) < 2 or unit == 1:
-        return True
-    offsets = [offset(token, k) for k in range(extent(token))]
-    return all(
-        offsets[start + k] - offsets[start] == offsets[k] for start in range(0, len(offsets), unit) for k in range(unit)
-    )
+    stretches = offsets.reshape(-1, unit)
+    return bool((stretches - stretches[:, :1] == stretches[0]).all())
 
 
 def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refined, ...]:
@@ -156,6 +160,7 @@ def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refin
             refine(a.head, src_head, b.head, dst_head, len(pair.heads)),
             refine(a.dim, pair.src_dim, b.dim, pair.dst_dim, pair.nbytes),
         )
+        check_refined(prod(map(len, axes)))
         refined.append(Refined(tuple(alike), tuple(_box(pieces) for pieces in product(*axes))))
     return tuple(refined)
 
@@ -177,6 +182,7 @@ def _coalesce_box(box: Box) -> Run:
 
 def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
     """Place the runs of every pair, merge what is adjacent on both sides, fold what is equally spaced."""
+    _check_runs(sum(len(shape.pairs) * len(shape.runs) for shape in coalesced))
     placed: dict[tuple[BlockAxis, BlockAxis], list[Run]] = defaultdict(list)
     for shape in coalesced:
         forms = (shape.pairs[0].src.form, shape.pairs[0].dst.form)
@@ -187,11 +193,27 @@ def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: t
                 runs.append(run._replace(src=run.src + pair.src.address, dst=run.dst + pair.dst.address))
     groups = []
     for (src, dst), runs in placed.items():
-        fused = limit_loops(merge_and_fold(runs))
+        fused = merge_and_fold(runs)
+        _check_runs(sum(unrolled(run) for run in fused), sum(run.copies for run in fused))
+        fused = limit_loops(fused)
         src_base, dst_base = min(run.src for run in fused), min(run.dst for run in fused)
         moved = [run._replace(src=run.src - src_base, dst=run.dst - dst_base) for run in fused]
         groups.append(RunGroup(src, dst, src_base, dst_base, tuple(sorted(moved, key=lambda run: (run.dst, run.src)))))
     return tuple(groups)
+
+
+def _check_runs(runs: int, copies: int = 0) -> None:
+    """A unit is copied by a table of runs, which fits in memory.
+
+    Raises:
+        IncompatibleLayoutsError: there are too many.
+    """
+    for count, most, noun in ((runs, RUNS, "runs"), (copies, COPIES, "copies")):
+        if count > most:
+            raise IncompatibleLayoutsError(
+                f"one unit would take {count:,} {noun}, and at most {most:,} are compiled; give smaller blocks, or "
+                "orders that are more alike"
+            )
 
 
 def _block_axis(form: Form, units: int, num_blocks: int) -> BlockAxis:

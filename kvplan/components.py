@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 import numpy as np
 
-from kvplan.algebra import Factors, extent, injective, meets, offset, span
+from kvplan.algebra import Factors, extent, offset, span
 from kvplan.errors import LayoutError
+from kvplan.limits import PLACES
+from kvplan.quoting import quoted
 
 INT64_MAX = 2**63 - 1
 
@@ -137,7 +140,12 @@ class Component:
         return self.address + low, self.address + high + 1
 
 
-def check_bounds(components: Iterable[Component], regions: Sequence[Region]) -> None:
+def subblocks_of(components: Iterable[Component]) -> int:
+    """Sub-blocks a block of opaque parts; the least common multiple where the parts have different numbers."""
+    return lcm(*(component.form.subblocks for component in components))
+
+
+def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> None:
     """Every byte of every component lies inside one region; afterwards, checking block ids is enough.
 
     Raises:
@@ -149,57 +157,71 @@ def check_bounds(components: Iterable[Component], regions: Sequence[Region]) -> 
     furthest: list[Region] = []
     for region in ordered:
         furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
+    inside = _held_tables(components, starts, furthest)
+    looked = 0
     for component in components:
         form = component.form
+        if id(form) in inside:
+            continue
         reach = span(form.inner) + 1 if form.table is not None else form.bounds[1] + 1
+        looked += form.num_blocks if form.table is not None else 0
+        check_places(looked)
         for first in {component.address + t for t in form.table} if form.table is not None else {component.address}:
             region = furthest[max(bisect_right(starts, first) - 1, 0)]
             if first < region.address or first + reach > region.end:
                 raise LayoutError(
-                    f"{component} reaches bytes [{first:#x}, {first + reach:#x}), outside its allocation "
-                    f"[{region.address:#x}, {region.end:#x}): a stride, size or block count is too large"
+                    f"{component} reaches bytes [{quoted_address(first)}, {quoted_address(first + reach)}), outside "
+                    f"its allocation [{region.address:#x}, {region.end:#x}): a stride, size or block count is too large"
                 )
             if region.end > INT64_MAX:
                 raise LayoutError(f"{component} ends at {region.end:#x}, past the largest int64 address")
 
 
-def check_disjoint(components: Sequence[Component]) -> None:
-    """No byte belongs to two coordinates.
+def check_places(looked: int) -> None:
+    """Blocks of components are looked up one by one as long as that ends in seconds.
 
     Raises:
-        LayoutError: naming the component that overlaps itself, or the two that overlap each other.
+        LayoutError: there are too many.
     """
-    for form, component in {component.form: component for component in components}.items():
-        if not injective((*form.block, *form.inner)):
-            raise LayoutError(
-                f"{component} overlaps itself: two coordinates share bytes (an expanded dim, or a stride smaller "
-                "than what it steps over)"
-            )
-    if any(component.form.table is not None for component in components):
-        _check_disjoint_tables(components)
-    else:
-        _check_disjoint_strided(components)
+    if looked > PLACES:
+        raise LayoutError(
+            f"blocks in separate allocations, and over {PLACES:,} pairs of a component and a block to look at; "
+            "describe fewer blocks or layers, or allocations that each hold a whole block"
+        )
 
 
-def _progression(addresses: Sequence[int]) -> Factors | None:
-    """Factors that give ascending addresses as loops from the first, or None.
+def quoted_address(address: int) -> str:
+    """An address, which in a message is no longer than one.
 
-    >>> _progression((0, 8, 100, 108, 200, 208))
-    ((3, 100), (2, 8))
+    >>> quoted_address(4096), quoted_address(-4096), quoted_address(1 << 200)
+    ('0x1000', '-0x1000', 'a number of 201 bits')
     """
-    if len(addresses) == 1:
-        return ()
-    step = addresses[1] - addresses[0]
-    count = 1
-    while count < len(addresses) and addresses[count] - addresses[count - 1] == step:
-        count += 1
-    if len(addresses) % count:
-        return None
-    heads = addresses[::count]
-    if any(addresses[k] != heads[k // count] + k % count * step for k in range(len(addresses))):
-        return None
-    outer = _progression(heads)
-    return None if outer is None else (*outer, (count, step))
+    return f"{address:#x}" if abs(address) >> 64 == 0 else quoted(address)
+
+
+def _held_tables(components: Sequence[Component], starts: Sequence[int], furthest: Sequence[Region]) -> frozenset[int]:
+    """Forms (by identity) whose every block, from its first component to its last, lies in one region."""
+    hulls: dict[int, tuple[Form, int, int]] = {}
+    for component in components:
+        form = component.form
+        if form.table is not None:
+            _, low, high = hulls.get(id(form), (form, component.address, component.address))
+            hulls[id(form)] = form, min(low, component.address), max(high, component.address)
+    if not hulls or max(region.end for region in furthest) > INT64_MAX:
+        return frozenset()
+    begins = np.array(starts, dtype=np.int64)
+    lows, ends = (np.array([getattr(r, name) for r in furthest], dtype=np.int64) for name in ("address", "end"))
+    held = []
+    for form, low, high in hulls.values():
+        table = form.table or ()
+        last = high + span(form.inner) + 1
+        if low + min(table) < 0 or last + max(table) > INT64_MAX:
+            continue
+        blocks = np.array(table, dtype=np.int64)
+        at = np.maximum(np.searchsorted(begins, blocks + low, side="right") - 1, 0)
+        if bool(np.all((blocks + low >= lows[at]) & (blocks + last <= ends[at]))):
+            held.append(id(form))
+    return frozenset(held)
 
 
 def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
@@ -208,64 +230,10 @@ def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
     return tuple(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
 
 
-def _check_disjoint_strided(components: Sequence[Component]) -> None:
-    if len({id(component.form) for component in components}) == 1:  # the everyday case: equally spaced and alike
-        spaced = _progression(sorted(component.address for component in components))
-        form = components[0].form
-        if spaced is not None and injective((*spaced, *form.block, *form.inner)):
-            return
-    known: dict[tuple[int, int, int], bool] = {}
-    active: list[tuple[int, Component]] = []  # (end, component), those the sweep has not passed
-    forms: dict[int, Factors] = {}
-    for component in sorted(components, key=lambda c: c.address):
-        start, end = component.hull()
-        active = [entry for entry in active if entry[0] > start]
-        key = id(component.form)
-        forms.setdefault(key, (*component.form.block, *component.form.inner))
-        for _, other in active:
-            case = (id(other.form), key, component.address - other.address)
-            if case not in known:
-                known[case] = meets(forms[case[0]], forms[key], case[2])
-            if known[case]:
-                raise LayoutError(f"{other} and {component} overlap: they share bytes")
-        active.append((end, component))
+def seams_within(seams: Sequence[int], region: Region) -> Sequence[int]:
+    """Of ascending seams, those between the first byte of a region and its end.
 
-
-def _check_disjoint_tables(components: Sequence[Component]) -> None:
-    """The same, where blocks are looked up: a sweep over (component, block) intervals."""
-    if len({component.form.table for component in components}) == 1 and components[0].form.table is not None:
-        low = min(component.address for component in components)
-        high = max(component.address + span(component.form.inner) + 1 for component in components)
-        blocks = np.sort(np.array(components[0].form.table, dtype=np.int64))
-        if not np.any(np.diff(blocks) < high - low):  # blocks lie apart: one of them stands for all
-            alone = {id(c.form): replace(c.form, block=(), table=None) for c in components}
-            _check_disjoint_strided([replace(c, form=alone[id(c.form)]) for c in components])
-            return
-    counts = [c.form.num_blocks for c in components]
-    starts = np.array(
-        [c.address + c.form.block_offset(b) for c, count in zip(components, counts, strict=True) for b in range(count)],
-        dtype=np.int64,
-    )
-    spans = np.array([span(c.form.inner) + 1 for c in components], dtype=np.int64)
-    owner, first = np.repeat(np.arange(len(components)), counts), np.cumsum(counts) - counts
-    ends = starts + spans[owner]
-    order = np.argsort(starts, kind="stable")
-    covered = np.maximum.accumulate(ends[order])
-    if not np.any(starts[order][1:] < covered[:-1]):
-        return
-    known: dict[tuple[Factors, Factors, int], bool] = {}
-    active: list[int] = []
-    for index in order.tolist():
-        active = [k for k in active if ends[k] > starts[index]]
-        here = components[owner[index]]
-        for k in active:
-            there = components[owner[k]]
-            case = (there.form.inner, here.form.inner, int(starts[index] - starts[k]))
-            if case not in known:
-                known[case] = meets(*case)
-            if known[case]:
-                numbers = k - first[owner[k]], index - first[owner[index]]
-                raise LayoutError(
-                    f"{there} of block {numbers[0]} and {here} of block {numbers[1]} overlap: they share bytes"
-                )
-        active.append(index)
+    >>> seams_within([0, 64, 128, 192], Region(64, 64))
+    [64, 128]
+    """
+    return seams[bisect_left(seams, region.address) : bisect_right(seams, region.end)]

@@ -13,24 +13,12 @@ from numpy.typing import NDArray
 from kvplan.algebra import Factors
 from kvplan.components import NOT_HERE, Component, Region
 from kvplan.errors import LayoutError
-from kvplan.program import Int64Array
+from kvplan.program import Int64Array, offsets_of
 
 if TYPE_CHECKING:
     from kvplan.layout import KVLayout
 
 Bytes = NDArray[np.uint8]
-
-
-def offsets_of(factors: Factors) -> Int64Array:
-    """Byte offset of every coordinate of an axis.
-
-    >>> offsets_of(((2, 100), (3, 8))).tolist()
-    [0, 8, 16, 100, 108, 116]
-    """
-    out = np.zeros(1, dtype=np.int64)
-    for count, stride in factors:
-        out = (out[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
-    return out
 
 
 def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:

@@ -10,18 +10,22 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.algebra import Factors, extent, normal
+from kvplan.budget import Budget
 from kvplan.build import Built, part_name
-from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, check_disjoint
+from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, subblocks_of
+from kvplan.consistency import check_dtype, check_told
+from kvplan.disjoint import check_disjoint
+from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError, NotationError
 from kvplan.files import write_whole
-from kvplan.notation import parse
+from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
+from kvplan.notation import Notation, parse
+from kvplan.quoting import listed, quoted
 from kvplan.slicing import heads_held
-from kvplan.spec import ITEMSIZE
 
 if TYPE_CHECKING:
     from kvplan.layout import KVLayout
@@ -29,10 +33,8 @@ if TYPE_CHECKING:
 NAME, VERSION = "kvplan.layout", 1
 SCHEMA = f"{NAME}/{VERSION}"
 
-_INT32_MAX = 2**31 - 1
 _AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
-_INTERLEAVED = 1 << 20
 _LINE = 110  # characters; what fits stands on one line of the file
 
 
@@ -90,51 +92,61 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
 
 def text_of(layout: KVLayout) -> str:
     """The dump as it stands in a file: JSON, short things a line each."""
-    return "".join(_lines(document_of(layout), 0)) + "\n"
+    lines: list[str] = []
+    _write_lines(document_of(layout), 0, lines)
+    return "".join(lines) + "\n"
 
 
-def _lines(value: Any, depth: int) -> Iterator[str]:
-    flat = json.dumps(value)
-    numbers = isinstance(value, list) and not any(isinstance(item, list | dict) for item in value)
-    if not value or not isinstance(value, list | dict) or numbers or len(flat) + 2 * depth <= _LINE:
-        yield flat
-        return
+def _write_lines(value: Any, depth: int, out: list[str]) -> None:
+    nested = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    )
+    if not value or not nested or len(value) < _LINE:  # more items than that fit on no line
+        flat = json.dumps(value)
+        if not value or not nested or len(flat) + 2 * depth <= _LINE:
+            out.append(flat)
+            return
     brackets, pad = "{}" if isinstance(value, dict) else "[]", "  " * (depth + 1)
     items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-    yield brackets[0]
+    out.append(brackets[0])
     for k, (key, item) in enumerate(items):
-        yield f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else "")
-        yield from _lines(item, depth + 1)
-    yield f"\n{'  ' * depth}{brackets[1]}"
+        out.append(f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else ""))
+        _write_lines(item, depth + 1, out)
+    out.append(f"\n{'  ' * depth}{brackets[1]}")
 
 
 def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
     """Write a dump, whole or not at all; see :meth:`kvplan.KVLayout.save`."""
     if not isinstance(path, str | os.PathLike):
-        raise LayoutError(f"path is {path!r}; give the file to write the dump to")
+        raise LayoutError(f"path is {quoted(path)}; give the file to write the dump to")
     target = Path(path)
     try:
         write_whole(target, text_of(layout).encode())
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise LayoutError(f"cannot write the dump {str(target)!r}: {error}") from error
+        raise LayoutError(f"cannot write the dump {quoted(str(target))}: {error}") from error
 
 
 # ---- reading one -------------------------------------------------------------------------------------------------
 
 
-def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
+def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tuple[Built, str]:
     """Parts and notation of the layout that a dump holds.
 
+    Args:
+        dump: what the file holds.
+        budget: of the document that the dump is a part of.
+
     Raises:
-        LayoutError: the place that is missing, of another type, or impossible; or a schema that is none of this one.
+        LayoutError: the place that is missing, of another type, or impossible; two places that contradict each other; a
+            bound of :mod:`kvplan.limits`; or a schema that is none of this one.
     """
+    budget = budget or Budget()
     _check_schema(dump["schema"])
-    notation = _notation(_need(dump, "notation", "the dump"))
+    notations = _notations(_need(dump, "notation", "the dump"))
     sizes = _sizes(_need(dump, "sizes", "the dump"))
-    dtype = _need(dump, "dtype", "the dump")
-    if not isinstance(dtype, str) or not dtype.isprintable():
-        raise LayoutError(f"dtype is {_shown(dtype)}; it is a name")
-    num_blocks, block_tokens = (_integer(dump, key, "", least=1) for key in ("num_blocks", "block_tokens"))
+    dtype, itemsizes = check_dtype(_need(dump, "dtype", "the dump"), dump.get("itemsize"))
+    num_blocks = _integer(dump, "num_blocks", "", least=1)
+    block_tokens = _integer(dump, "block_tokens", "", least=1, most=BLOCK_TOKENS)
     if sizes.get("block", num_blocks) != num_blocks:
         raise LayoutError(f"sizes say block={sizes['block']}, num_blocks says {num_blocks}")
     virtual = "virtual" in dump and _flag(dump, "virtual", "the dump")  # saved from a spec
@@ -142,57 +154,83 @@ def built_from_dump(dump: Mapping[str, Any]) -> tuple[Built, str]:
         _region(entry, f"regions[{k}]", virtual=virtual)
         for k, entry in enumerate(_listed(dump, "regions", "", least=1))
     )
+    if len({(region.address, region.nbytes) for region in regions}) < len(regions):
+        raise LayoutError("regions hold one twice; each allocation stands there once")
     devices = sorted({region.device for region in regions})
     if len(devices) > 1:
-        raise LayoutError(f"regions are on {' and '.join(devices)}; a layout lives on one device")
-    order = {_part(part, f"parts[{k}]"): k for k, part in enumerate(_listed(dump, "parts", "", least=1))}
+        raise LayoutError(f"regions are on {listed(devices)}; a layout lives on one device")
+    order = _parts(_listed(dump, "parts", "", least=1))
     components: list[Component] = []
     for k, entry in enumerate(_listed(dump, "components", "", least=1)):
-        components += _components(entry, f"components[{k}]", num_blocks, block_tokens, subblocked="subblock" in sizes)
+        components += _components(
+            entry, f"components[{k}]", num_blocks, block_tokens, budget, subblocked="subblock" in sizes
+        )
+    components = _in_order(components, order)
+    heads_held(components)
+    check_told(notations, sizes, components, dtype=dtype, itemsizes=itemsizes)
+    if any(not component.form.opaque for component in components):
+        if sizes.get("token", block_tokens) != block_tokens:
+            raise LayoutError(f"sizes say token={sizes['token']}, block_tokens says {block_tokens}")
+    elif block_tokens != subblocks_of(components):
+        raise LayoutError(f"block_tokens is {block_tokens}; blocks without token slots count their sub-blocks")
+    check_bounds(components, regions)
+    check_disjoint(components, budget)
+    built = Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype)
+    return built, " + ".join(map(str, notations))
+
+
+def _parts(names: Sequence[Any]) -> dict[str, int]:
+    """Place of each part in their order."""
+    order = {_part(name, f"parts[{k}]"): k for k, name in enumerate(names)}
+    if len(order) < len(names):
+        raise LayoutError("parts name one twice")
+    return order
+
+
+def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list[Component]:
+    """By layer, part and first head; each stands there once, and no part without one. Equal forms are one object."""
     seen: set[tuple[int, str, int]] = set()
     for component in components:
         if component.part not in order:
-            raise LayoutError(f"{component} is not among parts {list(order)}")
+            raise LayoutError(f"{component} is not among parts {listed(order)}")
         key = (component.layer, component.part, component.form.head_start)
         if key in seen:
             raise LayoutError(f"{component} stands there twice")
         seen.add(key)
-    heads_held(components)
-    components.sort(key=lambda c: (c.layer, order[c.part], c.form.head_start))
-    if all(c.form.opaque for c in components) and block_tokens != lcm(*(c.form.subblocks for c in components)):
-        raise LayoutError(f"block_tokens is {block_tokens}; blocks without token slots count their sub-blocks")
+    held = {component.part for component in components}
+    if lacked := [part for part in order if part not in held]:
+        raise LayoutError(f"parts name {quoted(lacked[0])}, and no component is of it")
     shared: dict[Form, Form] = {}
-    components = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
-    check_bounds(components, regions)
-    check_disjoint(components)
-    return Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype), notation
+    alike = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+    return sorted(alike, key=lambda c: (c.layer, order[c.part], c.form.head_start))
 
 
 def _check_schema(schema: Any) -> None:
     name, slash, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
     if name != NAME or not slash or not re.fullmatch(r"[1-9][0-9]{0,8}", version):
-        raise LayoutError(f"schema is {_shown(schema)}; a dump, as layout.save() writes it, has {SCHEMA!r}")
+        raise LayoutError(f"schema is {quoted(schema)}; a dump, as layout.save() writes it, has {SCHEMA!r}")
     if int(version) > VERSION:
-        raise LayoutError(f"schema {schema!r} is newer than this kvplan, which reads {SCHEMA!r}; upgrade kvplan")
+        raise LayoutError(f"schema {quoted(schema)} is newer than this kvplan, which reads {SCHEMA!r}; upgrade kvplan")
 
 
-def _notation(text: Any) -> str:
+def _notations(text: Any) -> list[Notation]:
+    """Those of merged layouts stand side by side."""
     if not isinstance(text, str):
-        raise LayoutError(f"notation is {_shown(text)}; it is a text")
+        raise LayoutError(f"notation is {quoted(text)}; it is a text")
+    if len(text) > NOTATION_LENGTH:
+        raise LayoutError(f"notation has {len(text):,} characters; it has at most {NOTATION_LENGTH:,}")
     try:
-        for one in text.split(" + "):  # of merged layouts
-            parse(one)
+        return [parse(one) for one in text.split(" + ")]
     except NotationError as error:
-        raise LayoutError(f"notation is {_shown(text)}: {str(error).splitlines()[0]}") from error
-    return text
+        raise LayoutError(f"notation is {quoted(text)}: {str(error).splitlines()[0]}") from error
 
 
 def _sizes(sizes: Any) -> dict[str, int]:
     if not isinstance(sizes, Mapping):
-        raise LayoutError(f"sizes is {_shown(sizes)}; it is a table of extents by axis")
+        raise LayoutError(f"sizes is {quoted(sizes)}; it is a table of extents by axis")
     for axis in sizes:
         if axis not in _AXES:
-            raise LayoutError(f"sizes name {_shown(axis)}; axes are {', '.join(_AXES)}")
+            raise LayoutError(f"sizes name {quoted(axis)}; axes are {', '.join(_AXES)}")
     return {axis: _integer(sizes, axis, "sizes.", least=1) for axis in sizes}
 
 
@@ -203,14 +241,16 @@ def _region(entry: Any, where: str, *, virtual: bool) -> Region:
         raise LayoutError(f"{where} ends at {address + nbytes:#x}, past the largest int64 address")
     device = _need(entry, "device", where)
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-        raise LayoutError(f"{where}.device is {_shown(device)}; it is a name as 'cpu' or 'cuda:0'")
+        raise LayoutError(f"{where}.device is {quoted(device)}; it is a name as 'cpu' or 'cuda:0'")
     seams = _integers(entry, "seams", where, least=address, most=address + nbytes)
     pinned, writable = _flag(entry, "pinned", where), _flag(entry, "writable", where)
     marks = tuple(sorted(set(seams)))
     return Region(address, nbytes, device, pinned, writable, virtual, marks, recorded=not virtual)
 
 
-def _components(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subblocked: bool) -> Iterator[Component]:
+def _components(
+    entry: Any, where: str, num_blocks: int, block_tokens: int, budget: Budget, *, subblocked: bool
+) -> Iterator[Component]:
     form = _form(entry, where, num_blocks, block_tokens, subblocked=subblocked)
     for k, held in enumerate(_listed(entry, "held", f"{where}.", least=1)):
         place = f"{where}.held[{k}]"
@@ -219,6 +259,7 @@ def _components(entry: Any, where: str, num_blocks: int, block_tokens: int, *, s
         layers, addresses = (_integers(held, key, place) for key in ("layers", "addresses"))
         if len(layers) != len(addresses) or not layers:
             raise LayoutError(f"{place} has {len(layers)} layers and {len(addresses)} addresses; they go together")
+        budget.components(len(layers))
         for layer, address in zip(layers, addresses, strict=True):
             yield Component(layer, part, address, form)
 
@@ -238,7 +279,7 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subbloc
         token,
         head,
         dim,
-        head_start=_integer(entry, "head_start", f"{where}.", most=_INT32_MAX),
+        head_start=_integer(entry, "head_start", f"{where}.", most=NUMBER),
         headed=_flag(entry, "headed", where),
         opaque=_flag(entry, "opaque", where),
         table=table,
@@ -248,22 +289,19 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subbloc
     for axis, count in (("block", wanted), ("token", tokens), ("head", None if form.headed else 1)):
         held = extent(getattr(form, axis))
         if count is not None and held != count:
-            raise LayoutError(f"{where}.{axis} has {held} coordinates; the dump says {count}")
+            raise LayoutError(f"{where}.{axis} has {quoted(held)} coordinates; the dump says {count}")
     if form.opaque and block_tokens % form.subblocks:
-        raise LayoutError(f"{where}.token has {form.subblocks} sub-blocks; they divide the dump's block_tokens, "
-                          f"{block_tokens}")  # fmt: skip
-    _check_checkable(form, where)
+        raise LayoutError(
+            f"{where}.token has {quoted(form.subblocks)} sub-blocks; they divide block_tokens, {block_tokens}"
+        )
+    if extent(form.head) > min(HEADS, NUMBER + 1 - form.head_start):
+        raise LayoutError(
+            f"{where} has {quoted(extent(form.head))} heads from number {form.head_start}; there are at most "
+            f"{HEADS:,}, and the largest number is {NUMBER}"
+        )
+    if extent(form.dim) > INT64_MAX:
+        raise LayoutError(f"{where}.dim has {quoted(extent(form.dim))} bytes, more than any memory")
     return form
-
-
-def _check_checkable(form: Form, where: str) -> None:
-    """Whether bytes overlap can be found out in time: axes that step over one another's ends are counted through."""
-    ordered = sorted((stride, count) for count, stride in (*form.block, *form.inner))
-    reach = 0
-    for stride, count in ordered:
-        if stride <= reach and max(count for _, count in ordered) > _INTERLEAVED:
-            raise LayoutError(f"{where} interleaves axes of more than {_INTERLEAVED:,} coordinates")
-        reach += (count - 1) * stride
 
 
 def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
@@ -271,7 +309,7 @@ def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
     for k, factor in enumerate(_listed(entry, axis, f"{where}.")):
         place = f"{where}.{axis}[{k}]"
         if not isinstance(factor, Sequence) or isinstance(factor, str) or len(factor) != 2:
-            raise LayoutError(f"{place} is {_shown(factor)}; it is [extent, stride in bytes]")
+            raise LayoutError(f"{place} is {quoted(factor)}; it is [extent, stride in bytes]")
         count, stride = (_checked(number, f"{place}[{j}]", 1 - j, INT64_MAX) for j, number in enumerate(factor))
         factors.append((count, stride))
     return normal(factors)
@@ -279,7 +317,7 @@ def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
 
 def _part(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise LayoutError(f"{where} is {_shown(value)}; it is the name of a part")
+        raise LayoutError(f"{where} is {quoted(value)}; it is the name of a part")
     return part_name(value)
 
 
@@ -291,13 +329,13 @@ def _need(entry: Mapping[str, Any], key: str, where: str) -> Any:
 
 def _table(entry: Any, where: str) -> None:
     if not isinstance(entry, Mapping):
-        raise LayoutError(f"{where} is {_shown(entry)}; it is a table of keys")
+        raise LayoutError(f"{where} is {quoted(entry)}; it is a table of keys")
 
 
 def _listed(entry: Mapping[str, Any], key: str, where: str, least: int = 0) -> Sequence[Any]:
     value = _need(entry, key, where.rstrip(".") or "the dump")
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) < least:
-        raise LayoutError(f"{where}{key} is {_shown(value)}; it is a list of at least {least}")
+        raise LayoutError(f"{where}{key} is {quoted(value)}; it is a list of at least {least}")
     return value
 
 
@@ -312,22 +350,12 @@ def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, mos
 
 def _checked(value: Any, where: str, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise LayoutError(f"{where} is {_shown(value)}; it is an integer from {least} to {most}")
+        raise LayoutError(f"{where} is {quoted(value)}; it is an integer from {least} to {most}")
     return value
 
 
 def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
     value = _need(entry, key, where)
     if not isinstance(value, bool):
-        raise LayoutError(f"{where}.{key} is {_shown(value)}; it is true or false")
+        raise LayoutError(f"{where}.{key} is {quoted(value)}; it is true or false")
     return value
-
-
-def _shown(value: Any) -> str:
-    """What was given, short: it may be huge, deep, or longer than Python prints."""
-    if isinstance(value, int) and abs(value) > INT64_MAX:
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, Mapping | list | tuple):
-        return f"a {'table' if isinstance(value, Mapping) else 'list'} of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,20 +1,27 @@
 """The errors of kvplan: one class for each kind of mistake.
 
 Every message names the offending value, where it stands, and what would be right. All of them are raised before
-anything moves.
+anything moves. What a message quotes of its input is short: :mod:`kvplan.quoting`.
 """
 
 from __future__ import annotations
 
-AROUND = 60  # characters of a notation, shown before an offence and from there on, where a line is all there is
+from kvplan.quoting import bounded
+
+AROUND = 60  # characters of a long notation, shown before an offence and from there on
 
 
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
 
+    A message has at most :data:`kvplan.quoting.MESSAGE` characters, however long the input was that it speaks of.
+
     >>> issubclass(KVPlanError, ValueError)
     True
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(bounded(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class NotationError(KVPlanError):
@@ -33,7 +40,11 @@ class NotationError(KVPlanError):
     def __init__(self, problem: str, *, text: str, column: int) -> None:
         self.text = text
         self.column = column
-        super().__init__(f"{problem} at column {column}\n    {text}\n    {' ' * (column - 1)}^")
+        first = max(column - 1 - AROUND, 0) if len(text) > 2 * AROUND else 0
+        shown = text[first : first + 2 * AROUND]
+        lead, rest = "..." * (first > 0), "..." * (first + len(shown) < len(text))
+        caret = " " * (len(lead) + column - 1 - first)
+        super().__init__(f"{problem} at column {column}\n    {lead}{shown}{rest}\n    {caret}^")
 
     @property
     def one_line(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from kvplan.algebra import Loop, coalesce
@@ -86,15 +87,24 @@ def _lines(runs: list[Run]) -> Iterator[_Line]:
         at += count
 
 
+def unrolled(run: Run) -> int:
+    """Runs that :func:`limit_loops` makes of one.
+
+    >>> unrolled(Run(0, 0, 8, ((3, 100, 200), (4, 20, 40), (2, 9, 9))))
+    2
+    """
+    return prod(sorted(count for count, _, _ in run.loops)[:-2])
+
+
 def limit_loops(runs: list[Run]) -> list[Run]:
     """Unroll all but the two longest loops of every run."""
     limited: list[Run] = []
     for run in runs:
         longest = sorted(range(len(run.loops)), key=lambda k: -run.loops[k][0])
         kept = tuple(run.loops[k] for k in sorted(longest[:2]))
-        unrolled = [run.loops[k] for k in longest[2:]]
-        for steps in product(*(range(count) for count, _, _ in unrolled)):
-            src = run.src + sum(step * loop[1] for step, loop in zip(steps, unrolled, strict=True))
-            dst = run.dst + sum(step * loop[2] for step, loop in zip(steps, unrolled, strict=True))
+        rest = [run.loops[k] for k in longest[2:]]
+        for steps in product(*(range(count) for count, _, _ in rest)):
+            src = run.src + sum(step * loop[1] for step, loop in zip(steps, rest, strict=True))
+            dst = run.dst + sum(step * loop[2] for step, loop in zip(steps, rest, strict=True))
             limited.append(Run(src, dst, run.nbytes, kept))
     return limited

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from kvplan.algebra import span
 from kvplan.components import Component, Form, Region
 from kvplan.errors import KVPlanError
+from kvplan.limits import ROWS
 
-MAX_PIECES = 1 << 20  # rows, or pieces of them, that one question may look at
 BLOCK, TOKEN, HEAD, BYTE = range(4)
 
 Step = tuple[int, int, int, int]  # (axis, coordinates a digit, digits, stride in bytes)
@@ -21,8 +21,8 @@ def check_pieces(looked: int) -> None:
     Raises:
         KVPlanError: too many rows were looked at.
     """
-    if looked > MAX_PIECES:
-        raise KVPlanError(f"the range crosses more than {MAX_PIECES:,} rows; ask for fewer bytes")
+    if looked > ROWS:
+        raise KVPlanError(f"the range crosses more than {ROWS:,} rows; ask for fewer bytes")
 
 
 def steps_of(form: Form, *, blocks: bool) -> tuple[Step, ...]:
@@ -138,9 +138,12 @@ def highest(steps: Sequence[Step], limit: int) -> int | None:
     >>> highest(((1, 1, 4, 20), (3, 1, 16, 1)), 58), highest(((1, 1, 4, 20), (3, 1, 16, 1)), 41)
     (55, 41)
     """
-    reaches = _reaches(steps)
+    reaches, looked = _reaches(steps), 0
 
     def walk(k: int, limit: int) -> int:
+        nonlocal looked
+        looked += 1
+        check_pieces(looked)
         if k == len(steps):
             return 0
         _, _, count, stride = steps[k]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from math import lcm
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build, part_name
-from kvplan.components import Component, Region, check_disjoint, touching_seams
+from kvplan.components import Component, Region, subblocks_of
+from kvplan.consistency import sizes_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.notation import parse
 from kvplan.slicing import heads_held, number_ranges, slice_heads
@@ -153,40 +153,9 @@ class KVLayout:
         ('ckv', 'kpe')
         """
         layouts = tuple(layouts) if isinstance(layouts, Iterable) else (layouts,)
-        if not layouts:
-            raise LayoutError("merge of no layouts; give at least one")
-        for k, layout in enumerate(layouts):
-            if not isinstance(layout, KVLayout):
-                raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
-        first = layouts[0]
-        seen: dict[tuple[int, str], int] = {}
-        for k, layout in enumerate(layouts):
-            if layout.num_blocks != first.num_blocks:
-                raise LayoutError(f"layout {k} has {layout.num_blocks} blocks, layout 0 has {first.num_blocks}")
-            if layout.device != first.device:
-                raise LayoutError(f"layout {k} is on {layout.device}, layout 0 on {first.device}")
-            for component in layout._components:
-                other = seen.setdefault((component.layer, component.part), k)
-                if other != k:
-                    raise LayoutError(f"layouts {other} and {k} both hold {component}; name the part or the layers")
-        tokens = {layout.block_tokens for layout in layouts if not layout.opaque}
-        if len(tokens) > 1:
-            raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
-        block_tokens = max(tokens, default=0) or _subblocks(c for layout in layouts for c in layout._components)
-        for component in (c for layout in layouts for c in layout._components if c.form.opaque):
-            if block_tokens % component.form.subblocks:
-                raise LayoutError(f"{component} has {component.form.subblocks} sub-blocks a block of {block_tokens} "
-                                  "tokens; each holds equally many tokens")  # fmt: skip
-        components = tuple(sorted((c for layout in layouts for c in layout._components), key=lambda c: c.layer))
-        if len(layouts) > 1:
-            check_disjoint(components)
-        regions = _merge_regions([region for layout in layouts for region in layout.regions])
-        sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
-        if "layer" in sizes:
-            sizes["layer"] = len({component.layer for component in components})
-        dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
-        built = Built(components, regions, first.num_blocks, block_tokens, sizes, dtype)
-        notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
+        from kvplan.merging import merged
+
+        built, notation = merged(layouts)
         return cls(built, notation=notation, tensors=[layout.tensors for layout in layouts])
 
     # ---- what it holds ---------------------------------------------------------------------------------------
@@ -365,14 +334,8 @@ class KVLayout:
             kept = slice_heads(kept, heads)
         if not kept:
             raise LayoutError("the slice holds nothing; name at least one layer and part")
-        sizes = dict(self.sizes)
-        if "layer" in sizes:
-            sizes["layer"] = len(wanted_layers)
-        if "kv" in sizes:
-            sizes["kv"] = min(sizes["kv"], len(wanted_parts))
-        if "head" in sizes and heads is not None:
-            sizes["head"] = len(heads)
-        tokens = _subblocks(kept) if all(c.form.opaque for c in kept) else self.block_tokens
+        sizes = sizes_of(kept, self.sizes, self.dtype)
+        tokens = subblocks_of(kept) if all(c.form.opaque for c in kept) else self.block_tokens
         built = Built(tuple(kept), self.regions, self.num_blocks, tokens, sizes, self.dtype)
         return KVLayout(built, notation=self.notation, tensors=self.tensors)
 
@@ -420,11 +383,6 @@ class KVLayout:
         return layout_html(self)
 
 
-def _subblocks(components: Iterable[Component]) -> int:
-    """Sub-blocks a block of opaque parts; the least common multiple where the parts have different numbers."""
-    return lcm(*(component.form.subblocks for component in components))
-
-
 def _start(name: str, number: int) -> int:
     if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT32_MAX:
         raise LayoutError(f"{name} is {number!r}; layers and heads are numbered from 0, by integers")
@@ -441,17 +399,3 @@ def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> fro
         text = number_ranges(held) if name == "layers" else ", ".join(map(repr, held))
         raise LayoutError(f"{name} {missing} are not held; {name} held are {text}")
     return frozenset(wanted)
-
-
-def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """One region an allocation, with the seams of all, and those between registrations that touch."""
-    merged: dict[tuple[int, int], Region] = {}
-    touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
-    for r in regions:
-        known = merged.get((r.address, r.nbytes), r)
-        merged[r.address, r.nbytes] = Region(
-            r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
-            tuple(sorted({*r.seams, *known.seams, *(s for s in touching if r.address <= s <= r.end)})), r.owner,
-            r.recorded,
-        )  # fmt: skip
-    return tuple(merged[key] for key in sorted(merged))

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kvplan.errors import NotationError
+from kvplan.quoting import quoted
 
 AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 NESTING_AXES = ("layer", "kv", "block", "head")
@@ -104,7 +105,7 @@ def parse(text: str) -> Notation:
 (Atom(axis='token', factor=None),), (Atom(axis='head', factor=None),), (Atom(axis='dim', factor=None),)))
     """
     if not isinstance(text, str):
-        raise NotationError(f"a notation is a str, not {type(text).__name__}", text=repr(text), column=1)
+        raise NotationError(f"a notation is a str, not {type(text).__name__}", text=quoted(text), column=1)
     return _parsed(text)
 
 
@@ -144,10 +145,10 @@ def _tokenize(text: str) -> list[_Piece]:
 def _atom(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> Atom:
     axis, dot, digits = piece.text.partition(".")
     if axis not in AXES:
-        problem = f"{piece.text!r} is no axis (axes are {', '.join(AXES)})"
+        problem = f"{quoted(piece.text)} is no axis (axes are {', '.join(AXES)})"
         raise NotationError(problem, text=text, column=piece.column)
     if dot and not _FACTOR.fullmatch(digits):
-        problem = f"{piece.text!r}: after the dot stands the factor's number, as in {axis}.0"
+        problem = f"{quoted(piece.text)}: after the dot stands the factor's number, as in {axis}.0"
         raise NotationError(problem, text=text, column=piece.column)
     if dot and axis == "kv":
         raise NotationError("kv has extent 2 and cannot be split", text=text, column=piece.column)
@@ -163,7 +164,7 @@ def _atom(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> Atom:
 
 def _nesting_axis(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> str:
     if piece.text not in NESTING_AXES:
-        problem = f"{piece.text!r} cannot stand left of the ':' (only {', '.join(NESTING_AXES)} can)"
+        problem = f"{quoted(piece.text)} cannot stand left of the ':' (only {', '.join(NESTING_AXES)} can)"
         raise NotationError(problem, text=text, column=piece.column)
     return _atom(text, piece, seen).axis
 
@@ -186,7 +187,9 @@ def _dims(text: str, pieces: list[_Piece], seen: dict[Atom, _Piece]) -> tuple[Di
             group = None
         elif piece.text[0].isdigit():
             if piece.text != "1" or group is not None:
-                problem = f"{piece.text!r}: the only number is 1, a dim of its own; extents come from shapes or sizes"
+                problem = (
+                    f"{quoted(piece.text)}: the only number is 1, a dim of its own; extents come from shapes or sizes"
+                )
                 raise NotationError(problem, text=text, column=piece.column)
             dims.append(())
         else:

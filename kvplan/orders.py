@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from kvplan.algebra import Factors, extent
 from kvplan.compare import evenly_layered
+from kvplan.dtypes import ITEMSIZE
 from kvplan.layout import KVLayout
-from kvplan.spec import ITEMSIZE
 
 MOST_BLOCK_TOKENS = 1024
 MOST_LAYERS_WHOLE = 8  # where layers are not alike all are compiled: with more of them fewer block sizes are tried

@@ -15,6 +15,18 @@ from kvplan.algebra import Factors, Loop, offset
 Int64Array = NDArray[np.int64]
 
 
+def offsets_of(factors: Factors) -> Int64Array:
+    """Byte offset of every coordinate of an axis.
+
+    >>> offsets_of(((2, 100), (3, 8))).tolist()
+    [0, 8, 16, 100, 108, 116]
+    """
+    out = np.zeros(1, dtype=np.int64)
+    for count, stride in factors:
+        out = (out[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
+    return out
+
+
 def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Join copies that are adjacent on both sides, which share their distance ``dst - src``.
 

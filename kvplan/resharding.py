@@ -12,7 +12,7 @@ from math import gcd
 from types import MappingProxyType
 from typing import Any
 
-from kvplan.components import check_disjoint
+from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError, OverlapError
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan, shares_memory

@@ -26,10 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import HostMemoryError, LayoutError
+from kvplan.quoting import quoted
 
 FOLDER = Path("/dev/shm")  # noqa: S108  # where shm_open keeps what it names
 FORMAT = 1  # of the file; told in the header, so that another version is refused
-ATTEMPTS = 1000  # about 20 seconds, if each finds the file half made, or gone
+ATTEMPTS = 1000  # about 20 seconds, in which the file is half made or locked, and does not grow
+SHOWN = 600  # characters of a geometry in a message
 RESERVED = 1 << 30  # bytes asked of the file system at once: what a signal interrupts is done again
 
 _MAGIC = b"kvplan.pool\n"
@@ -64,19 +66,20 @@ def path_of(shared: Any) -> Path:
     """
     name = os.fspath(shared) if isinstance(shared, os.PathLike) else shared
     if not isinstance(name, str):
-        raise LayoutError(f"shared is {shared!r}; give a name, as 'kv', or the absolute path of a file")
+        raise LayoutError(f"shared is {quoted(shared)}; give a name, as 'kv', or the absolute path of a file")
     if "/" not in name:
         if not _NAME.fullmatch(name):
             raise LayoutError(
-                f"shared is {name!r}; a name has up to 200 letters, digits, '_', '-' and '.', the first no '-' or '.'"
+                f"shared is {quoted(name)}; a name has up to 200 letters, digits, '_', '-' and '.', "
+                "the first no '-' or '.'"
             )
         return FOLDER / name
     path = Path(name)
     if not path.is_absolute() or ".." in path.parts or "\0" in name or name.endswith("/"):
-        raise LayoutError(f"shared is {name!r}; with a slash it is the absolute path of a file, without '..'")
+        raise LayoutError(f"shared is {quoted(name)}; with a slash it is the absolute path of a file, without '..'")
     if len(path.parts) == 2:
         raise LayoutError(
-            f"shared is {name!r}, a file of the root folder; write {path.name!r} for {FOLDER / path.name}"
+            f"shared is {quoted(name)}, a file of the root folder; write {path.name!r} for {FOLDER / path.name}"
         )
     return path
 
@@ -108,8 +111,10 @@ def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
 
 
 def _share(path: Path, geometry: str, sizes: Sequence[int]) -> Shared:
-    for attempt in range(ATTEMPTS):
-        time.sleep(min(attempt, 20) / 1000)
+    idle, grown = 0, (0, 0, 0)
+    while idle < ATTEMPTS:
+        time.sleep(min(idle, 20) / 1000)
+        idle += 1
         use = _Use(path)
         try:
             page = _page(use.fd)
@@ -117,6 +122,10 @@ def _share(path: Path, geometry: str, sizes: Sequence[int]) -> Shared:
             for size in sizes:
                 starts.append(starts[-1] + -(-size // page) * page)
             if not use.enter(geometry, page, starts[-1]):
+                now = use.grown()
+                if now[0] == grown[0] and now[1:] > grown[1:]:  # somebody is at work, which is no reason to give up
+                    idle = 0
+                grown = now
                 use.leave()
                 continue
             memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
@@ -194,7 +203,10 @@ class _Use:
                 self.path.unlink()
                 return False
             self._make(geometry, page, nbytes)
-        fcntl.flock(self.fd, fcntl.LOCK_SH)  # waits for who makes it
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # a process makes it, or holds the lock for no reason of ours: asked again, with an end
+            return False
         if not self._named():
             return False
         state, found = self._header(page)
@@ -203,14 +215,19 @@ class _Use:
                 return False
             raise HostMemoryError(f"{str(self.path)!r} is in use, and no pool of kvplan's; take another name")
         if found != geometry:
-            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is '{found}'; here it is "
-                              f"'{geometry}'")  # fmt: skip
+            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is {_told(found)}; here it is "
+                              f"{_told(geometry)}")  # fmt: skip
         size = os.fstat(self.fd).st_size
         if size != nbytes:
             raise HostMemoryError(
                 f"{str(self.path)!r} is in use, and has {size} bytes in place of {nbytes}: it was cut; end its users"
             )
         return True
+
+    def grown(self) -> tuple[int, int, int]:
+        """Which file it is, and what is reserved of it: bytes, and blocks of 512."""
+        told = os.fstat(self.fd)
+        return told.st_ino, told.st_size, told.st_blocks
 
     def leave(self) -> None:
         """Give up the lock, and unlink the file where nobody else has one."""
@@ -282,6 +299,13 @@ class _Use:
                 f"{str(self.path.parent)!r}: take fewer blocks, make more room (docker run --shm-size), or remove "
                 "pools that nobody uses"
             )
+
+
+def _told(geometry: str) -> str:
+    """A geometry as a message shows it; what stands in a file may be anything."""
+    if not geometry.isprintable():
+        return quoted(geometry)
+    return f"'{geometry}'" if len(geometry) <= SHOWN else f"'{geometry[:SHOWN]}...'"
 
 
 def _check_name(header: bytes, page: int) -> None:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from kvplan.budget import Budget
 from kvplan.build import Built, Naming, assemble, part_name
-from kvplan.components import INT64_MAX, Region
+from kvplan.components import INT64_MAX, Region, quoted_address
+from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
+from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
 from kvplan.notation import Notation, parse
+from kvplan.quoting import listed, quoted
+from kvplan.reading import json_of, read_whole, toml_of, why_unread
 from kvplan.tensors import TensorFacts
-
-ITEMSIZE = {
-    "int8": 1, "uint8": 1, "byte": 1, "bool": 1, "fp8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "e4m3": 1, "e5m2": 1,
-    "int16": 2, "uint16": 2, "fp16": 2, "float16": 2, "half": 2, "bf16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "fp32": 4, "float32": 4, "float": 4,
-    "int64": 8, "uint64": 8, "fp64": 8, "float64": 8, "double": 8,
-}  # fmt: skip
 
 # Separate tensors of a spec begin at multiples of this, as those of a GPU allocator do.
 TENSOR_ALIGNMENT = 2 << 20
-MAX_TENSORS = 1 << 20
-_DEVICE = re.compile(r"(cpu|cuda|hip|xpu|npu|tpu|mps)(:\d+)?")
+_DEVICE = re.compile(r"(cpu|cuda|hip|xpu|npu|tpu|mps)(:[0-9]{1,9})?")
 DEVICE_BASE = {"cuda": 0x7F00_0000_0000}
 HOST_BASE = 0x7E00_0000_0000
 
@@ -37,125 +31,133 @@ _KEYS = frozenset((
 ))  # fmt: skip
 
 
-def built_from_spec(spec: str | Path | Mapping[str, Any]) -> tuple[Built, str]:
-    """Parts and notation of the layout a spec describes; see :meth:`kvplan.KVLayout.from_spec`."""
+def built_from_spec(
+    spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0
+) -> tuple[Built, str]:
+    """Parts and notation of the layout a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
+
+    Args:
+        spec: a file, or what it holds.
+        budget: of the document that the spec is a part of.
+        level: how many ``layouts`` it stands in.
+    """
     content = _load(spec)
+    budget = budget or Budget()
     if "schema" in content:
         from kvplan.dump import built_from_dump
 
         try:
-            return built_from_dump(content)
+            return built_from_dump(content, budget)
         except LayoutError as error:
             if isinstance(spec, Mapping):
                 raise
-            raise LayoutError(f"{str(spec)!r}: {error}") from error
+            raise LayoutError(f"{quoted(str(spec))}: {error}") from error
     if "layouts" in content:
-        from kvplan.layout import KVLayout  # merging is a verb of the public class
-
-        merged = KVLayout.merge([KVLayout.from_spec(entry) for entry in _side_by_side(content)])
-        built = Built(merged.components, merged.regions, merged.num_blocks, merged.block_tokens, merged.sizes,
-                      merged.dtype)  # fmt: skip
-        return built, merged.notation
-    return _one(content)
+        return _side_by_side(content, budget, level)
+    return _one(content, budget)
 
 
-def _side_by_side(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The entries of ``layouts``; those without an address begin after the one before, on the same device."""
+def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> tuple[Built, str]:
+    """The entries of ``layouts`` as one; those without an address begin after the one before, on the same device."""
+    from kvplan.layout import KVLayout  # merging is a verb of the public class
+    from kvplan.merging import merged
+
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
-        raise LayoutError(f"'layouts' is {several!r}; it is a list of at least one spec")
-    unknown = sorted(set(content) - {"layouts", "name"})
+        raise LayoutError(f"'layouts' is {quoted(several)}; it is a list of at least one spec")
+    if level == SPEC_LEVELS:
+        raise LayoutError(f"'layouts' stand in 'layouts' more than {SPEC_LEVELS} levels deep; one level is enough")
+    unknown = sorted(map(quoted, set(content) - {"layouts", "name"}))
     if unknown:
-        raise LayoutError(f"spec has {unknown[0]!r} beside 'layouts'; it belongs into each of the entries")
+        raise LayoutError(f"spec has {unknown[0]} beside 'layouts'; it belongs into each of the entries")
     free: dict[str, int] = {}
+    held: list[KVLayout] = []
     for k, entry in enumerate(several):
         if not isinstance(entry, Mapping):
-            raise LayoutError(f"layouts[{k}] is {entry!r}; each entry is a spec, a table of keys")
-        device = str(entry.get("device", "cpu"))
-        placed = entry if "address" in entry or device not in free else {**entry, "address": free[device]}
-        yield placed
-        end = max(region.end for region in built_from_spec(placed)[0].regions)
-        free[device] = max(free.get(device, 0), -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
+            raise LayoutError(f"layouts[{k}] is {quoted(entry)}; each entry is a spec, a table of keys")
+        device = entry.get("device", "cpu")
+        known = isinstance(device, str) and device in free and "address" not in entry
+        built, notation = built_from_spec({**entry, "address": free[device]} if known else entry, budget, level + 1)
+        held.append(KVLayout(built, notation=notation))
+        end = max(region.end for region in built.regions)
+        if isinstance(device, str):
+            free[device] = max(free.get(device, 0), -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
+    return merged(held, budget)
 
 
 def _sequence(spec: Mapping[str, Any], key: str) -> tuple[Any, ...]:
     value = spec[key]
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise LayoutError(f"spec {key!r} is {value!r}; it is a list of integers")
+        raise LayoutError(f"spec {key!r} is {quoted(value)}; it is a list of integers")
     return tuple(value)
-
-
-def read_whole(path: Path) -> str:
-    """The text of a file; a device or a pipe may never end, and is none.
-
-    Raises:
-        OSError: it cannot be read, or is no file.
-        UnicodeDecodeError: no text.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "no file, but a device or a pipe")
-    return path.read_text(encoding="utf-8")
-
-
-def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, without its name.
-
-    >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
-    'No such file or directory'
-    """
-    return str(getattr(error, "strerror", None) or error)
 
 
 def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(spec, Mapping):
         return spec
     if not isinstance(spec, str | Path):
-        raise LayoutError(f"a spec is a file or a mapping, not {spec!r}")
-    path, kind = Path(spec), "a file"
+        raise LayoutError(f"a spec is a file or a mapping, not {quoted(spec)}")
+    path = Path(spec)
     try:
         text = read_whole(path)
-        kind = "JSON" if path.suffix == ".json" or text.startswith("{") else "TOML"  # a dump, by whatever name
-        content = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise LayoutError(f"cannot read the spec {str(path)!r}: {why_unread(error)}") from error
-    except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
-        raise LayoutError(f"{str(path)!r} is not {kind}: {error}") from error
+        raise LayoutError(f"cannot read the spec {quoted(str(path))}: {why_unread(error)}") from error
+    except ValueError as error:  # a null byte in the name
+        raise LayoutError(f"cannot read the spec {quoted(str(path))}: {error}") from error
+    is_json = path.suffix == ".json" or text.startswith("{")  # a dump, by whatever name
+    try:
+        content = json_of(text) if is_json else toml_of(text)
+    except LayoutError as error:
+        raise LayoutError(f"{quoted(str(path))} is not {'JSON' if is_json else 'TOML'}: {error}") from error
     if not isinstance(content, dict):
-        raise LayoutError(f"{str(path)!r} holds a {type(content).__name__}; a spec is a table of keys")
+        raise LayoutError(f"{quoted(str(path))} holds a {type(content).__name__}; a spec is a table of keys")
     return content
 
 
-def _one(spec: Mapping[str, Any]) -> tuple[Built, str]:
-    unknown = sorted(set(spec) - _KEYS)
+def _one(spec: Mapping[str, Any], budget: Budget) -> tuple[Built, str]:
+    unknown = sorted(map(quoted, set(spec) - _KEYS))
     if unknown:
-        raise LayoutError(f"spec has unknown key {unknown[0]!r}; keys are {', '.join(sorted(_KEYS))}")
+        raise LayoutError(f"spec has unknown key {unknown[0]}; keys are {', '.join(sorted(_KEYS))}")
     for key, kind in (("notation", str), ("sizes", Mapping)):
         if not isinstance(spec.get(key), kind):
-            raise LayoutError(f"spec needs {key!r}; got {spec.get(key)!r}")
+            raise LayoutError(f"spec needs {key!r}; got {quoted(spec.get(key))}")
+    if len(spec["notation"]) > NOTATION_LENGTH:
+        raise LayoutError(f"notation has {len(spec['notation']):,} characters; it has at most {NOTATION_LENGTH:,}")
     notation = parse(spec["notation"])
     sizes = extents_of(notation, spec["sizes"])
-    dtype = str(spec.get("dtype", "bfloat16"))
-    itemsize = ITEMSIZE.get(dtype)
+    dtype = spec.get("dtype", "bfloat16")
+    itemsize = ITEMSIZE.get(dtype) if isinstance(dtype, str) else None
     if itemsize is None:
-        raise LayoutError(f"dtype {dtype!r} is unknown; one of {', '.join(sorted(ITEMSIZE))}")
+        raise LayoutError(f"dtype {quoted(dtype)} is unknown; one of {', '.join(sorted(ITEMSIZE))}")
+    _check_counts(notation, sizes)
     shape = shape_of(notation, sizes)
     strides = _strides(spec.get("strides"), shape, itemsize)
     nested = {axis: sizes[axis] for axis in notation.nesting}
+    Budget().components(sizes.get("layer", 1) * sizes.get("kv", 1))  # before tensors are made of them
+    budget.tensors(prod(nested.values()))
     tensors = _place(spec, prod(nested.values()), shape, strides, itemsize, dtype)
     naming = Naming(
-        _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0),
-        _integer(spec, "head_start", 0),
+        _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0, NUMBER),
+        _integer(spec, "head_start", 0, NUMBER),
         part_name(spec.get("part", "kv")),
     )
     seams = _sequence(spec, "seams") if "seams" in spec else ()
     plain = {name: size for name, size in sizes.items() if name != "kv"}
-    return assemble(notation, tensors, nested, plain, naming, seams), str(notation)
+    return assemble(notation, tensors, nested, plain, naming, seams, budget), str(notation)
 
 
-def _integer(spec: Mapping[str, Any], key: str, default: int) -> int:
+def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
+    """Extents of axes that are gone through one by one somewhere; those of ``block`` and ``dim`` are not."""
+    for axis, most in (("head", HEADS), ("token", BLOCK_TOKENS)):
+        count = prod(sizes[str(atom)] for atom in notation.factors(axis))
+        if count > most:
+            raise LayoutError(f"sizes make {axis} {quoted(count)}; a spec has at most {most:,}")
+
+
+def _integer(spec: Mapping[str, Any], key: str, default: int, most: int = INT64_MAX) -> int:
     value = spec.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise LayoutError(f"spec {key!r} is {value!r}; it is an integer of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise LayoutError(f"spec {key!r} is {quoted(value)}; it is an integer from 0 to {most}")
     return value
 
 
@@ -173,9 +175,14 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
     known: dict[str, int] = {}
     for name, size in sizes.items():
         if name not in names:
-            raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise LayoutError(f"sizes[{name!r}] is {size!r}; an extent is an integer of at least 1")
+            raise LayoutError(
+                f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
+                f"[{listed(sorted(names))}])"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= INT64_MAX:
+            raise LayoutError(
+                f"sizes[{quoted(name)}] is {quoted(size)}; an extent is an integer of at least 1, in int64"
+            )
         known[name] = size
     if "kv" in notation.axes and known.setdefault("kv", 2) != 2:
         raise LayoutError(f"sizes say kv={known['kv']}; its extent is 2, K and V")
@@ -185,10 +192,12 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
         if len(factors) > 1 and len(missing) == 1 and axis in known:
             rest = prod(known[name] for name in factors if name in known)
             if known[axis] % rest:
-                raise LayoutError(f"{axis}={known[axis]} cannot be split into factors of {rest}")
+                raise LayoutError(f"{axis}={known[axis]} cannot be split into factors of {quoted(rest)}")
             known[missing[0]] = known[axis] // rest
         elif missing:
-            raise LayoutError(f"'{notation}' needs sizes[{missing[0]!r}]; sizes tell {sorted(sizes)}")
+            raise LayoutError(
+                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes tell [{listed(sorted(sizes))}]"
+            )
     return known
 
 
@@ -202,7 +211,7 @@ def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]
     if given is not None:
         ok = isinstance(given, Sequence) and len(given) == len(shape)
         if not ok or not all(isinstance(s, int) and not isinstance(s, bool) for s in given):
-            raise LayoutError(f"spec 'strides' is {given!r}; give {len(shape)} integers, in elements, one a dim")
+            raise LayoutError(f"spec 'strides' is {quoted(given)}; give {len(shape)} integers, in elements, one a dim")
         return tuple(stride * itemsize for stride in given)
     strides: list[int] = []
     step = itemsize
@@ -217,15 +226,15 @@ def _place(
 ) -> list[TensorFacts]:
     device = spec.get("device", "cpu")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-        raise LayoutError(f"device is {device!r}; write 'cpu', or a kind of GPU as 'cuda' or 'cuda:0'")
-    if count > MAX_TENSORS:
-        raise LayoutError(f"{count} tensors of their own; a spec holds at most {MAX_TENSORS}")
+        raise LayoutError(f"device is {quoted(device)}; write 'cpu', or a kind of GPU as 'cuda' or 'cuda:0'")
     base = DEVICE_BASE.get(device.partition(":")[0], HOST_BASE)
     address = _integer(spec, "address", base)
     nbytes = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + itemsize
     step = (nbytes // TENSOR_ALIGNMENT + 1) * TENSOR_ALIGNMENT  # never touching: separate tensors do not merge
     if address + count * step > INT64_MAX:
-        raise LayoutError(f"{count} tensors of {nbytes} bytes from {address:#x} pass the largest int64 address")
+        raise LayoutError(
+            f"{count} tensors of {quoted(nbytes)} bytes from {quoted_address(address)} pass the largest int64 address"
+        )
     return [
         TensorFacts(
             address + k * step, tuple(shape), tuple(strides), itemsize, dtype,

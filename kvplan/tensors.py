@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kvplan.components import Region
 from kvplan.errors import LayoutError
+from kvplan.quoting import quoted
 
 
 class TensorFacts(NamedTuple):
@@ -62,8 +63,9 @@ def facts(tensor: Any) -> TensorFacts:
 
 def _torch_facts(tensor: Any) -> TensorFacts:
     device = str(getattr(tensor, "device", "cpu"))
-    if device == "meta":
-        raise LayoutError("a tensor on device 'meta' has no memory; describe it with KVLayout.from_spec")
+    if device == "meta" or hasattr(tensor, "fake_mode"):  # of torch.compile and torch.export: shapes without bytes
+        kind = "on device 'meta'" if device == "meta" else f"of class {type(tensor).__name__}"
+        raise LayoutError(f"a tensor {kind} has no memory; describe it with KVLayout.from_spec")
     address, itemsize = int(tensor.data_ptr()), int(tensor.element_size())
     shape = tuple(int(size) for size in tensor.shape)
     strides = tuple(int(stride) * itemsize for stride in tensor.stride())
@@ -73,6 +75,7 @@ def _torch_facts(tensor: Any) -> TensorFacts:
     if callable(storage):
         allocation = storage()
         low, nbytes = int(allocation.data_ptr()), int(allocation.nbytes())
+    _check_address(address, shape, type(tensor).__name__)
     pinned = device == "cpu" and callable(getattr(tensor, "is_pinned", None)) and bool(tensor.is_pinned())
     region = Region(low, nbytes, device, pinned=pinned, owner=tensor)
     return TensorFacts(address, shape, strides, itemsize, dtype, region)
@@ -85,6 +88,7 @@ def _numpy_facts(array: Any) -> TensorFacts:
         )
     address = int(array.__array_interface__["data"][0])
     shape, strides = tuple(map(int, array.shape)), tuple(map(int, array.strides))
+    _check_address(address, shape, type(array).__name__)
     root = array
     while getattr(root, "base", None) is not None and hasattr(root.base, "__array_interface__"):
         root = root.base
@@ -100,6 +104,19 @@ def _numpy_facts(array: Any) -> TensorFacts:
         low, nbytes = _hull(low, interface["shape"], contiguous, root_itemsize)
     region = Region(low, nbytes, "cpu", writable=bool(array.flags.writeable), owner=array)
     return TensorFacts(address, shape, strides, itemsize, str(array.dtype), region)
+
+
+def _check_address(address: int, shape: Sequence[int], kind: str) -> None:
+    """Content has an address; of tensors that hold nothing it is often 0, and other checks refuse them.
+
+    Raises:
+        LayoutError: the address is null.
+    """
+    if address == 0 and 0 not in shape:
+        raise LayoutError(
+            f"a {kind} of shape {quoted(tuple(shape))} whose address is null: it has no memory (a fake tensor, or one "
+            "whose storage was freed); describe it with KVLayout.from_spec"
+        )
 
 
 def _contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

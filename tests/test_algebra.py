@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import algebra
+from kvplan import algebra, overlap
 
 FACTORS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=3).map(tuple)
 
@@ -24,12 +24,12 @@ def test_offsets_normal_form_extent_and_span(factors):
     assert [algebra.offset(factors, k) for k in range(len(every))] == every
     assert offsets(algebra.normal(factors)) == every
     assert algebra.span(factors) == max(every)
-    assert algebra.injective(factors) == (len(set(every)) == len(every))
+    assert overlap.injective(factors) == (len(set(every)) == len(every))
 
 
 @given(a=FACTORS, b=FACTORS, distance=st.integers(-60, 60))
 def test_sets_meet_where_they_share_a_byte(a, b, distance):
-    assert algebra.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
+    assert overlap.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
 
 
 @st.composite

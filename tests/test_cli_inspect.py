@@ -204,7 +204,7 @@ def test_picture_by_itself_in_a_terminal_where_it_fits(capsys, monkeypatch):
 def test_no_picture_of_what_cannot_be_drawn(capsys, monkeypatch, tmp_path):
     path = tmp_path / "woven.json"
     path.write_text(json.dumps(WOVEN))
-    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    monkeypatch.setattr(nest, "WOVEN", 3)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "6 extents" in answer(capsys, "inspect", str(path))
     assert main(["inspect", str(path), "--picture"]) == 2

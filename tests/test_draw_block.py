@@ -194,7 +194,7 @@ def test_woven_runs_are_listed(monkeypatch):
     layout = spec("block token head dim", {"block": 2, "token": 2, "head": 3, "dim": 4}, strides=[256, 24, 16, 1])
     picture = check_laws(layout)
     assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
-    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    monkeypatch.setattr(nest, "WOVEN", 3)
     with pytest.raises(LayoutError, match="no picture"):
         block_picture(layout)
 

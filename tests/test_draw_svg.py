@@ -173,7 +173,7 @@ def test_names_are_escaped():
 
 
 def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
-    monkeypatch.setattr(nest, "MAX_WOVEN", 3)
+    monkeypatch.setattr(nest, "WOVEN", 3)
     assert "<td>block token head dim</td>" in KVLayout.from_spec(WOVEN)._repr_html_()
     assert "<svg" not in KVLayout.from_spec(WOVEN)._repr_html_()
 

@@ -63,9 +63,9 @@ def test_latents_and_nested_text():
     [
         *[({key: 3}, f"'{key}' is 3, which changes what the cache holds") for key in NOT_UNDERSTOOD],
         ({"num_hidden_layers": None}, "'num_hidden_layers' is missing; it is an integer of at least 1"),
-        ({"num_hidden_layers": True}, "'num_hidden_layers' is true"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
         ({"num_key_value_heads": [2, 2]}, r"'num_key_value_heads' is \[2, 2\]"),
-        ({"num_key_value_heads": list(range(99))}, r"is \[0, 1, 2, .*\.\.\.;"),
+        ({"num_key_value_heads": list(range(99))}, r"is a list of 99;"),
         ({"hidden_size": 500}, "'hidden_size' 500 is no multiple of 8 heads"),
         ({"v_head_dim": 32}, "'v_head_dim' is 32 and K has 64"),
         ({"sliding_window": 16}, "neither 'layer_types' nor 'sliding_window_pattern' tells"),
@@ -78,7 +78,7 @@ def test_latents_and_nested_text():
             {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "index_head_dim": 8, "indexer_types": ["full", "shared"]},
             "'indexer_types' has 'shared'",
         ),
-        ({"attn_layer_period": 6, "model_type": "zamba"}, 'of model_type "zamba"; understood of jamba'),
+        ({"attn_layer_period": 6, "model_type": "zamba"}, "of model_type 'zamba'; understood of jamba"),
         ({"text_config": 3}, "its text_config is 3"),
     ],
 )

@@ -423,9 +423,10 @@ def at_flock(monkeypatch, when, act):
 
 
 ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
+TOGETHER = fcntl.LOCK_SH | fcntl.LOCK_NB
 
 
-@pytest.mark.parametrize("when", [ALONE, fcntl.LOCK_SH])
+@pytest.mark.parametrize("when", [ALONE, TOGETHER])
 @pytest.mark.parametrize("successor", [True, False])
 def test_the_file_goes_between_opening_and_locking(path, monkeypatch, when, successor):
     others = []
@@ -449,7 +450,7 @@ def test_another_pool_is_made_between_two_locks(path, monkeypatch):
         path.unlink()
         others.append(share(path, "theirs", [100]))
 
-    at_flock(monkeypatch, fcntl.LOCK_SH, replace)
+    at_flock(monkeypatch, TOGETHER, replace)
     with pytest.raises(kvplan.LayoutError, match=r"there it is 'format 1 \| theirs'; here it is 'format 1 \| mine'"):
         share(path, "mine", [100])
     assert path.exists()
@@ -495,6 +496,44 @@ def test_a_half_made_pool_that_somebody_holds_is_asked_for_again_for_a_while(pat
         kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked; remove it"
     ):
         share(path, "mine", [100])
+    lock.release()
+
+
+def test_a_lock_that_a_peer_never_gives_back_is_waited_for_only_so_long(path, monkeypatch):
+    lock = Lock(path, fcntl.LOCK_EX)
+    pauses = []
+    monkeypatch.setattr(shared.time, "sleep", pauses.append)
+    monkeypatch.setattr(shared, "ATTEMPTS", 30)
+    with pytest.raises(kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked"):
+        share(path, "mine", [100])
+    assert len(pauses) == 30
+    lock.release()
+
+
+def test_who_takes_long_to_make_it_is_waited_for_while_the_file_grows(path, monkeypatch):
+    lock = Lock(path, fcntl.LOCK_EX)
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        os.truncate(path, 4096 * len(pauses))
+        if len(pauses) == 40:
+            os.truncate(path, 0)
+            lock.release()
+
+    monkeypatch.setattr(shared.time, "sleep", sleep)
+    monkeypatch.setattr(shared, "ATTEMPTS", 5)
+    assert share(path, "mine", [100]).tensors[0].nbytes == 100
+    assert len(pauses) >= 40
+
+
+def test_a_geometry_of_junk_is_shown_short(path):
+    lock = Lock(path, fcntl.LOCK_SH)
+    path.write_bytes(b"kvplan.pool\nwhole.\n" + b"\x1b[31m" * 500 + b"\n")
+    with pytest.raises(kvplan.LayoutError, match="in use as another pool") as caught:
+        share(path, "mine", [100])
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
     lock.release()
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
-from kvplan.spec import read_whole, why_unread
+from kvplan.limits import HEADS, LAYERS, NUMBER
+from kvplan.quoting import quoted, shortened
+from kvplan.reading import json_of, read_whole, why_unread
 
 # Models whose sliding_window holds for every layer, though nothing in the file says so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
@@ -37,19 +38,23 @@ def read_config(path: str | Path) -> Model:
         LayoutError: the file cannot be read, lacks a key, or has one that is not understood, by name.
     """
     try:
-        content = json.loads(read_whole(Path(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise LayoutError(f"cannot read the config {str(path)!r}: {why_unread(error)}") from error
-    except (ValueError, RecursionError) as error:  # besides syntax: numbers of thousands of digits, endless nesting
-        raise LayoutError(f"{str(path)!r} is not JSON: {error}") from error
+        text = read_whole(Path(path))
+    except (OSError, ValueError) as error:  # no text, a null byte in the name
+        told = why_unread(error) if isinstance(error, OSError | UnicodeDecodeError) else error
+        raise LayoutError(f"cannot read the config {quoted(str(path))}: {told}") from error
+    try:
+        content = json_of(text)
+    except LayoutError as error:
+        raise LayoutError(f"{quoted(str(path))} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise LayoutError(f"{str(path)!r} holds a {type(content).__name__}; a config is a table of keys")
+        raise LayoutError(f"{quoted(str(path))} holds a {type(content).__name__}; a config is a table of keys")
     try:
         groups, layers = geometry_of(content)
     except LayoutError as error:
         raise LayoutError(f"{path}: {error}") from error
     name = content.get("_name_or_path") or content.get("model_type") or Path(path).stem
-    return Model(str(name), layers, groups, source=str(path), verified=True)
+    return Model(shortened(str(name)) if isinstance(name, str) else quoted(name), layers, groups, source=str(path),
+                 verified=True)  # fmt: skip
 
 
 def geometry_of(content: Mapping[str, Any]) -> tuple[tuple[Group, ...], int]:
@@ -66,13 +71,13 @@ shards=1, packed=())
     """
     given = next((content[key] for key in ("text_config", "language_config") if key in content), content)
     if not isinstance(given, Mapping):
-        raise LayoutError(f"its text_config is {given!r}; it is a table of keys")
+        raise LayoutError(f"its text_config is {quoted(given)}; it is a table of keys")
     config = {**config_defaults(str(given.get("model_type", ""))), **{k: v for k, v in given.items() if v is not None}}
     for key in NOT_UNDERSTOOD:
         if config.get(key):
-            raise LayoutError(f"{key!r} is {_short(config[key])}, which changes what the cache holds in a way that is "
+            raise LayoutError(f"{key!r} is {_shown(config[key])}, which changes what the cache holds in a way that is "
                               "not understood; describe the layout by a spec instead")  # fmt: skip
-    layers = _integer(config, "num_hidden_layers")
+    layers = _integer(config, "num_hidden_layers", most=LAYERS)
     if "kv_lora_rank" in config:
         return _latent(config, layers), layers
     types = _layer_types(config, layers)
@@ -82,16 +87,15 @@ shards=1, packed=())
     return tuple(groups), layers
 
 
-def _integer(config: Mapping[str, Any], key: str) -> int:
+def _integer(config: Mapping[str, Any], key: str, least: int = 1, most: int = NUMBER) -> int:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LayoutError(f"{key!r} is {_short(value)}; it is an integer of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise LayoutError(f"{key!r} is {_shown(value)}; it is an integer of at least {least}, and at most {most:,}")
     return value
 
 
-def _short(value: Any) -> str:
-    text = "missing" if value is None else json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def _shown(value: Any) -> str:
+    return "missing" if value is None else quoted(value)
 
 
 def _of(types: Sequence[str], name: str) -> tuple[int, ...]:
@@ -102,8 +106,8 @@ def _of(types: Sequence[str], name: str) -> tuple[int, ...]:
 
 
 def _attention(config: Mapping[str, Any], name: str, types: Sequence[str]) -> Group:
-    queries = _integer(config, "num_attention_heads") if "num_key_value_heads" not in config else None
-    heads = queries or _integer(config, "num_key_value_heads")
+    queries = _integer(config, "num_attention_heads", most=HEADS) if "num_key_value_heads" not in config else None
+    heads = queries or _integer(config, "num_key_value_heads", most=HEADS)
     if "head_dim" in config:
         dim = _integer(config, "head_dim")
     else:
@@ -112,7 +116,7 @@ def _attention(config: Mapping[str, Any], name: str, types: Sequence[str]) -> Gr
             raise LayoutError(f"'head_dim' is missing, and 'hidden_size' {hidden} is no multiple of {queries} heads")
         dim = hidden // queries
     if config.get("v_head_dim", dim) != dim:
-        raise LayoutError(f"'v_head_dim' is {_short(config['v_head_dim'])} and K has {dim}; rows of K and V of "
+        raise LayoutError(f"'v_head_dim' is {_shown(config['v_head_dim'])} and K has {dim}; rows of K and V of "
                           "different sizes are not understood here")  # fmt: skip
     window = _integer(config, "sliding_window") if name == "sliding" else None
     return Group(name, "mha", _of(types, name), dim=dim, heads=heads, window=window)
@@ -126,9 +130,12 @@ def _latent(config: Mapping[str, Any], layers: int) -> tuple[Group, ...]:
     latent = Group("latent", "mla", every, dim=dim, packed=packed)
     if "index_head_dim" not in config:
         return (latent,)
-    other = next((one for one in config.get("indexer_types", ()) if one != "full"), None)
-    if other is not None:
-        raise LayoutError(f"'indexer_types' has {other!r}; understood is full: every layer with an index of its own")
+    types = config.get("indexer_types", [])
+    if not isinstance(types, list) or any(one != "full" for one in types):
+        other = next((one for one in types if one != "full"), None) if isinstance(types, list) else types
+        raise LayoutError(
+            f"'indexer_types' has {quoted(other)}; understood is full: every layer with an index of its own"
+        )
     row = _integer(config, "index_head_dim") + _SCALE_NBYTES
     return latent, Group("index", "mla", every, dim=row, dtype="uint8", part="index")
 
@@ -145,10 +152,10 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     if "layer_types" in config:
         given = config["layer_types"]
         if not isinstance(given, list) or len(given) != layers:
-            raise LayoutError(f"'layer_types' is {_short(given)}; it is a list of {layers}, one a layer")
-        unknown = next((one for one in given if one not in _TYPES), None)
-        if unknown is not None:
-            raise LayoutError(f"'layer_types' has {unknown!r}; understood are {', '.join(_TYPES)}")
+            raise LayoutError(f"'layer_types' is {_shown(given)}; it is a list of {layers}, one a layer")
+        unknown = [one for one in given if not isinstance(one, str) or one not in _TYPES]
+        if unknown:
+            raise LayoutError(f"'layer_types' has {quoted(unknown[0])}; understood are {', '.join(_TYPES)}")
         return [_TYPES[one] for one in given]
     if "full_attention_interval" in config:
         every = _integer(config, "full_attention_interval")
@@ -156,9 +163,10 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     if "attn_layer_period" in config:
         if config.get("model_type") != "jamba":
             raise LayoutError(
-                f"'attn_layer_period' of model_type {_short(config.get('model_type'))}; understood of jamba"
+                f"'attn_layer_period' of model_type {_shown(config.get('model_type'))}; understood of jamba"
             )
-        period, at = _integer(config, "attn_layer_period"), config.get("attn_layer_offset", 0)
+        period = _integer(config, "attn_layer_period")
+        at = _integer({"attn_layer_offset": 0, **config}, "attn_layer_offset", least=0)
         return ["full" if k % period == at else "state" for k in range(layers)]
     return _sliding_types(config, layers)
 
@@ -171,10 +179,11 @@ def _sliding_types(config: Mapping[str, Any], layers: int) -> list[str]:
         every = _integer({"sliding_window_pattern": pattern}, "sliding_window_pattern")
         return ["sliding" if (k + 1) % every else "full" for k in range(layers)]
     if config.get("use_sliding_window") and "max_window_layers" in config:
-        return ["sliding" if k >= config["max_window_layers"] else "full" for k in range(layers)]
+        first = _integer(config, "max_window_layers", least=0)
+        return ["sliding" if k >= first else "full" for k in range(layers)]
     if config.get("model_type") in ALL_LAYERS_SLIDE:
         return ["sliding"] * layers
-    raise LayoutError(f"'sliding_window' is {_short(config['sliding_window'])}, but neither 'layer_types' nor "
+    raise LayoutError(f"'sliding_window' is {_shown(config['sliding_window'])}, but neither 'layer_types' nor "
                       "'sliding_window_pattern' tells which layers slide")  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.files import write_whole
+from kvplan.quoting import quoted
 from kvplan.version import __version__
 from kvplan.where import locate
 
@@ -60,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
-    made = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
+    page_text = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
+    made = page_text.encode(errors="backslashreplace")  # names of files that are no UTF-8
     _write(args.output, made)
-    nbytes = len(made.encode())
+    nbytes = len(made)
     if args.json:
         titles = [section.title for section in sections]
         print_json("report", {"path": args.output, "nbytes": nbytes, "sections": titles, "compiles": compiles,
@@ -167,13 +169,15 @@ def _machine() -> Section:
     return Section("Machine", table(rows, ("", "", "found, and what to do")))
 
 
-def _write(path: str, made: str) -> None:
+def _write(path: str, made: bytes) -> None:
     """Whole or not at all.
 
     Raises:
         KVPlanError: it cannot be written.
     """
     try:
-        write_whole(Path(path), made.encode())
+        write_whole(Path(path), made)
     except (OSError, ValueError) as error:
-        raise KVPlanError(f"--output {path!r} cannot be written: {getattr(error, 'strerror', '') or error}") from None
+        raise KVPlanError(
+            f"--output {quoted(path)} cannot be written: {getattr(error, 'strerror', '') or error}"
+        ) from None

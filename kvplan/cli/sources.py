@@ -10,6 +10,7 @@ from typing import Any
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout import KVLayout
 from kvplan.notation import parse
+from kvplan.quoting import bounded, quoted
 
 SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."
@@ -81,12 +82,12 @@ def _from_file(path: str) -> KVLayout:
         return KVLayout.from_spec(path)
     except KVPlanError as error:
         if str(Path(path)) not in str(error):  # of two files, which
-            error.args = (f"{path}: {error}",)
+            error.args = (bounded(f"{path}: {error}"),)
         raise
     except RecursionError as error:
         raise KVPlanError(f"{path}: nested too deeply to be read; a spec has two levels") from error
     except ValueError as error:  # numbers of thousands of digits, a zero byte in the path
-        raise KVPlanError(f"cannot read the spec {path!r}: {error}") from error
+        raise KVPlanError(f"cannot read the spec {quoted(path)}: {error}") from error
 
 
 def _from_notation(notation: str, extents: dict[str, int], dtype: str | None, device: str | None) -> KVLayout:
@@ -109,7 +110,7 @@ def _is_file(source: str) -> bool:
 def _refuse(source: str, given: dict[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
-            raise KVPlanError(f"{option} goes with a notation; {source!r} is a file, which tells its own")
+            raise KVPlanError(f"{option} goes with a notation; {quoted(source)} is a file, which tells its own")
 
 
 def sizes(text: str) -> dict[str, int]:
@@ -122,9 +123,9 @@ def sizes(text: str) -> dict[str, int]:
     for item in text.split(","):
         match = _SIZE.fullmatch(item.strip())
         if match is None:
-            raise argparse.ArgumentTypeError(f"{item!r} is no AXIS=EXTENT, as in layer=80,block=1024")
+            raise argparse.ArgumentTypeError(f"{quoted(item)} is no AXIS=EXTENT, as in layer=80,block=1024")
         name, extent = match.groups()
         if name in extents:
-            raise argparse.ArgumentTypeError(f"{name!r} stands twice in {text!r}")
+            raise argparse.ArgumentTypeError(f"{quoted(name)} stands twice in {quoted(text)}")
         extents[name] = int(extent)
     return extents

@@ -5,6 +5,7 @@ Pure: integers and names, no SVG and no characters. :mod:`kvplan.draw.svg` and :
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -183,10 +184,11 @@ def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
     if not 0 <= block < layout.num_blocks:
         raise BlockIndexError(f"block {block}; blocks are 0 to {layout.num_blocks - 1}")
     memory = stretches_of(layout.regions)
+    begins = [stretch.start for stretch in memory]
     held: dict[int, list[Item]] = {}
     for component in layout.components:
         item = item_of(component, block)
-        number = next(k for k, stretch in enumerate(memory) if item.address in stretch)
+        number = bisect_right(begins, item.address) - 1  # every byte of a component lies in one
         held.setdefault(number, []).append(item)
     kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
     for number, items in held.items():

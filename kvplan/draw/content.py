@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.algebra import Factors, extent, meets, span
+from kvplan.algebra import Factors, extent, span
+from kvplan.budget import Budget
 from kvplan.layout import KVLayout
+from kvplan.overlap import meets
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Content:
 
     def __init__(self, layout: KVLayout, memory: range) -> None:
         self._end = memory.stop
+        self._budget = Budget()
         self._placed: list[tuple[int, Factors]] = []
         for component in layout.components:
             form = component.form
@@ -94,7 +97,8 @@ class Content:
         if end <= start:
             return ()
         if not self._nested:  # too tangled to count: all or nothing
-            met = any(meets(((end - start, 1),), factors, address - start) for address, factors in self._placed)
+            gap = ((end - start, 1),)
+            met = any(meets(gap, factors, address - start, self._budget) for address, factors in self._placed)
             return (Gap(end - start, 0 if met else end - start),)
         first = min(self._following(start) or end, end)
         gaps = [Gap(first - start, first - start)] if first > start else []

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvplan.algebra import Factors, span
 from kvplan.components import Component
 from kvplan.errors import LayoutError
-
-# Where runs are woven into one another they are listed, which is no picture of millions.
-MAX_WOVEN = 1 << 20
+from kvplan.limits import WOVEN
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Repeat:
     """The same, ``count`` times, ``stride`` bytes apart; ``names`` tells them apart."""
 
     def __init__(self, axis: str, names: Sequence[str], stride: int, child: Node) -> None:
-        self.axis, self.names, self.stride, self.child = axis, tuple(names), stride, child
+        self.axis, self.names, self.stride, self.child = axis, names, stride, child
         self.count = len(self.names)
         self.span: int = (self.count - 1) * stride + child.span
         self.content: int = self.count * child.content
@@ -235,7 +233,7 @@ def nest(items: Sequence[Item]) -> tuple[int, Node]:
     alike = outer is not None and all(item.loops[:1] == first.loops[:1] for item in items)
     if outer is not None and alike and max(item.end for item in rest) - low <= outer.stride:
         _, child = nest(rest)
-        return low, Repeat(outer.axis, _names(outer, first.head_start), outer.stride, child)
+        return low, Repeat(outer.axis, _Names(outer, first.head_start), outer.stride, child)
     for axis in ("part", "layer"):
         groups = _grouped(items, axis)
         if len(groups) > 1 and all(a[1] <= b[0] for a, b in pairwise(groups)):
@@ -246,12 +244,21 @@ def nest(items: Sequence[Item]) -> tuple[int, Node]:
     return low, _woven(low, items)
 
 
-def _names(loop: Loop, head_start: int) -> list[str]:
-    start = head_start if loop.axis == "head" else 0
-    noun = "byte" if loop.axis == "dim" else loop.axis
-    if loop.place == 1:
-        return [f"{noun} {start + k}" for k in range(loop.count)]
-    return [f"{noun}s {start + k * loop.place}-{start + (k + 1) * loop.place - 1}" for k in range(loop.count)]
+class _Names(Sequence[str]):
+    """Names of the steps of a loop, made when they are asked for: there may be millions."""
+
+    def __init__(self, loop: Loop, head_start: int) -> None:
+        self._loop, self._start = loop, head_start if loop.axis == "head" else 0
+
+    def __len__(self) -> int:
+        return self._loop.count
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self[at] for at in range(len(self))[k]]
+        place, first = self._loop.place, self._start + range(len(self))[k] * self._loop.place
+        noun = "byte" if self._loop.axis == "dim" else self._loop.axis
+        return f"{noun} {first}" if place == 1 else f"{noun}s {first}-{first + place - 1}"
 
 
 def _grouped(items: Sequence[Item], axis: str) -> list[tuple[int, int, str, list[Item]]]:
@@ -321,11 +328,11 @@ def _woven(low: int, items: Sequence[Item]) -> Node:
         nbytes = loops.pop().count if loops and loops[-1].axis == "dim" and loops[-1].stride == 1 else 1
         starts = [item.address - low]
         for loop in loops:
-            starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
-            if len(starts) > MAX_WOVEN:
+            if len(pieces) + len(starts) * loop.count > WOVEN:
                 raise LayoutError(
-                    f"layer {item.layer} {item.part!r} is woven of over {MAX_WOVEN:,} runs a block: no picture"
+                    f"layer {item.layer} {item.part!r} is woven of over {WOVEN:,} runs a block: no picture"
                 )
+            starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
         pieces += [(start, nbytes, item.part) for start in starts]
     pieces.sort()
     return Row("", [(start, part, Leaf(part, nbytes)) for start, nbytes, part in pieces])

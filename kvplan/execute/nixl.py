@@ -56,6 +56,7 @@ class NixlAgent:
         backends: Sequence[str] = ("UCX",),
         agent: Any = None,
     ) -> None:
+        nixl_card.check_name(name)
         self.name = name
         self.layouts = dict(layouts)
         self.tally = Tally()
@@ -191,6 +192,7 @@ class NixlPeer:
 
     def __init__(self, agent: NixlAgent, name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> None:
         self.agent = agent
+        nixl_card.check_name(name)
         self.name = name
         self.layouts = dict(layouts)
         self.spans = _spans(self.layouts, here=False)

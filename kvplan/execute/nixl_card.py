@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.dump import document_of
+from kvplan.budget import Budget
+from kvplan.dump import built_from_dump, document_of
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
+from kvplan.limits import NAME_LENGTH
+from kvplan.quoting import quoted
+from kvplan.reading import json_of
 
 SCHEMA = "kvplan.nixl/1"
+_KEYS = ("schema", "name", "layouts", "metadata")
+_RIGHT = "give what NixlAgent.card() made"
 
 
 def write(name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> bytes:
@@ -32,25 +37,53 @@ def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
     Raises:
         LayoutError: what is no card, or holds a layout that cannot be.
     """
+    if not isinstance(card, bytes | bytearray | str):
+        raise LayoutError(f"that is no card, but a {type(card).__name__}; {_RIGHT}")
     try:
-        document = json.loads(card)
-        schema, name, layouts = document["schema"], document["name"], document["layouts"]
-        metadata = base64.b64decode(document["metadata"].encode(), validate=True)
-    except (TypeError, KeyError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, binascii.Error) as error:
+        document = json_of(card if isinstance(card, str) else bytes(card))
+    except LayoutError as error:
+        raise LayoutError(f"that is no card: {error}; {_RIGHT}") from None
+    if not isinstance(document, dict):
+        raise LayoutError(f"that is no card, but {quoted(document)}; {_RIGHT}")
+    if lacked := [key for key in _KEYS if key not in document]:
+        raise LayoutError(f"that is no card: it lacks {lacked[0]!r}; {_RIGHT}")
+    if document["schema"] != SCHEMA:
+        raise LayoutError(f"the card is of schema {quoted(document['schema'])}; this kvplan reads {SCHEMA!r}")
+    name, layouts = document["name"], document["layouts"]
+    check_name(name)
+    if not isinstance(layouts, dict):
+        raise LayoutError(f"the card's layouts are {quoted(layouts)}; they are a table")
+    try:
+        metadata = base64.b64decode(document["metadata"].encode("ascii"), validate=True)
+    except (AttributeError, ValueError):
+        raise LayoutError(f"the card's metadata is {quoted(document['metadata'])}; it is base64") from None
+    budget = Budget()
+    return name, {key: _layout(key, layout, budget) for key, layout in layouts.items()}, metadata
+
+
+def check_name(name: object) -> None:
+    """A name that can be told apart and printed.
+
+    Raises:
+        LayoutError: it is none.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
         raise LayoutError(
-            f"that is no card: {type(error).__name__}: {error}; give what NixlAgent.card() made"
-        ) from error
-    if schema != SCHEMA:
-        raise LayoutError(f"the card is of schema {schema!r}; this kvplan reads {SCHEMA!r}")
-    if not isinstance(name, str) or not isinstance(layouts, dict):
-        raise LayoutError(f"the card is of {name!r} with layouts {layouts!r}; it has a text and a mapping")
-    return name, {key: _layout(key, layout) for key, layout in layouts.items()}, metadata
+            f"an agent, or its card, is called {quoted(name)}; a name is a printable text of 1 to "
+            f"{NAME_LENGTH} characters"
+        )
 
 
-def _layout(name: str, document: Any) -> KVLayout:
+def _layout(name: str, document: Any, budget: Budget) -> KVLayout:
+    if isinstance(document, dict) and "schema" not in document:
+        raise LayoutError(f"layout {quoted(name)} of the card is a spec, if anything; it is what KVLayout.save writes")
     if not isinstance(document, dict):  # a text would be read as the path of a file here
-        raise LayoutError(f"layout {name!r} of the card is {document!r}; it is what KVLayout.save writes")
-    layout = KVLayout.from_spec(document)
+        raise LayoutError(f"layout {quoted(name)} of the card is {quoted(document)}; it is what KVLayout.save writes")
+    try:
+        built, notation = built_from_dump(document, budget)
+    except LayoutError as error:
+        raise LayoutError(f"layout {quoted(name)} of the card: {error}") from None
+    layout = KVLayout(built, notation=notation)
     if layout.addresses != "dump":
-        raise LayoutError(f"layout {name!r} of the card is a spec: nothing lies at its addresses")
+        raise LayoutError(f"layout {quoted(name)} of the card is a spec: nothing lies at its addresses")
     return layout

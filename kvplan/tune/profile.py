@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
+from kvplan.limits import NUMBER
+from kvplan.quoting import quoted
+from kvplan.reading import json_of
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
@@ -121,15 +124,16 @@ def from_json(text: str) -> DeviceProfile:
     True
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = json_of(text)
+    except LayoutError as error:
         raise KVPlanError(f"no JSON: {error}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise KVPlanError(f"no device profile: its schema is not {SCHEMA!r}")
     version = document.get("version")
     if type(version) is not int or version != VERSION:
         newer = isinstance(version, int) and version > VERSION
-        raise KVPlanError(f"version {version!r}, {'newer than' if newer else 'where'} {VERSION} is what is read here")
+        raise KVPlanError(f"version {quoted(version)}, {'newer than' if newer else 'where'} {VERSION} is "
+                          "what is read here")  # fmt: skip
     reader = _Reader(document)
     return DeviceProfile(
         gpu=reader.text("gpu"),
@@ -158,25 +162,25 @@ class _Reader:
     def text(self, name: str) -> str:
         value = self._document.get(name, "")
         if not isinstance(value, str):
-            raise KVPlanError(f"{name} is {value!r}; a text is due")
+            raise KVPlanError(f"{name} is {quoted(value)}; a text is due")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self._document.get(name, [])
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise KVPlanError(f"{name} is {value!r}; a list of texts is due")
+            raise KVPlanError(f"{name} is {quoted(value)}; a list of texts is due")
         return tuple(value)
 
     def one_of(self, name: str, known: tuple[str, ...]) -> str:
         value = self.text(name)
         if value not in known:
-            raise KVPlanError(f"{name} is {value!r}; known are {', '.join(known)}")
+            raise KVPlanError(f"{name} is {quoted(value)}; known are {', '.join(known)}")
         return value
 
     def whole(self, name: str) -> int | None:
         value = self._document.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise KVPlanError(f"{name} is {value!r}; a whole number is due")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= NUMBER):
+            raise KVPlanError(f"{name} is {quoted(value)}; a whole number is due")
         return value
 
     def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
@@ -189,7 +193,7 @@ class _Reader:
         for name in names:
             value = held.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:  # nan is not
-                raise KVPlanError(f"{where}.{name} is {value!r}; a number of at least 0 is due")
+                raise KVPlanError(f"{where}.{name} is {quoted(value)}; a number of at least 0 is due")
         return {name: float(held[name]) for name in names}
 
     def programs(self, name: str) -> dict[str, int]:
@@ -216,7 +220,7 @@ class _Reader:
             found = self.numbers(("beside", kind, way, path), ("rate", "slower"))
             if not 1e-3 <= found["rate"] <= MOST_FACTOR or not 1 <= found["slower"] <= MOST_FACTOR:
                 raise KVPlanError(
-                    f"beside.{kind}.{way}.{path} is {found}; a rate is 0.001 to 1000, and slower is 1 to 1000"
+                    f"beside.{kind}.{way}.{path} is {quoted(found)}; a rate is 0.001 to 1000, and slower is 1 to 1000"
                 )
             made[path] = Beside(**found)
         return made

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.errors import KVPlanError
+from kvplan.limits import PROFILE_NBYTES
 from kvplan.tune.machine import Machine, machine
 from kvplan.tune.profile import DeviceProfile, default, from_json
 
 CHOSEN = "KVPLAN_PROFILE"  # environment variable: a profile's file, instead of all others
 SHIPPED = Path(__file__).parent / "profiles"
-MOST_NBYTES = 1 << 20  # of a file that is read: a profile has some kilobytes
 _log = logging.getLogger("kvplan")
 
 
@@ -101,14 +101,14 @@ def read(path: Path) -> DeviceProfile:
         if path.exists() and not path.is_file():
             raise KVPlanError(f"{path}: no file")  # of a pipe, nothing may ever come
         with path.open("rb") as file:
-            raw = file.read(MOST_NBYTES + 1)
+            raw = file.read(PROFILE_NBYTES + 1)
         text = raw.decode()
     except OSError as error:
         raise KVPlanError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise KVPlanError(f"{path}: no text") from None
-    if len(raw) > MOST_NBYTES:
-        raise KVPlanError(f"{path}: more than {MOST_NBYTES} bytes; a profile has some kilobytes")
+    if len(raw) > PROFILE_NBYTES:
+        raise KVPlanError(f"{path}: more than {PROFILE_NBYTES} bytes; a profile has some kilobytes")
     try:
         return from_json(text)
     except KVPlanError as error:

@@ -1,0 +1,139 @@
+"""Whether what a layout says of itself (notation, sizes, dtype) agrees with the components that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvplan.algebra import extent
+from kvplan.components import Component, Form
+from kvplan.dtypes import ITEMSIZE
+from kvplan.errors import LayoutError
+from kvplan.limits import DTYPE_LENGTH
+from kvplan.notation import Notation
+from kvplan.quoting import listed, quoted
+
+_MORE = " + "  # between the notations and dtypes of merged layouts
+
+
+def check_told(
+    notations: Sequence[Notation],
+    sizes: Mapping[str, int],
+    components: Sequence[Component],
+    *,
+    dtype: str,
+    itemsizes: Sequence[int | None],
+) -> None:
+    """What is told fits the components. Of merged layouts each size has to fit one of them.
+
+    Args:
+        notations: one, or those of merged layouts.
+        sizes: extents by axis, in elements for ``dim``.
+        components: all that the layout holds; it may be a slice.
+        dtype: as it was told.
+        itemsizes: bytes of an element of each dtype, None where that is not known.
+
+    Raises:
+        LayoutError: the first contradiction.
+    """
+    axes = {axis for notation in notations for axis in notation.axes}
+    # A view in smaller blocks may have some where the tensors had one, and no axis for them.
+    if unknown := set(sizes) - axes - {"block"}:
+        raise LayoutError(f"sizes tell {listed(sorted(unknown))}, which no notation has")
+    forms = list({id(component.form): component.form for component in components}.values())
+    parts = len({component.part for component in components})
+    layers = len({component.layer for component in components})
+    if sizes.get("layer", layers) != layers:
+        raise LayoutError(f"sizes say layer={sizes['layer']}, the components are of {layers} layers")
+    if sizes.get("kv", 1) not in (1, 2) or sizes.get("kv", 1) > parts:
+        raise LayoutError(f"sizes say kv={sizes['kv']}, the components are of {parts} parts; it is 1 or 2")
+    for form in forms:
+        _check_form(form, notations)
+    for axis, held in _counts(components).items():
+        if held and axis in sizes and sizes[axis] not in held:
+            raise LayoutError(f"sizes say {axis}={sizes[axis]}, the components have {listed(sorted(held))}")
+    if "dim" in sizes:
+        _check_content(sizes["dim"], forms, dtype, itemsizes)
+
+
+def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
+    """Sizes that fit some of a layout's components: those of the whole layout, where they still fit.
+
+    Args:
+        components: those that are kept.
+        sizes: of the whole layout.
+        dtype: of the whole layout; of merged layouts there are several.
+
+    >>> from kvplan.components import Component, Form
+    >>> kept = Component(3, "scale", 0, Form(((9, 64),), ((4, 16),), (), ((8, 1),), headed=False))
+    >>> sizes_of([kept], {"layer": 6, "kv": 2, "block": 9, "token": 4, "head": 2, "dim": 64}, "bf16 + fp32")
+    {'layer': 1, 'kv': 1, 'block': 9, 'token': 4, 'head': 2, 'dim': 2}
+    """
+    forms = list({id(component.form): component.form for component in components}.values())
+    counts = {"layer": len({component.layer for component in components})}
+    counts["kv"] = min(sizes.get("kv", 1), len({component.part for component in components}))
+    for axis, held in _counts(components).items():
+        if held and sizes.get(axis) not in held:
+            counts[axis] = next(iter(held))
+    itemsizes = [size for name in dtype.split(_MORE) if (size := ITEMSIZE.get(name))]
+    dims = [extent(form.dim) for form in forms]
+    whole = [nbytes // size for nbytes in dims for size in reversed(itemsizes) if nbytes % size == 0]
+    if whole and sizes.get("dim", 1) not in whole:
+        counts["dim"] = whole[0]
+    return {axis: counts.get(axis, size) for axis, size in sizes.items()}
+
+
+def _counts(components: Sequence[Component]) -> dict[str, dict[int, None]]:
+    """Extents that components have, by axis, in their order. A notation's tokens say nothing of an opaque block."""
+    counts: dict[str, dict[int, None]] = {"token": {}, "subblock": {}, "head": {}}
+    heads: dict[tuple[int, str], int] = {}  # of a (layer, part), which several components may hold
+    for component in components:
+        form, name = component.form, (component.layer, component.part)
+        counts["subblock" if form.opaque else "token"][extent(form.token)] = None
+        if form.headed:
+            heads[name] = heads.get(name, 0) + extent(form.head)
+    counts["head"] = dict.fromkeys(heads.values())
+    return counts
+
+
+def _check_form(form: Form, notations: Sequence[Notation]) -> None:
+    """A notation has the axes of a form."""
+    for notation in notations:
+        alike = ("token" in notation.axes) != form.opaque and ("head" in notation.axes) == form.headed
+        if alike and (form.table is None or "block" in notation.nesting):
+            return
+    words = f"{'no token axis' if form.opaque else 'a token axis'}, {'a' if form.headed else 'no'} head axis"
+    table = "" if form.table is None else " and blocks in separate allocations"
+    raise LayoutError(
+        f"a component has {words}{table}; so has no notation of {quoted(_MORE.join(map(str, notations)))}"
+    )
+
+
+def _check_content(dim: int, forms: Sequence[Form], dtype: str, itemsizes: Sequence[int | None]) -> None:
+    held = sorted({extent(form.dim) for form in forms})
+    if any(size is None and nbytes % dim == 0 for size in itemsizes for nbytes in held):
+        return
+    if not any(dim * size == nbytes for size in itemsizes if size is not None for nbytes in held):
+        raise LayoutError(
+            f"sizes say dim={dim} of dtype {quoted(dtype)}, the components have {listed(held)} bytes a (token, head)"
+        )
+
+
+def check_dtype(dtype: object, itemsize: object) -> tuple[str, tuple[int | None, ...]]:
+    """A dtype's name, and the bytes of its elements; of merged layouts there are several.
+
+    Args:
+        dtype: a name, or names with `` + `` between.
+        itemsize: what is told of it; None where nothing is.
+
+    Raises:
+        LayoutError: no name, or an itemsize that is not the dtype's.
+    """
+    if not isinstance(dtype, str) or not dtype.isprintable():
+        raise LayoutError(f"dtype is {quoted(dtype)}; it is a name")
+    names = dtype.split(_MORE)
+    if not all(name.strip() and len(name) <= DTYPE_LENGTH for name in names):
+        raise LayoutError(f"dtype is {quoted(dtype)}; it is a name of 1 to {DTYPE_LENGTH} characters")
+    if itemsize is not None and (type(itemsize) is not int or itemsize != ITEMSIZE.get(dtype)):
+        right = ITEMSIZE.get(dtype)
+        raise LayoutError(f"itemsize is {quoted(itemsize)}; that of {quoted(dtype)} is {right or 'not known: null'}")
+    return dtype, tuple(ITEMSIZE.get(name) for name in names)

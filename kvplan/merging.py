@@ -1,0 +1,75 @@
+"""Several layouts as one: their components side by side, their regions without doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvplan.budget import Budget
+from kvplan.build import Built
+from kvplan.components import Region, seams_within, subblocks_of, touching_seams
+from kvplan.disjoint import check_disjoint
+from kvplan.errors import LayoutError
+
+if TYPE_CHECKING:
+    from kvplan.layout import KVLayout
+
+
+def merged(layouts: Sequence[KVLayout], budget: Budget | None = None) -> tuple[Built, str]:
+    """Parts and notation of several layouts as one; see :meth:`KVLayout.merge`.
+
+    Args:
+        layouts: at least one.
+        budget: of the document that they come from.
+    """
+    from kvplan.layout import KVLayout  # the public class, whose verb this is
+
+    if not layouts:
+        raise LayoutError("merge of no layouts; give at least one")
+    for k, layout in enumerate(layouts):
+        if not isinstance(layout, KVLayout):
+            raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
+    first = layouts[0]
+    seen: dict[tuple[int, str], int] = {}
+    for k, layout in enumerate(layouts):
+        if layout.num_blocks != first.num_blocks:
+            raise LayoutError(f"layout {k} has {layout.num_blocks} blocks, layout 0 has {first.num_blocks}")
+        if layout.device != first.device:
+            raise LayoutError(f"layout {k} is on {layout.device}, layout 0 on {first.device}")
+        for component in layout.components:
+            other = seen.setdefault((component.layer, component.part), k)
+            if other != k:
+                raise LayoutError(f"layouts {other} and {k} both hold {component}; name the part or the layers")
+    tokens = {layout.block_tokens for layout in layouts if not layout.opaque}
+    if len(tokens) > 1:
+        raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
+    block_tokens = max(tokens, default=0) or subblocks_of(c for layout in layouts for c in layout.components)
+    for component in (c for layout in layouts for c in layout.components if c.form.opaque):
+        if block_tokens % component.form.subblocks:
+            raise LayoutError(f"{component} has {component.form.subblocks} sub-blocks a block of {block_tokens} "
+                              "tokens; each holds equally many tokens")  # fmt: skip
+    components = tuple(sorted((c for layout in layouts for c in layout.components), key=lambda c: c.layer))
+    if len(layouts) > 1:
+        check_disjoint(components, budget)
+    regions = _merge_regions([region for layout in layouts for region in layout.regions])
+    sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
+    if "layer" in sizes:
+        sizes["layer"] = len({component.layer for component in components})
+    dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
+    built = Built(components, regions, first.num_blocks, block_tokens, sizes, dtype)
+    notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
+    return built, notation
+
+
+def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """One region an allocation, with the seams of all, and those between registrations that touch."""
+    found: dict[tuple[int, int], Region] = {}
+    touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
+    for r in regions:
+        known = found.get((r.address, r.nbytes), r)
+        found[r.address, r.nbytes] = Region(
+            r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
+            tuple(sorted({*r.seams, *known.seams, *seams_within(touching, r)})), r.owner,
+            r.recorded,
+        )  # fmt: skip
+    return tuple(found[key] for key in sorted(found))

@@ -1,0 +1,92 @@
+"""Input as error messages quote it: one line, and never long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+QUOTED = 80  # characters of a value that a message quotes
+LISTED = 8  # items of a list that a message names
+MESSAGE = 2000  # characters of a whole message
+
+_LARGEST = 1 << 64
+
+
+def quoted(value: object) -> str:
+    """A value as a message shows it: its ``repr`` on one line, cut in the middle where it is long.
+
+    The value may be huge, nested without end, longer than Python prints numbers, or of a class whose ``repr`` fails.
+
+    >>> quoted("kv"), quoted(10**30), quoted(["full"] * 1000), quoted("x" * 1000)[36:48]
+    ("'kv'", 'a number of 100 bits', 'a list of 1000', 'xxx...xxxxxx')
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(value) if -_LARGEST < value < _LARGEST else f"a number of {value.bit_length()} bits"
+    if isinstance(value, bytes | bytearray):
+        return shortened(repr(bytes(value))) if len(value) <= QUOTED else f"{len(value):,} bytes"
+    if isinstance(value, str):
+        half = QUOTED // 2  # what is cut away is not looked at
+        return shortened(repr(value if len(value) <= QUOTED else value[:half] + value[-half:]), len(value))
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and not _small(value):
+        kind = "table" if isinstance(value, Mapping) else type(value).__name__
+        return f"a {kind} of {len(value)}"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a foreign class; the message that quotes it matters more
+        text = f"a {type(value).__name__}"
+    return shortened(" ".join(text.split()))
+
+
+def shortened(text: str, given: int = 0) -> str:
+    """A text of at most :data:`QUOTED` characters, its middle left out where it has more.
+
+    Args:
+        text: on one line.
+        given: characters that were given, where that are more than ``text`` has.
+
+    >>> len(shortened("x" * 1000)), shortened("short")
+    (80, 'short')
+    """
+    if len(text) <= QUOTED and given <= QUOTED:
+        return text
+    half = (QUOTED - 3) // 2
+    return f"{text[: QUOTED - 3 - half]}...{text[-half:]}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """The first values of many, quoted, and how many more there are.
+
+    >>> listed(["k", "v"]), listed(range(10))
+    ("'k', 'v'", '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    """
+    every = list(values)
+    told = ", ".join(quoted(value) for value in islice(every, LISTED))
+    return told + (f" and {len(every) - LISTED} more" if len(every) > LISTED else "")
+
+
+def bounded(message: str) -> str:
+    """A message of at most :data:`MESSAGE` characters, its middle left out where it has more.
+
+    >>> len(bounded("x" * 10**6)), bounded("short")
+    (2000, 'short')
+    """
+    if len(message) <= MESSAGE:
+        return message
+    half = (MESSAGE - 5) // 2
+    return f"{message[: MESSAGE - 5 - half]} ... {message[-half:]}"
+
+
+def _small(
+    value: Mapping[object, object] | list[object] | tuple[object, ...] | set[object] | frozenset[object],
+) -> bool:
+    """Whether a collection is short and flat, so that its ``repr`` is."""
+    if len(value) > LISTED:
+        return False
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else [*value]
+    return all(
+        (isinstance(item, int) and -_LARGEST < item < _LARGEST)
+        or (isinstance(item, str) and len(item) <= QUOTED)
+        or item is None
+        or isinstance(item, float)
+        for item in inside
+    )

@@ -1,0 +1,97 @@
+"""Files and texts of JSON and TOML as plain tables, within bounds."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from kvplan.errors import LayoutError
+from kvplan.limits import JSON_NBYTES, TOML_DOTS, TOML_NBYTES
+from kvplan.quoting import quoted
+
+_DOTTED = re.compile(r"[^.]\.")
+
+
+def read_whole(path: Path, most: int = JSON_NBYTES) -> str:
+    """The text of a file; a device or a pipe may never end, and is none.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be read, is no file, or is larger.
+        UnicodeDecodeError: no text.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "no file, but a device or a pipe")
+    with path.open("rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes")
+    return raw.decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def why_unread(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, without its name.
+
+    >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'No such file or directory'
+    """
+    return str(getattr(error, "strerror", None) or error)
+
+
+def json_of(text: str | bytes) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        LayoutError: no UTF-8, no JSON, too long, nested too deeply, numbers of thousands of digits, or a key
+            that stands twice.
+
+    >>> json_of('{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    if len(text) > JSON_NBYTES:
+        raise LayoutError(f"more than {JSON_NBYTES:,} bytes")
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_unique)
+    except LayoutError:
+        raise
+    except RecursionError:
+        raise LayoutError("nested too deeply") from None
+    except ValueError as error:  # no JSON, no UTF-8, a number of thousands of digits
+        raise LayoutError(str(error)) from None
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """What a TOML text holds.
+
+    Raises:
+        LayoutError: as :func:`json_of`, or a line of many dots: a key of many parts takes long to read.
+
+    >>> toml_of("a.b = 1")
+    {'a': {'b': 1}}
+    """
+    if len(text) > TOML_NBYTES:
+        raise LayoutError(f"more than {TOML_NBYTES:,} bytes; what is long is written as JSON")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if sum(1 for _ in _DOTTED.finditer(line)) > TOML_DOTS:
+            raise LayoutError(f"over {TOML_DOTS} dots in line {number}; no key has so many parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise LayoutError("nested too deeply") from None
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice = next(key for k, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:k]))
+        raise LayoutError(f"{quoted(twice)} stands twice in one table")
+    return made
