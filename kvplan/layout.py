@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build, part_name
+from kvplan.cached_property import cached_property
 from kvplan.components import Component, Region, check_disjoint, touching_seams
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.notation import parse

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.blockmap import block_ids, count_units, outside
+from kvplan.cached_property import cached_property
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout import KVLayout
