@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 
 # EngineKVFormat in the order of its numbers.
@@ -135,6 +136,7 @@ def describe(
     >>> print(describe([np.zeros((1024, 1, 576), np.float16)], engine_format="NL_X_NBBS_ONE_HS", block_tokens=64))
     layer: (block token) 1 dim | layer=1 block=16 token=64 dim=576 | float16 on cpu
     """
+    group = optional_integer("group", group, least=0)
     if engine_format is not None:
         if object_format is not None or heads is not None or group is not None:
             raise LayoutError("engine_format= describes an engine's caches; object_format, heads and group are of "

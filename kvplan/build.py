@@ -13,6 +13,7 @@ import numpy as np
 from kvplan.algebra import Factors, normal, offset
 from kvplan.components import Component, Form, Region, check_bounds, check_disjoint, touching_seams
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers, shown
 from kvplan.notation import Atom, Dim, Notation
 from kvplan.tensors import TensorFacts, facts, is_tensor
 
@@ -150,13 +151,14 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
 def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
     names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
     if sizes.get("kv", 2) != 2:
-        raise LayoutError(f"sizes say kv={sizes['kv']}; its extent is 2, K and V")
-    for name, size in sizes.items():
+        raise LayoutError(f"sizes say kv={shown(sizes['kv'])}; its extent is 2, K and V")
+    for name in sizes:
         if name not in names:
             raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-            raise LayoutError(f"sizes[{name!r}] is {size!r}; an extent is an integer of at least 1")
-    return {name: int(size) for name, size in sizes.items()}
+    return {
+        name: integer(f"sizes[{name!r}]", size, least=1, right="an extent is an integer of at least 1")
+        for name, size in sizes.items()
+    }
 
 
 def _names(dim: Dim) -> str:
@@ -200,7 +202,7 @@ def assemble(
     if nested.get("kv", 2) != 2:
         raise LayoutError(f"{nested['kv']} tensors along 'kv' in '{notation}'; there are two, K and V")
     for axis, count in nested.items():
-        if sizes.get(axis, count) != count:
+        if integer(f"sizes[{axis!r}]", sizes.get(axis, count)) != count:
             raise LayoutError(f"sizes say {axis}={sizes[axis]}, the sequence has {count} tensors along it")
     first = tensors[0]
     extents = resolve(notation, first.shape, {k: v for k, v in sizes.items() if k not in nested})
@@ -245,13 +247,10 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
         if layers < 0:
             raise LayoutError(f"layer_start is {layers}; layers are numbered from 0")
         return tuple(range(layers, layers + count))
-    numbers = tuple(layers)
-    for number in numbers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or number < 0:
-            raise LayoutError(f"layers hold {number!r}; layers are numbered from 0, by integers")
+    numbers = integers("layers", layers, least=0, right="layers are numbered from 0, by integers")
     if len(numbers) != count or len(set(numbers)) != count:
         raise LayoutError(f"layers are {numbers}; the tensors hold {count}, each with its own global number")
-    return tuple(int(number) for number in numbers)
+    return numbers
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
@@ -285,12 +284,10 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
             unique[region.address, region.nbytes] = region
     ordered = sorted(unique.values(), key=lambda region: region.address)
     marks: list[int] = []
-    for seam in seams:
-        if isinstance(seam, bool) or not hasattr(seam, "__index__"):
-            raise LayoutError(f"seam {seam!r} is no address; seams are integers")
-        marks.append(int(seam))
-        if not any(region.address <= int(seam) <= region.end for region in ordered):
-            raise LayoutError(f"seam {int(seam):#x} lies in no allocation of this layout")
+    for seam in integers("seams", seams, right="it is no address; seams are integers"):
+        marks.append(seam)
+        if not any(region.address <= seam <= region.end for region in ordered):
+            raise LayoutError(f"seam {seam:#x} lies in no allocation of this layout")
     marks.extend(touching_seams(ordered))
     return tuple(
         Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,

@@ -18,6 +18,7 @@ from kvplan.build import Built, part_name
 from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, check_disjoint
 from kvplan.errors import LayoutError, NotationError
 from kvplan.files import write_whole
+from kvplan.integers import integer
 from kvplan.notation import parse
 from kvplan.spec import ITEMSIZE
 
@@ -302,9 +303,7 @@ def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, mos
 
 
 def _checked(value: Any, where: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise LayoutError(f"{where} is {_shown(value)}; it is an integer from {least} to {most}")
-    return value
+    return integer(where, value, least=least, most=most)
 
 
 def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:

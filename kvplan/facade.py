@@ -7,9 +7,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from kvplan.blockmap import block_ids, count_units, place, sides
+from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
 from kvplan.compiler import compile_geometry
-from kvplan.errors import LayoutError
+from kvplan.errors import KVPlanError, LayoutError
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
@@ -118,6 +119,8 @@ class CopyProgram:
         >>> kvplan.compile(gpu, host).plan(range(11), [0, 1, 3], dst_skip=1)
         Plan(host of 11 units, 1408 bytes)
         """
+        if type(src_skip) is not int or type(dst_skip) is not int:
+            src_skip, dst_skip = skipped_units(src_skip, dst_skip)
         src_ids, dst_ids = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
         count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units)
         placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
@@ -145,7 +148,7 @@ class CopyProgram:
         """
         from kvplan.explain import explain
 
-        return explain(self.src, self.dst, width)
+        return explain(self.src, self.dst, optional_integer("width", width, least=1, error=KVPlanError))
 
     def diagram(self) -> str:
         """A picture of one unit's runs between source and destination, as SVG text."""

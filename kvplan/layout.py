@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ from kvplan.build import Built, Naming, build, part_name
 from kvplan.cached_property import cached_property
 from kvplan.components import Component, Region, check_disjoint, touching_seams
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.integers import integer, integers, optional_integer
 from kvplan.notation import parse
 from kvplan.slicing import number_ranges, slice_heads
 
@@ -102,11 +102,11 @@ class KVLayout:
         if not isinstance(seams, Iterable):
             raise LayoutError(f"seams is {seams!r}; give a sequence of addresses")
         naming = Naming(
-            _start("layer_start", layer_start) if layers is None else tuple(layers),
+            _start("layer_start", layer_start) if layers is None else layers,
             _start("head_start", head_start),
             part_name(part),
         )
-        built = build(parsed, tensors, dict(sizes or {}), naming, tuple(seams))
+        built = build(parsed, tensors, dict(sizes or {}), naming, seams)
         return cls(built, notation=str(parsed), tensors=tensors)
 
     @classmethod
@@ -257,7 +257,8 @@ class KVLayout:
 
     def component(self, layer: int, part: str) -> Component:
         """The view of one (layer, part), by global number and name."""
-        found = self._by_key.get((layer, part))
+        layer = integer("layer", layer)
+        found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
                 f"no layer {layer} {part!r} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
@@ -280,7 +281,8 @@ class KVLayout:
         """
         component = self.component(layer, part)
         form = component.form
-        block, token, head = index(block), index(token), None if head is None else index(head)
+        block = integer("block", block, right="it is a block id", error=BlockIndexError)
+        token, head = integer("token", token), optional_integer("head", head)
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
         if not 0 <= token < extent(form.token):
@@ -339,6 +341,10 @@ class KVLayout:
         >>> part.layers, part.heads, part.parts, part.block_nbytes
         ((2, 3), range(1, 3), ('k',), 4096)
         """
+        if layers is not None:
+            layers = integers(
+                "layers", layers if isinstance(layers, Iterable) and getattr(layers, "ndim", True) else (layers,)
+            )
         wanted_layers = _subset("layers", self.layers, layers)
         wanted_parts = _subset("parts", self.parts, parts)
         kept = [c for c in self._components if c.layer in wanted_layers and c.part in wanted_parts]
@@ -402,9 +408,7 @@ class KVLayout:
 
 
 def _start(name: str, number: int) -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT32_MAX:
-        raise LayoutError(f"{name} is {number!r}; layers and heads are numbered from 0, by integers")
-    return index(number)
+    return integer(name, number, least=0, most=INT32_MAX, right="layers and heads are numbered from 0, by integers")
 
 
 def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from kvplan.build import Built, Naming, assemble, part_name
 from kvplan.components import INT64_MAX, Region
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers, shown
 from kvplan.notation import Notation, parse
 from kvplan.tensors import TensorFacts
 
@@ -153,10 +154,7 @@ def _one(spec: Mapping[str, Any]) -> tuple[Built, str]:
 
 
 def _integer(spec: Mapping[str, Any], key: str, default: int) -> int:
-    value = spec.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise LayoutError(f"spec {key!r} is {value!r}; it is an integer of at least 0")
-    return value
+    return integer(f"spec {key!r}", spec.get(key, default), least=0)
 
 
 def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
@@ -174,9 +172,7 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
     for name, size in sizes.items():
         if name not in names:
             raise LayoutError(f"sizes name {name!r}, which '{notation}' does not have (it has {sorted(names)})")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise LayoutError(f"sizes[{name!r}] is {size!r}; an extent is an integer of at least 1")
-        known[name] = size
+        known[name] = integer(f"sizes[{name!r}]", size, least=1, right="an extent is an integer of at least 1")
     if "kv" in notation.axes and known.setdefault("kv", 2) != 2:
         raise LayoutError(f"sizes say kv={known['kv']}; its extent is 2, K and V")
     for axis in sorted(notation.axes):
@@ -200,10 +196,10 @@ def shape_of(notation: Notation, extents: Mapping[str, int]) -> tuple[int, ...]:
 def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes: as given in elements, or contiguous."""
     if given is not None:
-        ok = isinstance(given, Sequence) and len(given) == len(shape)
-        if not ok or not all(isinstance(s, int) and not isinstance(s, bool) for s in given):
-            raise LayoutError(f"spec 'strides' is {given!r}; give {len(shape)} integers, in elements, one a dim")
-        return tuple(stride * itemsize for stride in given)
+        right = f"give {len(shape)} integers, in elements, one a dim"
+        if not isinstance(given, Sequence) or len(given) != len(shape):
+            raise LayoutError(f"spec 'strides' is {shown(given)}; {right}")
+        return tuple(stride * itemsize for stride in integers("spec 'strides'", given, right=right))
     strides: list[int] = []
     step = itemsize
     for size in reversed(shape):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.integers import integer
 from kvplan.layers import layers_of
 from kvplan.plan import Plan
 from kvplan.slicing import number_ranges
@@ -173,15 +174,17 @@ def check_layouts(plan: Plan) -> None:
             raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
 
 
-def check_layer(plan: Plan, layer: int) -> None:
-    """The plan moves this layer.
+def check_layer(plan: Plan, layer: Any) -> int:
+    """The global number of a layer, which the plan moves.
 
     Raises:
-        LayoutError: it does not.
+        LayoutError: it does not, or that is no number.
     """
     moved = layers_of(plan)
-    if layer not in moved:
-        raise LayoutError(f"layer {layer!r} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    number = integer("layer", layer)
+    if number not in moved:
+        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    return number
 
 
 class StreamlessTransfer(Transfer):

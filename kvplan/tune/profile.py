@@ -9,6 +9,7 @@ from typing import Any
 
 from kvplan.errors import KVPlanError
 from kvplan.execute.policy import OVERLAPS
+from kvplan.integers import optional_integer
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
@@ -172,9 +173,7 @@ class _Reader:
 
     def whole(self, name: str) -> int | None:
         value = self._document.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise KVPlanError(f"{name} is {value!r}; a whole number is due")
-        return value
+        return optional_integer(name, value, least=0, right="a whole number is due", error=KVPlanError)
 
     def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
         held: Any = self._document
