@@ -23,8 +23,10 @@ KINDS = {
     "int64": np.int64, "uint8": np.uint8, "uint64": np.uint64, "int32": np.int32, "array": np.array,
     "tensor": torch.tensor,
 }  # fmt: skip
-NOT = {"bool": True, "numpy bool": np.True_, "torch bool": torch.ones((), dtype=torch.bool), "float": 1.0,
-       "string": "1", "list": [1], "numpy float": np.float32(1), "meta": torch.ones((), dtype=torch.int64, device="meta")}  # fmt: skip
+NOT = {
+    "bool": True, "numpy bool": np.True_, "torch bool": torch.ones((), dtype=torch.bool), "float": 1.0, "string": "1",
+    "list": [1], "numpy float": np.float32(1), "meta": torch.ones((), dtype=torch.int64, device="meta"),
+}  # fmt: skip
 SPEC = {"notation": "layer block token head dim", "dtype": "uint8", "address": 4096,
         "sizes": {"layer": 2, "block": 64, "token": 4, "head": 4, "dim": 8}}  # fmt: skip
 
