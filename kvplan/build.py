@@ -290,7 +290,5 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
             raise LayoutError(f"seam {seam:#x} lies in no allocation of this layout")
     marks.extend(touching_seams(ordered))
     return tuple(
-        Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
-               tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams))), r.owner, r.recorded)
-        for r in ordered
-    )  # fmt: skip
+        replace(r, seams=tuple(sorted({s for s in marks if r.address <= s <= r.end} | set(r.seams)))) for r in ordered
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build, part_name
 from kvplan.cached_property import cached_property
 from kvplan.components import Component, Region, check_disjoint, touching_seams
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.holding import Holding
 from kvplan.integers import integer, integers, optional_integer
 from kvplan.notation import parse
 from kvplan.slicing import number_ranges, slice_heads
@@ -56,6 +58,18 @@ class KVLayout:
         self.dtype: str = built.dtype
         self.notation: str = notation
         self.tensors: Any = tensors
+        self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
+
+    def __copy__(self) -> Self:
+        return self  # of memory, that no copy of a layout would have
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from kvplan.pickling import facts_of, layout_of_facts
+
+        return layout_of_facts, facts_of(self)
 
     # ---- making one ------------------------------------------------------------------------------------------
 
@@ -222,6 +236,8 @@ class KVLayout:
     @cached_property
     def addresses(self) -> Literal["memory", "dump", "spec"]:
         """Whose the addresses are: of this process's memory; of the process that saved a dump; of a spec, made up.
+
+        ``"dump"`` also of a layout that was pickled, in whichever process it is loaded.
 
         >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
         'spec'
@@ -429,9 +445,6 @@ def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
     touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
     for r in regions:
         known = merged.get((r.address, r.nbytes), r)
-        merged[r.address, r.nbytes] = Region(
-            r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
-            tuple(sorted({*r.seams, *known.seams, *(s for s in touching if r.address <= s <= r.end)})), r.owner,
-            r.recorded,
-        )  # fmt: skip
+        seams = tuple(sorted({*r.seams, *known.seams, *(s for s in touching if r.address <= s <= r.end)}))
+        merged[r.address, r.nbytes] = replace(r, writable=r.writable and known.writable, seams=seams)
     return tuple(merged[key] for key in sorted(merged))
