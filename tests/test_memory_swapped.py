@@ -67,9 +67,9 @@ def test_compile_refuses_any_of_many_tensors(way):
 
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_submits_ask_every_tensor_in_its_turn(at):
-    tensors = [new() for _ in range(5)]
-    plan = kvplan.compile(described(*tensors), described(*np.zeros((5, *SHAPE), np.uint8))).plan([0], [0])
-    tensors[at].untyped_storage().resize_(0)
+    layout = described(*(new() for _ in range(5)))
+    plan = kvplan.compile(layout, described(*np.zeros((5, *SHAPE), np.uint8))).plan([0], [0])
+    layout.holdings[at].storage.resize_(0)
     for _ in range(at * SUBMITS):
         check_layouts(plan)  # what a submit looks at before anything else
     with kvplan.Executor() as executor, pytest.raises(LayoutError, match="has other memory now"):
