@@ -136,12 +136,13 @@ def count_units(src: Int64Array, dst: Int64Array, src_skip: int, dst_skip: int, 
     >>> count_units(np.arange(11), np.array([0, 1, 3]), 0, 1, (1, 4))
     11
     """
-    for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
-        if not 0 <= skip < side_units:
-            raise BlockIndexError(
-                f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
-                f"0{f' to {side_units - 1}' * (side_units > 1)}"
-            )
+    if src_skip or dst_skip:  # most plans have none
+        for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
+            if not 0 <= skip < side_units:
+                raise BlockIndexError(
+                    f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
+                    f"0{f' to {side_units - 1}' * (side_units > 1)}"
+                )
     if not len(src) and not len(dst):
         return 0
     src_covers, dst_covers = len(src) * units[0] - src_skip, len(dst) * units[1] - dst_skip
