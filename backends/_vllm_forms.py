@@ -72,10 +72,6 @@ def check_options(
     version: str | None,
 ) -> None:
     """Refuse a describe() whose arguments and form do not go together."""
-    for name, value in (("head_size_v", head_size_v), ("heads", heads), ("block_tokens", block_tokens)):
-        least = 0 if name == "head_size_v" else 1
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise LayoutError(f"{name} is {value!r}; it is an integer of at least {least}")
     if head_size_v is not None and form not in ("fused", "rows"):
         raise LayoutError(f"head_size_v is given for form={form!r}; only 'fused' and 'rows' hold V beside K in one row")
     if isa is not None and form not in CPU_FORMS:

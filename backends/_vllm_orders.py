@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, optional_integer
 
 # Outermost axis first. HND and NHD are the names of old, still taken by VLLM_KV_CACHE_LAYOUT.
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
@@ -97,12 +98,13 @@ def place(
     if order not in ORDERS:
         raise LayoutError(f"order is {order!r}; vLLM's are {', '.join(ORDERS)}, and HND and NHD for the first two")
     nbytes = _raw_nbytes(raw)
-    sizes = {"layers": layers, "blocks": blocks, "heads": heads, "tokens": tokens, "row_nbytes": row_nbytes}
-    optional = {"layer_stride": layer_stride, "block_stride": block_stride, "page_nbytes": page_nbytes,
-                "kernel_tokens": kernel_tokens}  # fmt: skip
-    for name, value in {**sizes, **{k: v for k, v in optional.items() if v is not None}}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LayoutError(f"{name} is {value!r}; it is an integer of at least 1")
+    layers, blocks = integer("layers", layers, least=1), integer("blocks", blocks, least=1)
+    heads, tokens = integer("heads", heads, least=1), integer("tokens", tokens, least=1)
+    row_nbytes, offset = integer("row_nbytes", row_nbytes, least=1), integer("offset", offset)
+    layer_stride = optional_integer("layer_stride", layer_stride, least=1)
+    block_stride = optional_integer("block_stride", block_stride, least=1)
+    page_nbytes = optional_integer("page_nbytes", page_nbytes, least=1)
+    kernel_tokens = optional_integer("kernel_tokens", kernel_tokens, least=1)
     extents = {"L": layers, "B": blocks, "H": heads, "N": tokens, "C": row_nbytes}
     page = heads * tokens * row_nbytes
     if page_nbytes is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 
 # EngineKVFormat in the order of its numbers.
@@ -141,6 +142,7 @@ def describe(
     >>> print(describe(keys, opaque_tokens=64, part="index"))
     block: layer (subblock dim.0) dim.1 | layer=2 block=4 subblock=4 dim=8448 | uint8 on cpu | parts index
     """
+    group = optional_integer("group", group, least=0)
     if engine_format is not None:
         if object_format is not None or heads is not None or group is not None or opaque_tokens is not None:
             raise LayoutError("engine_format= describes an engine's caches; object_format, heads and group are of "

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 
 
@@ -90,6 +91,7 @@ def describe(
                 f"{part!r} of layer {layer} is a {type(cache).__name__}; give one tensor a layer, and a split cache as "
                 "describe(ckv_caches, kpe=kpe_caches)"
             )
+    row_nbytes = optional_integer("row_nbytes", row_nbytes)
     if row_nbytes is not None:
         caches = [_without_padding(cache, row_nbytes) for cache in caches]
     # Whole blocks have no token axis: what would be tokens counts as content.

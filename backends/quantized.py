@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, optional_integer
 from kvplan.layout import KVLayout
 
 
@@ -170,7 +171,11 @@ def describe(
         if itemsize != 1 or tuple(cache.shape) != shape:
             raise LayoutError(f"caches[{layer}] has shape {tuple(cache.shape)} and elements of {itemsize} bytes; "
                               f"{row_format!r} is bytes (view as uint8), and caches[0] has shape {shape}")  # fmt: skip
-    told = {"block_tokens": block_tokens, "num_kv_heads": num_kv_heads}
+    head_dim = integer("head_dim", head_dim, least=1)
+    told = {
+        "block_tokens": optional_integer("block_tokens", block_tokens),
+        "num_kv_heads": optional_integer("num_kv_heads", num_kv_heads),
+    }
     dims, tokens, heads = _page(shape, form, order, told)
     _check_bytes(shape, row_format, form, head_dim, tokens * heads)
     options: dict[str, Any] = {"layer_start": layer_start, "head_start": head_start, "layers": layers, "seams": seams}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvplan.backends._sglang_pages import parts_of
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers, optional_integer
 from kvplan.layout import KVLayout
 
 # One layer's dims where slots are flat, of K or of V and of a latent.
@@ -116,7 +117,10 @@ def describe(
     >>> print(describe(np.zeros((2, 320, 2, 8, 128), np.float16), layout="page_first", page_size=64, layer_start=40))
     kv (block token) layer head dim | layer=2 kv=2 block=5 token=64 head=8 dim=128 | float16 on cpu | layers 40-41
     """
-    naming = _Naming(None if layers is None else tuple(layers), layer_start or 0, head_start, tuple(seams))
+    numbers = None if layers is None else integers("layers", layers, least=0)
+    first = optional_integer("layer_start", layer_start, least=0) or 0
+    naming = _Naming(numbers, first, head_start, integers("seams", seams))
+    page_size = optional_integer("page_size", page_size, least=1)
     if isinstance(pool, list | tuple) or hasattr(pool, "shape"):
         return _tensors(pool, layout, page_size, naming)
     kind = type(pool).__name__
@@ -127,8 +131,10 @@ def describe(
     if pages is None:
         _refuse(pool, kind)
     if layers is None and layer_start is None:
-        numbers = tuple(getattr(pool, "model_layer_ids", getattr(pool, "mamba_layer_ids", ())))
-        naming = naming._replace(layers=numbers or None, layer_start=int(getattr(pool, "start_layer", 0)))
+        given = getattr(pool, "model_layer_ids", getattr(pool, "mamba_layer_ids", ()))
+        numbers = integers("model_layer_ids", given, least=0)
+        first = integer("start_layer", getattr(pool, "start_layer", 0), least=0)
+        naming = naming._replace(layers=numbers or None, layer_start=first)
     if pages is not None:
         return KVLayout.merge([
             _seamed(naming, tensors).of(notation, tensors, part, sizes) for part, notation, tensors, sizes in pages
@@ -173,9 +179,9 @@ def _member(pool: Any, kind: str, name: str) -> Any:
 
 
 def _device_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
-    page = _member(pool, kind, "page_size")
+    page = integer("page_size", _member(pool, kind, "page_size"), least=1)
     # Backed only as far as the pool's size, where memory came after the graphs were captured.
-    slots = _member(pool, kind, "size") + page if getattr(pool, "post_capture_active", False) else None
+    slots = integer("size", _member(pool, kind, "size")) + page if getattr(pool, "post_capture_active", False) else None
     if _has(pool, "k_buffer"):
         if not _has(pool, "v_buffer"):  # MiniMax's index branch reads no V
             return naming.of(f"layer: {SLOTS}", _whole_pages(pool.k_buffer, page, slots), "index", {"token": page})
@@ -253,7 +259,7 @@ def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows
 
 
 def _host_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
-    page, layout = _member(pool, kind, "page_size"), pool.layout
+    page, layout = integer("page_size", _member(pool, kind, "page_size"), least=1), pool.layout
     if _has(pool, "index_k_with_scale_buffer"):
         buffer, count = pool.index_k_with_scale_buffer, _member(pool, kind, "page_num")  # one page more than has an id
         if layout == "layer_first":

@@ -54,6 +54,7 @@ from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, ro
 from kvplan.backends._vllm_orders import place
 from kvplan.backends._vllm_pages import steps_of
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers, optional_integer
 from kvplan.layout import KVLayout
 
 __all__ = ["FORMS", "describe", "place"]
@@ -126,6 +127,9 @@ def describe(
     row = FORMS.get(form)
     if row is None:
         raise LayoutError(f"form is {form!r}; it is one of {', '.join(FORMS)}")
+    head_size_v = optional_integer("head_size_v", head_size_v, least=0)
+    heads = optional_integer("heads", heads, least=1)
+    block_tokens = optional_integer("block_tokens", block_tokens, least=1)
     if form == "rocm":
         form = rocm_form(version)
         row, version = FORMS[form], None
@@ -204,7 +208,8 @@ def _named_layers(
 
 
 def _numbers(layers: Sequence[int] | None, layer_start: int, count: int) -> list[int]:
-    numbers = list(range(layer_start, layer_start + count)) if layers is None else list(layers)
+    first = integer("layer_start", layer_start, least=0)
+    numbers = list(range(first, first + count)) if layers is None else list(integers("layers", layers, least=0))
     if not count:
         raise LayoutError("kv_caches holds no layer; a layout has at least one")
     if len(numbers) != count:

@@ -16,8 +16,10 @@ import numpy as np
 from kvplan.algebra import extent
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers
 from kvplan.layout import KVLayout
 from kvplan.notation import Notation, parse
+from kvplan.quoting import quoted
 from kvplan.slicing import number_ranges
 from kvplan.spec import extents_of, shape_of
 
@@ -92,17 +94,14 @@ def allocate(
     given = dict(sizes or {})
     axes = {
         "layer": len(held),
-        "block": like.num_blocks if num_blocks is None else num_blocks,
-        "token": (1 if like.opaque else like.block_tokens) if block_tokens is None else block_tokens,
+        "block": like.num_blocks if num_blocks is None else _counted("num_blocks", num_blocks),
+        "token": (1 if like.opaque else like.block_tokens) if block_tokens is None
+        else _counted("block_tokens", block_tokens),
         "head": len(span),
         "dim": content // itemsize,
-    }
+    }  # fmt: skip
     if like.opaque:
         axes["subblock"] = given.get("subblock", like.block_tokens)
-    for name in ("num_blocks", "block_tokens"):
-        value = axes["block" if name == "num_blocks" else "token"]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LayoutError(f"{name} is {value!r}; a pool has at least one")
     for axis, size in axes.items():
         if size != 1 and axis not in parsed.axes:
             hint = ": give sizes={'subblock': ...}, the opaque blocks that one of the pool holds"
@@ -143,17 +142,20 @@ def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
     """Global numbers of the pool's layers, ascending."""
     if layers is None:
         return like.layers
-    given = tuple(layers) if isinstance(layers, Iterable) else ()
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") or n < 0 for n in given) or len(set(given)) != len(given):
-        given = ()
-    if not given:
-        raise LayoutError(f"layers is {layers!r}; give the global numbers of the pool's layers, each once")
+    right = "give the global numbers of the pool's layers, each once"
+    given = integers("layers", layers, least=0, right=right) if isinstance(layers, Iterable) else ()
+    if not given or len(set(given)) != len(given):
+        raise LayoutError(f"layers is {quoted(layers)}; {right}")
     if missing := sorted(set(like.layers) - set(given)):
         raise LayoutError(
             f"like holds layers {number_ranges(missing)}, and the pool would not: its layers are "
             f"{number_ranges(sorted(given))}; slice like first"
         )
-    return tuple(int(number) for number in sorted(given))
+    return tuple(sorted(given))
+
+
+def _counted(name: str, value: Any) -> int:
+    return integer(name, value, least=1, right="a pool has at least one")
 
 
 def _heads(heads: range | None, like: KVLayout) -> range:

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
+from kvplan.integers import integer
 from kvplan.program import BlockAxis, Int64Array, Program
 from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
@@ -57,7 +58,10 @@ def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
 
 
 def block_ids(ids: Any, name: str) -> Int64Array:
-    """Block ids as a writable C-contiguous int64 array.
+    """Block ids as a writable C-contiguous int64 array: the caller's own, where it is one.
+
+    Another thread may change the caller's array at any time, and loops over it run without the interpreter's lock.
+    Whoever reads ids more than once takes :func:`own_block_ids`; :func:`place` reads them once.
 
     Args:
         ids: a sequence of int, a numpy array of any integer type (read-only and strided too), or a torch CPU tensor.
@@ -85,9 +89,38 @@ def block_ids(ids: Any, name: str) -> Int64Array:
         return np.empty(0, dtype=np.int64)
     if array.dtype.kind not in "iu":
         raise BlockIndexError(f"{name} holds {array.dtype}; block ids are integers")
-    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > np.iinfo(np.int64).max:
-        raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        array = array.copy()  # what is checked is what is used
+        if int(array.max()) > np.iinfo(np.int64).max:
+            raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
     return np.array(array, dtype=np.int64, order="C")
+
+
+def own_block_ids(ids: Any, name: str) -> Int64Array:
+    """The same, always as an array that nobody else has: what is checked in it stays true.
+
+    >>> given = np.array([3, 1, 2])
+    >>> own_block_ids(given, "src_blocks") is given
+    False
+    """
+    made = block_ids(ids, name)
+    return made.copy() if made is ids else made
+
+
+def skipped_units(src_skip: Any, dst_skip: Any) -> tuple[int, int]:
+    """Both skips as Python ints: a numpy integer would make bytes and counts wrap around.
+
+    Raises:
+        BlockIndexError: a skip that is no integer.
+
+    >>> skipped_units(np.uint8(0), 3)
+    (0, 3)
+    """
+    right = "it counts units and is an integer"
+    return (
+        integer("src_skip", src_skip, right=right, error=BlockIndexError),
+        integer("dst_skip", dst_skip, right=right, error=BlockIndexError),
+    )
 
 
 def count_units(
@@ -110,20 +143,19 @@ def count_units(
         program: says in messages how much a unit is.
 
     Raises:
-        BlockIndexError: a skip that is none, or lists that cover different numbers of units.
+        BlockIndexError: a skip of a block or more, or lists that cover different numbers of units.
 
     >>> import numpy as np
     >>> count_units(np.arange(11), np.array([0, 1, 3]), 0, 1, (1, 4))
     11
     """
-    for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
-        if type(skip) is not int and (isinstance(skip, bool) or not hasattr(skip, "__index__")):
-            raise BlockIndexError(f"{name}_skip is {skip!r}; it counts units and is an integer")
-        if not 0 <= skip < side_units:
-            raise BlockIndexError(
-                f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
-                f"0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
-            )
+    if src_skip or dst_skip:  # most plans have none
+        for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
+            if not 0 <= skip < side_units:
+                raise BlockIndexError(
+                    f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
+                    f"0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
+                )
     if not len(src) and not len(dst):
         return 0
     src_covers, dst_covers = len(src) * units[0] - src_skip, len(dst) * units[1] - dst_skip
@@ -178,8 +210,8 @@ def place(
         block, unit = divmod(at, dst.units)
         where = f" (unit {unit} of it)" if dst.units > 1 else ""
         raise OverlapError(f"dst_blocks name block {block}{where} more than once; each destination is written once")
-    ids, side, name = (src_ids, src, "src") if kind == SRC_OUTSIDE else (dst_ids, dst, "dst")
-    raise outside(name, ids, at, side.num_blocks)
+    checked, side, name = (out[0, 0], src, "src") if kind == SRC_OUTSIDE else (out[0, 1], dst, "dst")
+    raise outside(name, checked, at, side.num_blocks)
 
 
 def outside(name: str, ids: Int64Array, at: int, num_blocks: int) -> BlockIndexError:

@@ -25,6 +25,7 @@ from kvplan.components import (
 )
 from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers
 from kvplan.limits import NAME_LENGTH, NUMBER
 from kvplan.notation import Atom, Dim, Notation
 from kvplan.quoting import listed, quoted
@@ -178,15 +179,16 @@ def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
     names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
     if sizes.get("kv", 2) != 2:
         raise LayoutError(f"sizes say kv={quoted(sizes['kv'])}; its extent is 2, K and V")
-    for name, size in sizes.items():
+    for name in sizes:
         if name not in names:
             raise LayoutError(
                 f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
                 f"[{listed(sorted(names))}])"
             )
-        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-            raise LayoutError(f"sizes[{quoted(name)}] is {quoted(size)}; an extent is an integer of at least 1")
-    return {name: int(size) for name, size in sizes.items()}
+    return {
+        name: integer(f"sizes[{name!r}]", size, least=1, right="an extent is an integer of at least 1")
+        for name, size in sizes.items()
+    }
 
 
 def _names(dim: Dim) -> str:
@@ -232,7 +234,7 @@ def assemble(
     if nested.get("kv", 2) != 2:
         raise LayoutError(f"{nested['kv']} tensors along 'kv' in {quoted(str(notation))}; there are two, K and V")
     for axis, count in nested.items():
-        if sizes.get(axis, count) != count:
+        if integer(f"sizes[{axis!r}]", sizes.get(axis, count)) != count:
             raise LayoutError(f"sizes say {axis}={quoted(sizes[axis])}, the sequence has {count} tensors along it")
     first = tensors[0]
     extents = resolve(notation, first.shape, {k: v for k, v in sizes.items() if k not in nested})
@@ -291,13 +293,10 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
         if not 0 <= layers <= INT64_MAX:
             raise LayoutError(f"layer_start is {quoted(layers)}; layers are numbered from 0")
         return tuple(range(layers, layers + count))
-    numbers = tuple(layers)
-    for number in numbers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT64_MAX:
-            raise LayoutError(f"layers hold {quoted(number)}; layers are numbered from 0, by integers")
+    numbers = integers("layers", layers, least=0, most=INT64_MAX, right="layers are numbered from 0, by integers")
     if len(numbers) != count or len(set(numbers)) != count:
         raise LayoutError(f"layers are {quoted(numbers)}; the tensors hold {count}, each with its own global number")
-    return tuple(int(number) for number in numbers)
+    return numbers
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
@@ -348,16 +347,10 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
     starts = [region.address for region in ordered]
     reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
     marks: list[int] = []
-    for seam in seams:
-        if isinstance(seam, bool) or not hasattr(seam, "__index__"):
-            raise LayoutError(f"seam {quoted(seam)} is no address; seams are integers")
-        marks.append(int(seam))
-        before = bisect_right(starts, int(seam)) - 1
-        if before < 0 or int(seam) > reach[before]:
-            raise LayoutError(f"seam {quoted_address(int(seam))} lies in no allocation of this layout")
+    for seam in integers("seams", seams, right="it is no address; seams are integers"):
+        marks.append(seam)
+        before = bisect_right(starts, seam) - 1
+        if before < 0 or seam > reach[before]:
+            raise LayoutError(f"seam {quoted_address(seam)} lies in no allocation of this layout")
     marks = sorted({*marks, *touching_seams(ordered)})
-    return tuple(
-        Region(r.address, r.nbytes, r.device, r.pinned, r.writable, r.virtual,
-               tuple(sorted({*seams_within(marks, r), *r.seams})), r.owner, r.recorded)
-        for r in ordered
-    )  # fmt: skip
+    return tuple(replace(r, seams=tuple(sorted({*seams_within(marks, r), *r.seams}))) for r in ordered)

@@ -19,7 +19,10 @@ from kvplan.quoting import quoted
 INT64_MAX = 2**63 - 1
 
 # Of addresses that are not this process's memory, by where they come from.
-NOT_HERE = {"spec": "virtual (made up, of a spec)", "dump": "those of the process that saved the dump"}
+NOT_HERE = {
+    "spec": "virtual (made up, of a spec)",
+    "dump": "those of the process that saved the dump, or pickled the layout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,10 @@ class Region:
         virtual: addresses are made up (a spec): nothing can be moved.
         seams: addresses inside that no descriptor may cross, ascending.
         owner: keeps the memory alive; never compared.
-        recorded: addresses are those of the process that saved a dump: nothing can be moved from here.
+        recorded: addresses are those of the process that saved a dump, or pickled the layout: nothing can be moved
+            from here.
+        held: how to ask a tensor whether this is still its memory, or what keeps an array from letting go of it; never
+            compared.
     """
 
     address: int
@@ -47,6 +53,7 @@ class Region:
     seams: tuple[int, ...] = ()
     owner: Any = field(default=None, compare=False, repr=False)
     recorded: bool = False
+    held: Any = field(default=None, compare=False, repr=False)
 
     @property
     def end(self) -> int:

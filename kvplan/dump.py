@@ -22,6 +22,7 @@ from kvplan.disjoint import check_disjoint
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError, NotationError
 from kvplan.files import write_whole
+from kvplan.integers import integer
 from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
 from kvplan.notation import Notation, parse
 from kvplan.quoting import listed, quoted
@@ -349,9 +350,7 @@ def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, mos
 
 
 def _checked(value: Any, where: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise LayoutError(f"{where} is {quoted(value)}; it is an integer from {least} to {most}")
-    return value
+    return integer(where, value, least=least, most=most)
 
 
 def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:

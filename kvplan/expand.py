@@ -19,16 +19,22 @@ SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
 @_compiled
-def _outside(ids, num_blocks):
-    """Position of the first id that is no block, or -1."""
-    low, high = np.int64(0), np.int64(-1)
-    for block in ids:
-        low = min(low, block)
-        high = max(high, block)
-    if low >= 0 and high < num_blocks:
+def _copy_outside(given, num_blocks, row):
+    """Copy ids to the front of a row; position of the first that is no block, or -1.
+
+    No lock is held here, and another thread may change its array meanwhile: each id is read once, and the copy is
+    checked and used.
+    """
+    ids = row[: given.size]
+    for at in range(given.size):
+        ids[at] = given[at]
+    last, signs = num_blocks - 1, np.int64(0)
+    for at in range(ids.size):  # by position: a loop over the ids themselves is not vectorised
+        signs |= ids[at] | (last - ids[at])  # negative where the id is, or is past the last block
+    if signs >= 0:
         return -1
     for at in range(ids.size):
-        if ids[at] < 0 or ids[at] >= num_blocks:
+        if ids[at] < 0 or ids[at] > last:
             return at
     return -1
 
@@ -132,16 +138,24 @@ def _twice(ids, skip, units, count, seen):
 
 
 @_compiled
-def _place_side(ids, skip, axes, tables, out, side):
+def _place_side(skip, axes, tables, out, side):
+    """Addresses of one side's units. Its ids stand at the front of the first group's row, which is written last."""
     units = axes.shape[1] - 3
     count = out.shape[2]
-    for group in range(axes.shape[0]):
+    ids = out[0, side]
+    if units > 1 or axes[0, 2] >= 0:
+        ids = ids[: (skip + count - 1) // units + 1].copy()  # units of a block would overwrite the ids behind it
+    for group in range(axes.shape[0] - 1, -1, -1):
         base, stride, row = axes[group, 0], axes[group, 1], axes[group, 2]
         target = out[group, side]
         if units == 1 and row < 0:
             start = base + axes[group, 3]
-            for at in range(count):
-                target[at] = start + ids[at] * stride
+            if group == 0:  # by one name, so that a loop which overwrites what it reads is vectorised
+                for at in range(count):
+                    target[at] = start + target[at] * stride
+            else:
+                for at in range(count):
+                    target[at] = start + ids[at] * stride
             continue
         at, unit = 0, skip
         for k in range(count):
@@ -158,20 +172,23 @@ def place_units(
 ):
     """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`.
 
+    Each given id is read once: what is checked and used are copies, in ``out[0]``. No list is longer than the units
+    that it covers. Where an id is outside, its copy is left there.
+
     Returns:
         (PLACED, 0), or what is wrong and where: (SRC_OUTSIDE or DST_OUTSIDE, position), (TWICE, unit number).
     """
-    at = _outside(src_ids, src_blocks)
+    at = _copy_outside(src_ids, src_blocks, out[0, 0])
     if at >= 0:
         return SRC_OUTSIDE, at
-    at = _outside(dst_ids, dst_blocks)
+    at = _copy_outside(dst_ids, dst_blocks, out[0, 1])
     if at >= 0:
         return DST_OUTSIDE, at
-    at = _twice(dst_ids, dst_skip, dst_axes.shape[1] - 3, out.shape[2], seen)
+    at = _twice(out[0, 1][: dst_ids.size], dst_skip, dst_axes.shape[1] - 3, out.shape[2], seen)
     if at >= 0:
         return TWICE, at
-    _place_side(src_ids, src_skip, src_axes, src_tables, out, 0)
-    _place_side(dst_ids, dst_skip, dst_axes, dst_tables, out, 1)
+    _place_side(src_skip, src_axes, src_tables, out, 0)
+    _place_side(dst_skip, dst_axes, dst_tables, out, 1)
     return PLACED, 0
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from kvplan.blockmap import block_ids, count_units, place, sides
+from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
 from kvplan.compiler import compile_geometry
-from kvplan.errors import LayoutError
+from kvplan.errors import KVPlanError, LayoutError
+from kvplan.holding import check_held, questions
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
@@ -32,6 +34,7 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
 
     Raises:
         IncompatibleLayoutsError: what one side lacks and is not sliced away, or where the two do not meet.
+        LayoutError: a tensor that has other memory than when it was described.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -84,6 +87,8 @@ class CopyProgram:
     """
 
     def __init__(self, src: KVLayout, dst: KVLayout) -> None:
+        for layout in (src, dst):
+            check_held(layout, layout.holdings)
         self.src = src
         self.dst = dst
         self.program: Program = compile_geometry(src.geometry, dst.geometry)
@@ -99,6 +104,18 @@ class CopyProgram:
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
         self._of_layers: dict[tuple[int, ...], Program] = {}
+        # What a submit looks at, as often as there are submits.
+        self.movable = src.addresses == dst.addresses == "memory" and dst.writable
+        self.questions = questions(src.holdings, dst.holdings)
+
+    def __copy__(self) -> Self:
+        return self  # cached on its layouts, which are not copied either
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return compile, (self.src, self.dst)
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
         """Plan one transfer: which units go where.
@@ -120,6 +137,8 @@ class CopyProgram:
         >>> kvplan.compile(gpu, host).plan(range(11), [0, 1, 3], dst_skip=1)
         Plan(host of 11 units, 1408 bytes)
         """
+        if type(src_skip) is not int or type(dst_skip) is not int:
+            src_skip, dst_skip = skipped_units(src_skip, dst_skip)
         src_ids, dst_ids = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
         count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units, self.program)
         placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
@@ -130,6 +149,10 @@ class CopyProgram:
         if self._aliased and count:
             check_not_read(plan)
         return plan
+
+    def ready(self) -> bool:
+        """Whether its plans can be moved: memory of this process, which the tensor whose turn it is still has."""
+        return self.movable and (self.questions is None or next(self.questions)())
 
     def of_layers(self, layers: tuple[int, ...]) -> Program:
         """The program of some layers, by their global numbers, alone; kept."""
@@ -147,7 +170,7 @@ class CopyProgram:
         """
         from kvplan.explain import explain
 
-        return explain(self.src, self.dst, width)
+        return explain(self.src, self.dst, optional_integer("width", width, least=1, error=KVPlanError))
 
     def diagram(self) -> str:
         """A picture of one unit's runs between source and destination, as SVG text."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from operator import index
 from typing import Any, Protocol
 
 from kvplan.blockmap import block_ids
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.facade import CopyProgram
+from kvplan.integers import optional_integer
 from kvplan.plan import Plan, join
 from kvplan.rank_pair import PairProgram
 
@@ -125,12 +125,10 @@ class Groups:
 
     def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
         """Units of the first block of either side that lie before the first token both lists hold."""
-        for name, first in (("src_first", src_first), ("dst_first", dst_first)):
-            if first is not None and not _counts(first):
-                raise BlockIndexError(f"{name} is {first!r}; it counts blocks of the request before the first given")
         spans, unit = self._spans[group], self.programs[group].unit_tokens
-        src = index(src_first or 0) * spans[0]
-        dst = src // spans[1] * spans[1] if dst_first is None else index(dst_first) * spans[1]
+        src = (_counted("src_first", src_first) or 0) * spans[0]
+        first = _counted("dst_first", dst_first)
+        dst = src // spans[1] * spans[1] if first is None else first * spans[1]
         start = max(src, dst)
         for name, first, span in (("src", src, spans[0]), ("dst", dst, spans[1])):
             if start - first >= span:
@@ -144,8 +142,6 @@ class Groups:
         return f"Groups({', '.join(map(repr, self.programs))})"
 
 
-def _counts(number: Any) -> bool:
-    try:
-        return not isinstance(number, bool) and index(number) >= 0
-    except TypeError:
-        return False
+def _counted(name: str, number: Any) -> int | None:
+    right = "it counts blocks of the request before the first given"
+    return optional_integer(name, number, least=0, right=right, error=BlockIndexError)

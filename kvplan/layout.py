@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from kvplan.algebra import extent, offset
 from kvplan.build import Built, Naming, build, part_name
+from kvplan.cached_property import cached_property
 from kvplan.components import Component, Region, subblocks_of
 from kvplan.consistency import sizes_of
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.holding import Holding
+from kvplan.integers import integer, integers, optional_integer
 from kvplan.notation import parse
 from kvplan.slicing import heads_held, number_ranges, slice_heads
 
@@ -59,6 +60,18 @@ class KVLayout:
         self.dtype: str = built.dtype
         self.notation: str = notation
         self.tensors: Any = tensors
+        self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
+
+    def __copy__(self) -> Self:
+        return self  # of memory, that no copy of a layout would have
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from kvplan.pickling import facts_of, layout_of_facts
+
+        return layout_of_facts, facts_of(self)
 
     # ---- making one ------------------------------------------------------------------------------------------
 
@@ -105,11 +118,11 @@ class KVLayout:
         if not isinstance(seams, Iterable):
             raise LayoutError(f"seams is {seams!r}; give a sequence of addresses")
         naming = Naming(
-            _start("layer_start", layer_start) if layers is None else tuple(layers),
+            _start("layer_start", layer_start) if layers is None else layers,
             _start("head_start", head_start),
             part_name(part),
         )
-        built = build(parsed, tensors, dict(sizes or {}), naming, tuple(seams))
+        built = build(parsed, tensors, dict(sizes or {}), naming, seams)
         return cls(built, notation=str(parsed), tensors=tensors)
 
     @classmethod
@@ -200,6 +213,8 @@ class KVLayout:
     def addresses(self) -> Literal["memory", "dump", "spec"]:
         """Whose the addresses are: of this process's memory; of the process that saved a dump; of a spec, made up.
 
+        ``"dump"`` also of a layout that was pickled, in whichever process it is loaded.
+
         >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
         'spec'
         """
@@ -234,7 +249,8 @@ class KVLayout:
 
     def component(self, layer: int, part: str, head: int | None = None) -> Component:
         """The view of one (layer, part), by global number and name; that of one head where heads are held apart."""
-        found = self._by_key.get((layer, part))
+        layer = integer("layer", layer)
+        found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
                 f"no layer {layer} {part!r} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
@@ -260,7 +276,8 @@ class KVLayout:
             BlockIndexError: no such block.
             LayoutError: no such layer, part, token or head.
         """
-        block, token, head = index(block), index(token), None if head is None else index(head)
+        block = integer("block", block, right="it is a block id", error=BlockIndexError)
+        token, head = integer("token", token), optional_integer("head", head)
         component = self.component(layer, part, head)
         form = component.form
         if not 0 <= block < self.num_blocks:
@@ -327,6 +344,10 @@ class KVLayout:
         >>> part.layers, part.heads, part.parts, part.block_nbytes
         ((2, 3), range(1, 3), ('k',), 4096)
         """
+        if layers is not None:
+            layers = integers(
+                "layers", layers if isinstance(layers, Iterable) and getattr(layers, "ndim", True) else (layers,)
+            )
         wanted_layers = _subset("layers", self.layers, layers)
         wanted_parts = _subset("parts", self.parts, parts)
         kept = [c for c in self._components if c.layer in wanted_layers and c.part in wanted_parts]
@@ -384,9 +405,7 @@ class KVLayout:
 
 
 def _start(name: str, number: int) -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number <= INT32_MAX:
-        raise LayoutError(f"{name} is {number!r}; layers and heads are numbered from 0, by integers")
-    return index(number)
+    return integer(name, number, least=0, most=INT32_MAX, right="layers and heads are numbered from 0, by integers")
 
 
 def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.budget import Budget
@@ -67,9 +68,6 @@ def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
     touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
     for r in regions:
         known = found.get((r.address, r.nbytes), r)
-        found[r.address, r.nbytes] = Region(
-            r.address, r.nbytes, r.device, r.pinned, r.writable and known.writable, r.virtual,
-            tuple(sorted({*r.seams, *known.seams, *seams_within(touching, r)})), r.owner,
-            r.recorded,
-        )  # fmt: skip
+        seams = tuple(sorted({*r.seams, *known.seams, *seams_within(touching, r)}))
+        found[r.address, r.nbytes] = replace(r, writable=r.writable and known.writable, seams=seams)
     return tuple(found[key] for key in sorted(found))

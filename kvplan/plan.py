@@ -10,6 +10,7 @@ import numpy as np
 
 from kvplan.components import touching_seams
 from kvplan.errors import KVPlanError, OverlapError, PathError
+from kvplan.integers import optional_integer
 from kvplan.lower import Part, Seams, StridedRows, flat, strided
 from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
@@ -85,11 +86,9 @@ class Plan:
         >>> kvplan.compile(a, b).plan([3, 4, 6], [0, 1, 2]).descriptors().size
         array([2048, 1024])
         """
-        if max_nbytes is not None and (
-            isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 1
-        ):
-            raise KVPlanError(f"max_nbytes is {max_nbytes!r}; a descriptor moves at least one byte")
-        return flat(self.parts, self.seams, max_nbytes)
+        right = "a descriptor moves at least one byte"
+        cap = optional_integer("max_nbytes", max_nbytes, least=1, right=right, error=KVPlanError)
+        return flat(self.parts, self.seams, cap)
 
     def strided(self) -> StridedRows:
         """Strided lowering: 2-D copies as rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.

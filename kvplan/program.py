@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.algebra import Factors, Loop, offset
+from kvplan.cached_property import cached_property
 
 Int64Array = NDArray[np.int64]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.blockmap import block_ids, count_units, outside
+from kvplan.blockmap import count_units, outside, own_block_ids, skipped_units
+from kvplan.cached_property import cached_property
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout import KVLayout
@@ -77,7 +77,8 @@ class PairProgram:
             BlockIndexError: ids that are no blocks, lists that cover different tokens, a skip of a block or more.
             OverlapError: a destination named twice, or memory both read and written.
         """
-        src, dst = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
+        src_skip, dst_skip = skipped_units(src_skip, dst_skip)
+        src, dst = own_block_ids(src_blocks, "src_blocks"), own_block_ids(dst_blocks, "dst_blocks")
         unit = self.unit_tokens
         count = count_units(src, dst, src_skip, dst_skip, (self.spans[0] // unit, self.spans[1] // unit))
         self._check_skips(src_skip, dst_skip)

@@ -56,6 +56,7 @@ def reserve(layout: KVLayout) -> KVLayout:
             recorded=False,
             seams=tuple(seam + shift for seam in region.seams),
             owner=owner,
+            held=None,
         )
         for region, shift in zip(regions, shifts, strict=True)
     )

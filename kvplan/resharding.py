@@ -134,6 +134,9 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         self.unit_tokens = unit_tokens
         self._programs = MappingProxyType(dict(programs))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Resharding, (self.sources, self.destinations, dict(self._programs), self.unit_tokens)
+
     def __getitem__(self, pair: tuple[int, int]) -> PairProgram:
         return self._programs[pair]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd, lcm
-from operator import index
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.program import Int64Array
 from kvplan.slicing import common_heads, heads_held, number_ranges
@@ -54,13 +54,8 @@ class Shard:
         if not isinstance(self.layout, KVLayout):
             raise LayoutError(f"a shard's layout is a {type(self.layout).__name__}; give a KVLayout")
         for name in ("cp_rank", "cp_size", "interleave"):
-            value, least = getattr(self, name), 0 if name == "cp_rank" else 1
-            try:
-                wrong = isinstance(value, bool) or index(value) < least
-            except TypeError:
-                wrong = True
-            if wrong:
-                raise LayoutError(f"{name} is {value!r}; it is an integer of at least {least}")
+            value = integer(name, getattr(self, name), least=0 if name == "cp_rank" else 1)
+            object.__setattr__(self, name, value)
         if self.cp_rank >= self.cp_size:
             raise LayoutError(
                 f"cp_rank is {self.cp_rank}; of cp_size {self.cp_size} ranks it is 0 to {self.cp_size - 1}"

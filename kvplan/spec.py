@@ -13,6 +13,7 @@ from kvplan.build import Built, Naming, assemble, part_name
 from kvplan.components import INT64_MAX, Region, quoted_address
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
+from kvplan.integers import integer, integers
 from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
 from kvplan.notation import Notation, parse
 from kvplan.quoting import listed, quoted
@@ -155,10 +156,7 @@ def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
 
 
 def _integer(spec: Mapping[str, Any], key: str, default: int, most: int = INT64_MAX) -> int:
-    value = spec.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise LayoutError(f"spec {key!r} is {quoted(value)}; it is an integer from 0 to {most}")
-    return value
+    return integer(f"spec {key!r}", spec.get(key, default), least=0, most=most)
 
 
 def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
@@ -179,11 +177,8 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
                 f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
                 f"[{listed(sorted(names))}])"
             )
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= INT64_MAX:
-            raise LayoutError(
-                f"sizes[{quoted(name)}] is {quoted(size)}; an extent is an integer of at least 1, in int64"
-            )
-        known[name] = size
+        right = "an extent is an integer of at least 1, in int64"
+        known[name] = integer(f"sizes[{name!r}]", size, least=1, most=INT64_MAX, right=right)
     if "kv" in notation.axes and known.setdefault("kv", 2) != 2:
         raise LayoutError(f"sizes say kv={known['kv']}; its extent is 2, K and V")
     for axis in sorted(notation.axes):
@@ -209,10 +204,10 @@ def shape_of(notation: Notation, extents: Mapping[str, int]) -> tuple[int, ...]:
 def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes: as given in elements, or contiguous."""
     if given is not None:
-        ok = isinstance(given, Sequence) and len(given) == len(shape)
-        if not ok or not all(isinstance(s, int) and not isinstance(s, bool) for s in given):
-            raise LayoutError(f"spec 'strides' is {quoted(given)}; give {len(shape)} integers, in elements, one a dim")
-        return tuple(stride * itemsize for stride in given)
+        right = f"give {len(shape)} integers, in elements, one a dim"
+        if not isinstance(given, Sequence) or len(given) != len(shape):
+            raise LayoutError(f"spec 'strides' is {quoted(given)}; {right}")
+        return tuple(stride * itemsize for stride in integers("spec 'strides'", given, right=right))
     strides: list[int] = []
     step = itemsize
     for size in reversed(shape):

@@ -8,11 +8,11 @@ between ring and cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd
 
 import numpy as np
 
+from kvplan.cached_property import cached_property
 from kvplan.program import Int64Array, RunGroup, merge_ranges
 
 GRAIN = 256  # bytes: extents and granules begin at multiples of it in the ring

@@ -6,11 +6,13 @@ or ``__array_interface__`` and ``strides`` (numpy) are enough.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.components import Region
 from kvplan.errors import LayoutError
+from kvplan.holding import Holding
 from kvplan.quoting import quoted
 
 
@@ -71,13 +73,14 @@ def _torch_facts(tensor: Any) -> TensorFacts:
     strides = tuple(int(stride) * itemsize for stride in tensor.stride())
     dtype = str(getattr(tensor, "dtype", f"{itemsize} bytes")).removeprefix("torch.")
     low, nbytes = _hull(address, shape, strides, itemsize)
-    storage = getattr(tensor, "untyped_storage", None)
+    storage, allocation = getattr(tensor, "untyped_storage", None), None
     if callable(storage):
         allocation = storage()
         low, nbytes = int(allocation.data_ptr()), int(allocation.nbytes())
     _check_address(address, shape, type(tensor).__name__)
     pinned = device == "cpu" and callable(getattr(tensor, "is_pinned", None)) and bool(tensor.is_pinned())
-    region = Region(low, nbytes, device, pinned=pinned, owner=tensor)
+    held = Holding.of(tensor, address, allocation)
+    region = Region(low, nbytes, device, pinned=pinned, owner=tensor, held=held)
     return TensorFacts(address, shape, strides, itemsize, dtype, region)
 
 
@@ -102,7 +105,7 @@ def _numpy_facts(array: Any) -> TensorFacts:
         root_itemsize = int(getattr(root, "itemsize", itemsize))
         contiguous = root_strides or _contiguous(interface["shape"], root_itemsize)
         low, nbytes = _hull(low, interface["shape"], contiguous, root_itemsize)
-    region = Region(low, nbytes, "cpu", writable=bool(array.flags.writeable), owner=array)
+    region = Region(low, nbytes, "cpu", writable=bool(array.flags.writeable), owner=array, held=_unresizable(root))
     return TensorFacts(address, shape, strides, itemsize, str(array.dtype), region)
 
 
@@ -117,6 +120,17 @@ def _check_address(address: int, shape: Sequence[int], kind: str) -> None:
             f"a {kind} of shape {quoted(tuple(shape))} whose address is null: it has no memory (a fake tensor, or one "
             "whose storage was freed); describe it with KVLayout.from_spec"
         )
+
+
+def _unresizable(array: Any) -> Any:
+    """A weak reference to an array: while there is one, ``ndarray.resize`` refuses (numpy 1.26 to 2.4).
+
+    It would free the array's memory; with ``refcheck=False`` the references of layouts would not keep it from that.
+    """
+    try:
+        return weakref.ref(array)
+    except TypeError:  # of what is no array of numpy's
+        return None
 
 
 def _contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -92,11 +92,15 @@ def place_units(
 ) -> tuple[int, int]:  # fmt: skip
     """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`. ``seen`` is not needed.
 
+    Each given id is read once, as by the compiled loop.
+
     Returns:
         (PLACED, 0), or what is wrong and where: (SRC_OUTSIDE or DST_OUTSIDE, position), (TWICE, unit number).
     """
     del seen
     count = out.shape[2]
+    src_ids, dst_ids = src_ids.copy(), dst_ids.copy()
+    out[0, 0, : src_ids.size], out[0, 1, : dst_ids.size] = src_ids, dst_ids  # where the caller finds a wrong one
     for ids, num_blocks, kind in ((src_ids, src_blocks, SRC_OUTSIDE), (dst_ids, dst_blocks, DST_OUTSIDE)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_blocks))
         if outside.size:

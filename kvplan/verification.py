@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvplan.blockmap import block_ids
+from kvplan.blockmap import own_block_ids
 from kvplan.components import INT64_MAX
 from kvplan.contents import Bytes, Contents
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor
 from kvplan.facade import compile  # noqa: A004
 from kvplan.guard import Guard, Stray
+from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 from kvplan.moved import Moved, stray_in_words, stray_row
 from kvplan.program import Int64Array
@@ -139,9 +140,8 @@ def verify(
 def _chosen(src: KVLayout, dst: KVLayout, blocks: Any) -> tuple[Int64Array, Int64Array]:
     """Block ids of both sides."""
     if _by_id(blocks):
-        return block_ids(blocks[0], "src_blocks"), block_ids(blocks[1], "dst_blocks")
-    check_blocks(blocks)
-    counts = block_counts(src, dst, blocks)
+        return own_block_ids(blocks[0], "src_blocks"), own_block_ids(blocks[1], "dst_blocks")
+    counts = block_counts(src, dst, number_of_blocks(blocks))
     return np.arange(counts[0], dtype=np.int64), np.arange(counts[1], dtype=np.int64)
 
 
@@ -149,14 +149,14 @@ def _by_id(blocks: Any) -> bool:
     return isinstance(blocks, tuple | list) and len(blocks) == 2
 
 
-def check_blocks(blocks: Any) -> None:
+def number_of_blocks(blocks: Any) -> int | None:
     """A number of blocks, or None.
 
     Raises:
-        BlockIndexError: it is none.
+        BlockIndexError: it is neither.
     """
-    if blocks is not None and (isinstance(blocks, bool) or not hasattr(blocks, "__index__") or blocks < 1):
-        raise BlockIndexError(f"blocks is {blocks!r}; give a number of at least 1, or (src_ids, dst_ids)")
+    right = "give a number of at least 1, or (src_ids, dst_ids)"
+    return optional_integer("blocks", blocks, least=1, right=right, error=BlockIndexError)
 
 
 def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvplan.algebra import extent, span
 from kvplan.components import INT64_MAX, Component, Region
 from kvplan.errors import KVPlanError
+from kvplan.integers import integer
 from kvplan.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
 from kvplan.layout import KVLayout
 from kvplan.wording import words_of
@@ -121,10 +122,8 @@ def locate(layout: KVLayout, address: int, nbytes: int = 1) -> tuple[Place, ...]
     """
     if not isinstance(layout, KVLayout):
         raise KVPlanError(f"layout is a {type(layout).__name__}; locate takes a KVLayout and an address")
-    for name, value, least in (("address", address, 0), ("nbytes", nbytes, 1)):
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-            raise KVPlanError(f"{name} is {value!r}; it is an integer of at least {least}")
-    start, stop = int(address), int(address) + int(nbytes)
+    start = integer("address", address, least=0, error=KVPlanError)
+    stop = start + integer("nbytes", nbytes, least=1, error=KVPlanError)
     if stop > INT64_MAX:
         raise KVPlanError(f"the range ends at {stop:#x}, past the largest int64 address")
     places: list[Place] = []

@@ -42,7 +42,7 @@ def spec(notation="layer: kv block token head dim", **sizes):
         (spec(token=5 * 10**8), "sizes make token 500000000; a spec has at most 2,097,152"),
         (spec(dim=10**4000), "sizes['dim'] is a number of 13288 bits"),
         (spec(block=2**62, token=2**20), "pass the largest int64 address"),
-        ({**spec(), "layers": [1, 2, 10**400]}, "layers hold a number of 1329 bits"),
+        ({**spec(), "layers": [1, 2, 10**400]}, "layers[2] is a number of 1329 bits"),
         ({**spec(), "head_start": 2**31 - 1}, "heads are 2147483647 to 2147483648; the largest number of a head"),
         ({**spec(), "layer_start": 2**31}, "'layer_start' is 2147483648"),
         ({**spec(), "seams": [10**400]}, "seam a number of 1329 bits lies in no allocation"),

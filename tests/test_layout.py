@@ -301,7 +301,7 @@ def test_addresses_take_the_integers_of_engines():
     layout = KVLayout.from_tensors("block token dim", np.zeros((300, 4, 1 << 20), np.int8))
     where = {"layer": 0, "part": "kv", "token": 1}
     assert layout.address(block=np.uint8(200), **where) == layout.address(block=200, **where)
-    with pytest.raises(TypeError):
+    with pytest.raises(kvplan.BlockIndexError, match=r"block is 1\.5; it is a block id"):
         layout.address(block=1.5, **where)
 
 

@@ -25,10 +25,17 @@ def test_every_number_of_a_policy_is_listed_here():
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.parametrize("value", [0, -1, True, False, "x", 4096.0, np.int64(4096), np.float32(4096), [1]], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, True, False, "x", 4096.0, np.True_, np.float32(4096), [1]], ids=repr)
 def test_what_is_no_number_is_refused(name, value):
     with pytest.raises(PathError, match=rf"{name} is .*; .*{BOUNDS[name][2]}"):
         Policy(**{name: value})
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_numpy_integer_is_kept_as_an_int(name):
+    least = BOUNDS[name][0]
+    kept = getattr(Policy(**{name: np.int64(least)}), name)
+    assert (type(kept), kept) == (int, least)
 
 
 @pytest.mark.parametrize(("name", "least"), [(name, least) for name, (least, *_) in BOUNDS.items()])

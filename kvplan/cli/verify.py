@@ -49,11 +49,10 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, 
     """Both directions as plain facts."""
     from kvplan.facade import compile  # noqa: A004
     from kvplan.reserve import reserve
-    from kvplan.verification import Verification, block_counts, check_blocks, verify
+    from kvplan.verification import Verification, block_counts, number_of_blocks, verify
 
     compile(src, dst)  # before memory is asked for: it may be refused
-    check_blocks(blocks)
-    counts = block_counts(src, dst, blocks)
+    counts = block_counts(src, dst, number_of_blocks(blocks))
     here, there = reserve(src), reserve(dst)
     drawn = random.Random(0)  # noqa: S311  # the same blocks each time
     ids = [drawn.sample(range(side.num_blocks), some) for side, some in zip((src, dst), counts, strict=True)]

@@ -13,6 +13,7 @@ from itertools import pairwise
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
+from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.padding import stretches_of
 
@@ -181,6 +182,7 @@ def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
     >>> [row.band.axis for row in picture.rows()]
     ['allocation', 'part', 'token', 'head']
     """
+    block = integer("block", block, right="it is a block id", error=BlockIndexError)
     if not 0 <= block < layout.num_blocks:
         raise BlockIndexError(f"block {block}; blocks are 0 to {layout.num_blocks - 1}")
     memory = stretches_of(layout.regions)

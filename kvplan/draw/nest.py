@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kvplan.algebra import Factors, span
+from kvplan.cached_property import cached_property
 from kvplan.components import Component
 from kvplan.errors import LayoutError
 from kvplan.limits import WOVEN

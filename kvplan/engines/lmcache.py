@@ -18,6 +18,7 @@ from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import compile  # noqa: A004
+from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.plan import join
 
@@ -213,6 +214,7 @@ def connect(
         KVPlanError: what is no engine, one without a connector or with kvplan's; a connector that moves layer by layer
             (``use_layerwise``), which LMCache takes of its own kinds only; or TensorRT-LLM's.
     """
+    page_size = integer("page_size", page_size, least=1, error=KVPlanError)
     own = getattr(engine, "gpu_connector", None)
     kind = type(own).__name__
     if not hasattr(own, "batched_from_gpu"):

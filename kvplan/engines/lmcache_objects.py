@@ -16,6 +16,7 @@ from kvplan.backends import lmcache as backend
 from kvplan.engines.slots import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.integers import integer, integers
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
 from kvplan.program import Int64Array
@@ -62,6 +63,11 @@ def chunks_of(
     if not len(objects) == len(starts) == len(ends):
         raise BlockIndexError(f"{len(objects)} memory objects, {len(starts)} starts and {len(ends)} ends; give one of "
                               "each a chunk")  # fmt: skip
+    offset = integer("offset", offset, error=BlockIndexError)
+    cached = integer("vllm_cached_tokens", cached, error=BlockIndexError)
+    starts, ends = (
+        integers(name, given, error=BlockIndexError) for name, given in (("starts", starts), ("ends", ends))
+    )
     if hasattr(slot_mapping, "detach"):
         slot_mapping = slot_mapping.detach().cpu()
     made = []

@@ -19,6 +19,7 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.integers import integer, integers
 from kvplan.program import Int64Array
 
 WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here
@@ -73,13 +74,13 @@ class HostTransfers:
                 "packed into the same host pool, are not described"
             )
         self.host = backend.describe(host_pool, layers=self.device.layers)
-        self.page_size = int(device_pool.page_size)
-        if self.page_size != int(host_pool.page_size):
+        self.page_size = integer("page_size of the device pool", device_pool.page_size, least=1)
+        if self.page_size != integer("page_size of the host pool", host_pool.page_size, least=1):
             raise LayoutError(f"{kinds} has pages of {host_pool.page_size} tokens, the device pool of {self.page_size}")
         if self.device.heads != self.host.heads or self.device.block_nbytes != self.host.block_nbytes:
             raise LayoutError(f"{kinds} has pages of {self.host.block_nbytes} bytes, the device pool of "
                               f"{self.device.block_nbytes}; heads or their content differ")  # fmt: skip
-        numbers = tuple(getattr(device_pool, "model_layer_ids", ()))
+        numbers = integers("model_layer_ids", getattr(device_pool, "model_layer_ids", ()))
         self.layers = numbers if len(numbers) >= len(self.device.layers) else self.device.layers
         self.executor = executor
         self._store = compile(self.device, self.host)
@@ -136,7 +137,8 @@ class HostTransfers:
 
     def moves(self, layer: int) -> bool:
         """Whether the pools hold a layer, by its number within them, from 0."""
-        return 0 <= layer < len(self.layers) and self.layers[layer] in self.device.layers
+        place = integer("layer", layer)
+        return 0 <= place < len(self.layers) and self.layers[place] in self.device.layers
 
     def _loading(self, layer: Any) -> CopyProgram:
         if layer is None:
@@ -148,9 +150,11 @@ class HostTransfers:
         return self._of_layers[numbers]
 
     def _number(self, layer: Any) -> int:
-        if isinstance(layer, bool) or not hasattr(layer, "__index__") or not self.moves(int(layer)):
-            raise LayoutError(f"layer is {layer!r}; the pools hold layers 0 to {len(self.layers) - 1}, by their places")
-        return self.layers[int(layer)]
+        right = f"the pools hold layers 0 to {len(self.layers) - 1}, by their places"
+        place = integer("layer", layer, right=right)
+        if not self.moves(place):
+            raise LayoutError(f"layer is {place}; {right}")
+        return self.layers[place]
 
     def _pages(self, host_indices: Any, device_indices: Any) -> tuple[Int64Array, Int64Array]:
         host, device = slot_array(host_indices, "host_indices"), slot_array(device_indices, "device_indices")

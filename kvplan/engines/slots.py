@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.blockmap import block_ids
+from kvplan.blockmap import own_block_ids
 from kvplan.errors import BlockIndexError
 from kvplan.program import Int64Array
 
@@ -24,7 +24,7 @@ def slot_array(slots: Any, name: str) -> Int64Array:
     >>> slot_array([8, 9, 10, 11], "slot_mapping")
     array([ 8,  9, 10, 11])
     """
-    made = block_ids(slots.detach().cpu() if hasattr(slots, "detach") else slots, name)
+    made = own_block_ids(slots.detach().cpu() if hasattr(slots, "detach") else slots, name)
     if made.size and made.min() < 0:
         at = int(made.argmin())
         raise BlockIndexError(f"{name}[{at}] is {int(made[at])}; give slots of the pool, from 0")

@@ -6,16 +6,16 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.blockmap import block_ids
+from kvplan.blockmap import own_block_ids
 from kvplan.engines.vllm_pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.facade import CopyProgram, compile  # noqa: A004  # the contract's name
 from kvplan.groups import Groups, Plans
+from kvplan.integers import integer, integers
 from kvplan.plan import Plan, join
 from kvplan.program import Int64Array
 from kvplan.views import split_blocks
@@ -58,11 +58,15 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
     GroupIds(blocks=array([7, 8, 9]), chunks=array([4, 5]), first=3)
     GroupIds(blocks=array([20]), chunks=array([6]), first=8)
     """
-    blocks, chunks = block_ids(device_spec.block_ids, "block_ids"), block_ids(host_spec.block_ids, "chunk ids")
-    sizes, firsts = ([index(n) for n in given] for given in (device_spec.group_sizes, device_spec.block_indices))
+    blocks, chunks = own_block_ids(device_spec.block_ids, "block_ids"), own_block_ids(host_spec.block_ids, "chunk ids")
+    right = f"give a count of blocks for each of {groups} groups"
+    sizes, firsts = (
+        integers(name, getattr(device_spec, name), least=0, right=right, error=BlockIndexError)
+        for name in ("group_sizes", "block_indices")
+    )
     for name, given in (("group_sizes", sizes), ("block_indices", firsts)):
-        if len(given) != groups or min(given, default=0) < 0:
-            raise BlockIndexError(f"{name} are {given}; give a count of blocks for each of {groups} groups")
+        if len(given) != groups:
+            raise BlockIndexError(f"{name} are {list(given)}; {right}")
     found, block, chunk = [], 0, 0
     for size, first in zip(sizes, firsts, strict=True):
         end = chunk + (-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0)
@@ -98,6 +102,7 @@ class Jobs:
     ) -> None:
         if not groups:
             raise LayoutError("no KV-cache groups; give the pages of at least one")
+        blocks_per_chunk = integer("blocks_per_chunk", blocks_per_chunk, least=1)
         self.blocks_per_chunk = blocks_per_chunk
         whole = [layouts_of(pages, device_rows, host_rows, blocks_per_chunk) for pages in groups]
         self._loads = Groups([compile(group.host, group.device) for group in whole])

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import cached_property
 from threading import get_ident
 from types import ModuleType, TracebackType
 
 import numpy as np
 
+from kvplan.cached_property import cached_property
 from kvplan.errors import TransferError
 from kvplan.execute.driver import (
     DEFAULT_SHARED,

@@ -91,8 +91,8 @@ class DeviceTransfer(Transfer):
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
-        check_layer(self.plan, layer)
-        self._order(self._runtime.stream_handle(stream), layer)
+        number = check_layer(self.plan, layer)
+        self._order(self._runtime.stream_handle(stream), number)
 
     def precede(self, stream: int) -> None:
         """Let a stream, by its handle, wait for the end of this transfer."""

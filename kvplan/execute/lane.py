@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kvplan.cached_property import cached_property
 from kvplan.execute.cuda import Device
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.tally import ExecutorStats, Tally
+from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.nixl import memory_of
 from kvplan.plan import Plan
@@ -223,8 +224,8 @@ class NixlPeer:
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         if not isinstance(note, bytes):
             raise KVPlanError(f"note is a {type(note).__name__}; give bytes")
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise KVPlanError(f"attempts is {attempts!r}; a transfer is tried at least once")
+        right = "a transfer is tried at least once"
+        attempts = integer("attempts", attempts, least=1, right=right, error=KVPlanError)
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give seconds, more than none, or None")
         reading = self._reads(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.errors import PathError
+from kvplan.integers import optional_integer
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
@@ -70,12 +71,8 @@ class Policy:
             ("chunk_bytes", 1 << 8, None, "a chunk has at least 256 bytes"),
             ("streams", 1, 8, "the copy engine uses 1 to 8"),
         ):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or value < least or (most is not None and value > most):
-                raise PathError(f"{name} is {value!r}; {why}")
+            value = optional_integer(name, getattr(self, name), least=least, most=most, right=why, error=PathError)
+            object.__setattr__(self, name, value)
         if self.tile_bytes is not None and self.tile_bytes & (self.tile_bytes - 1):
             raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")
 

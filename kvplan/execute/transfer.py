@@ -6,16 +6,24 @@ import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.holding import check_held
+from kvplan.integers import integer
 from kvplan.layers import layers_of
 from kvplan.plan import Plan
 from kvplan.slicing import number_ranges
 
 if TYPE_CHECKING:
     from kvplan.execute.host import HostPath
+    from kvplan.layout import KVLayout
+
+
+ASKED = 2  # programs of joined plans that are all asked about their memory, which takes 0.3 us each
+_turns = count()  # which of several is asked next
 
 
 class _Result(NamedTuple):
@@ -162,26 +170,45 @@ class Transfer(ABC):
 def check_layouts(plan: Plan) -> None:
     """Both sides can be moved.
 
+    Of each side one tensor is asked whether it still has its memory; see :func:`kvplan.holding.questions`. Of more than
+    two programs whose plans were joined, one is asked in its turn.
+
     Raises:
-        LayoutError: a destination that is read-only, or addresses that are not this process's.
+        LayoutError: a destination that is read-only, addresses that are not this process's, or a tensor that was found
+            to have other memory than when it was described.
     """
+    programs = plan.programs
+    if len(programs) > ASKED:
+        programs = (programs[next(_turns) % len(programs)],)
+    elif len(programs) == 1 == len(plan.layouts) and programs[0].ready():  # of most submits this is all
+        return
     for src, dst in plan.layouts:
-        for layout in (src, dst):
-            if layout.addresses != "memory":
-                raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; nothing can be moved")
-        if not dst.writable:
-            raise LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
+        if src.addresses != "memory" or dst.addresses != "memory" or not dst.writable:
+            raise _immovable(src, dst)
+    for program in programs:
+        if not program.ready():
+            check_held(program.src, program.src.holdings)
+            check_held(program.dst, program.dst.holdings)
 
 
-def check_layer(plan: Plan, layer: int) -> None:
-    """The plan moves this layer.
+def _immovable(src: KVLayout, dst: KVLayout) -> LayoutError:
+    for layout in (src, dst):
+        if layout.addresses != "memory":
+            return LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; nothing can be moved")
+    return LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
+
+
+def check_layer(plan: Plan, layer: Any) -> int:
+    """The global number of a layer, which the plan moves.
 
     Raises:
-        LayoutError: it does not.
+        LayoutError: it does not, or that is no number.
     """
     moved = layers_of(plan)
-    if layer not in moved:
-        raise LayoutError(f"layer {layer!r} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    number = integer("layer", layer)
+    if number not in moved:
+        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    return number
 
 
 class StreamlessTransfer(Transfer):

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
+from kvplan.integers import optional_integer
 from kvplan.limits import NUMBER
 from kvplan.quoting import quoted
 from kvplan.reading import json_of
@@ -179,9 +180,7 @@ class _Reader:
 
     def whole(self, name: str) -> int | None:
         value = self._document.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= NUMBER):
-            raise KVPlanError(f"{name} is {quoted(value)}; a whole number is due")
-        return value
+        return optional_integer(name, value, least=0, most=NUMBER, right="a whole number is due", error=KVPlanError)
 
     def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
         held: Any = self._document
