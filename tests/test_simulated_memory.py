@@ -145,7 +145,7 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
     gate.set()
     transfer.synchronize()
     pair.check()
-    assert keeper.join(60)
+    assert keeper.thread.join(60)
     assert not device.memory
 
 

@@ -254,36 +254,6 @@ def test_without_a_thread_to_issue_it_a_transfer_is_refused_and_the_next_goes_on
         assert (stats.transfers, stats.failed, stats.in_flight) == (1, 1, 0)
 
 
-def test_a_close_beside_a_cancel_joins_the_thread_that_relieves(monkeypatch):
-    device = Device()
-    pair = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor:
-        held = executor.submit(plan_only(pair, Move([1], [1])), after=threading.Event())
-        lane = executor._backend.lanes["load"]
-        while lane.waiting is None:
-            pass
-        seen = []
-
-        def close():
-            try:
-                seen.append(lane.join(0))
-            except BaseException as error:  # noqa: BLE001
-                seen.append(error)
-
-        closing = threading.Thread(target=close)
-
-        def meanwhile():
-            closing.start()
-            closing.join(0.2)  # as far as it comes
-            return True
-
-        start_if(monkeypatch, "kvplan-load", meanwhile)
-        assert held.cancel()
-        monkeypatch.undo()
-        closing.join(PATIENCE)
-        assert seen == [False]
-
-
 def test_a_close_does_not_wait_for_what_was_taken_back():
     device = Device()
     pair = pair_on(device, "store")

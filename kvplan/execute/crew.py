@@ -14,10 +14,15 @@ class Crew:
     """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
 
     Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
+
+    Args:
+        helpers: how many.
+        inside: identifiers of threads that must not wait for the executor's end; theirs are added.
     """
 
-    def __init__(self, helpers: int) -> None:
+    def __init__(self, helpers: int, inside: set[int]) -> None:
         self._missing = helpers
+        self._inside = inside
         self._helpers: list[threading.Thread] = []
         self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
 
@@ -31,6 +36,7 @@ class Crew:
                 helper.start()
             except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
                 break
+            self._inside.add(helper.ident or 0)
             self._missing -= 1
             self._helpers.append(helper)
         for _ in self._helpers[:wanted]:

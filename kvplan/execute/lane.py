@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kvplan.execute.cuda import Device
+from kvplan.execute.latch import Wake
+from kvplan.execute.line import Line
+from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
 
-Job = Callable[[], None]
+# Its streams, and whether one is of the highest priority; None: as its transfers are.
+STREAMS: dict[str, bool | None] = {"copy": None, "kernel": True, "other": True, "gate": False}
 
 
 class Lane:
@@ -30,16 +33,30 @@ class Lane:
 
     Attributes:
         urgent: whether it is for urgent transfers: all its streams are of the highest priority.
+        copy: the stream of the copy engine.
+        kernel: the stream of kernels, of the highest priority: short ones that others wait for.
+        other: another such, so that two chunks of a load are due at once. Where compute holds every SM to its end, a
+            kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
+            kernels that fill slots at once fill the first one later.
+        gate: a stream that only waits, for events that a later issue is to wait for.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
         calls: of the driver, that issued those.
+        issuing: the transfer that a submit is putting on the streams now.
         pending: transfers that its thread has not issued, in the order of their submits.
         waiting: the one whose turn its thread waits for on the CPU.
         lock: held by whoever submits; the same for both lanes of a direction.
+        thread: issues what is pending.
+        standby: waits for what is not CUDA's, in that thread's place.
     """
 
-    def __init__(self, device: Device, name: str, beside: Lane | None = None) -> None:
+    copy: int
+    kernel: int
+    other: int
+    gate: int
+
+    def __init__(self, device: Device, name: str, inside: set[int], beside: Lane | None = None) -> None:
         self.name = name
         self.urgent = beside is not None
         self._device = device
@@ -47,119 +64,76 @@ class Lane:
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
         self.calls = 0
-        self.pending: deque[DeviceTransfer] = deque()
+        self.issuing: DeviceTransfer | None = None
+        self.pending: Line[DeviceTransfer] = Line()
         self.waiting: DeviceTransfer | None = None
-        self.lock: AbstractContextManager[Any] = beside.lock if beside is not None else threading.RLock()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._waiting = 0
-        self._count = threading.Lock()
+        self.lock: Any = beside.lock if beside is not None else threading.RLock()  # Any: it is asked whose it is
+        self.wake: Wake = SimpleQueue()
+        self.stir: Callable[[], object] = partial(self.wake.put, None)
+        self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", inside)
+        self.standby = Standby(inside)
 
-    @cached_property
-    def copy(self) -> int:
-        """The stream of the copy engine."""
-        return self._device.stream(urgent=self.urgent)
+    def __getattr__(self, name: str) -> int:
+        """Make a stream when it is first asked for."""
+        if name not in STREAMS:
+            raise AttributeError(f"a lane has no {name!r}")
+        aside(partial(self._make, name))
+        return int(vars(self)[name])
 
-    @cached_property
-    def kernel(self) -> int:
-        """The stream of kernels, of the highest priority: short ones that others wait for."""
-        return self._device.stream(urgent=True)
-
-    @cached_property
-    def other(self) -> int:
-        """Another such, so that two chunks of a load are due at once.
-
-        Where compute holds every SM to its end, a kernel that becomes due only when another has ended finds the SMs
-        taken again. Stores lose by it: two kernels that fill slots at once fill the first one later.
-        """
-        return self._device.stream(urgent=True)
-
-    @cached_property
-    def gate(self) -> int:
-        """A stream that only waits, for events that a later issue is to wait for."""
-        return self._device.stream()
+    def _make(self, name: str) -> None:
+        if name not in vars(self):
+            urgent = STREAMS[name]
+            with self._device.current():
+                vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
     @property
     def streams(self) -> tuple[int, ...]:
         """All its streams that were made."""
         made = vars(self)
-        return (*(made[name] for name in ("copy", "kernel", "other", "gate") if name in made), *self.side)
+        return (*(made[name] for name in STREAMS if name in made), *self.side)
 
     def sides(self, count: int) -> list[int]:
         """Copy streams beside the first; made when first asked for."""
-        while len(self.side) < count:
-            self.side.append(self._device.stream(urgent=self.urgent))
+        if len(self.side) < count:
+            aside(partial(self._make_sides, count))
         return self.side[:count]
+
+    def _make_sides(self, count: int) -> None:
+        with self._device.current():
+            while len(self.side) < count:
+                self.side.append(self._device.stream(urgent=self.urgent))
 
     @property
     def busy(self) -> bool:
         """Whether its own thread has something to issue, so that what comes now must queue behind it."""
-        return self._waiting > 0
-
-    def later(self, job: Job) -> None:
-        """Let the lane's own thread issue something; jobs run in order.
-
-        Raises:
-            RuntimeError: there is no thread for it.
-        """
-        with self._count:
-            if self._thread is None:
-                thread = self._new_thread()
-                thread.start()
-                self._thread = thread
-            self._waiting += 1
-        self._jobs.put(job)
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._serve, name=f"kvplan-{self.name}", daemon=True)
-
-    def relieve(self) -> None:
-        """Another thread in place of the one that waits for what nobody needs any more; that one ends with its wait.
-
-        The runtime's lock is held, so that its wait cannot end meanwhile.
-        """
-        self.waiting = None
-        with self._count:  # nobody joins a thread that has not been started
-            old, self._thread = self._thread, self._new_thread()
-            try:
-                self._thread.start()
-            except RuntimeError:  # no more threads: then the old one goes on after its wait
-                self._thread = old
-            else:
-                self._waiting -= 1
-
-    def stop(self) -> None:
-        """End the thread behind what it has to issue."""
-        if self._thread is not None:
-            self._jobs.put(None)
-
-    def here(self) -> bool:
-        """Whether the caller is the lane's own thread."""
-        return self._thread is threading.current_thread()
+        return self.pending.first() is not None
 
     @property
     def queued(self) -> int:
         """Transfers that its thread has not issued."""
-        return self._waiting
+        return sum(not one._over for one in self.pending.entries())
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread; whether it has ended."""
-        with self._count:
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(timeout)
-        with self._count:
-            return thread is self._thread and not thread.is_alive()
+    def stop(self) -> None:
+        """End the thread behind what it has to issue."""
+        self.pending.close(self.stir)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            if not self.here():  # relieved
-                return
-            with self._count:
-                self._waiting -= 1
-            del job
+        while (transfer := self._next()) is not None:
+            transfer._issue_now()
+            self.pending.take()
+            transfer._is_issued()
+            del transfer
+        self.standby.dismiss()
+
+    def _next(self) -> DeviceTransfer | None:
+        """The transfer to issue next; None where there will be no more."""
+        while True:
+            for _ in range(self.wake.qsize()):  # what they tell is looked at now
+                self.wake.get()
+            transfer = self.pending.first()
+            if transfer is not None or self.pending.ended():
+                return transfer
+            self.wake.get()
 
 
 class Fork:
