@@ -38,7 +38,7 @@ class Keeper:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         # Not an Event, whose lock a collection of garbage in the wrong place would take twice.
-        self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.asleep = True
         self._stopped = False
         what = "no thread keeps what a GPU executor has in flight"
@@ -57,6 +57,8 @@ class Keeper:
         runtime = self.runtime
         while not self._stopped:
             self.calls.get()
+            if runtime.owner is not None and runtime.owner() is None:
+                runtime.stop()
             idle = 0
             while idle < IDLE_LOOKS and not self._stopped:
                 with contextlib.suppress(queue.Empty):

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -110,6 +111,16 @@ class HostPath:
         self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
         self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent one, too
         self._dealing = threading.Lock()  # of the two runners
+        self._owner: weakref.ref[object] | None = None
+
+    def own(self, executor: object) -> None:
+        """End when this object is no more, also where its finalizer is broken off."""
+        self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
+
+    def look(self) -> None:
+        """Stop where nobody can submit any more."""
+        if self._owner is not None and self._owner() is None and not self.waiting.closed:
+            self.stop()
 
     def start(self) -> None:
         """Start its runner.
@@ -159,7 +170,7 @@ class HostPath:
         Raises:
             LayoutError: a destination that is read-only, or addresses that are not this process's.
             PathError: the plan touches memory that is not the CPU's.
-            TransferError: it is closed, or this is a fork's child; or no thread can be started for the first urgent one.
+            TransferError: it is closed, or this is a fork's child; or the first urgent one gets no thread.
         """
         del by_layer
         _check(plan)
@@ -220,12 +231,11 @@ class HostPath:
 
     def load(self) -> None:
         """Load the loops that copy, before there is anything to copy."""
-        with sparing(wanted=self._sparing):
-            # What fails here fails again in the transfers that need it, where it is reported.
-            with contextlib.suppress(Exception):
-                if not self.waiting.closed or self.waiting.first() is not None:
-                    with compiling():
-                        _hands(0).load()
+        # What fails here fails again in the transfers that need it, where it is reported.
+        with sparing(wanted=self._sparing), contextlib.suppress(Exception):
+            if not self.waiting.closed or self.waiting.first() is not None:
+                with compiling():
+                    _hands(0).load()
         self.loaded.set()
 
     def deal_out(self) -> None:

@@ -73,6 +73,7 @@ class Runner:
         while True:
             for _ in range(self.wake.qsize()):  # what they tell is looked at now
                 self.wake.get()
+            host.look()
             host.deal_out()
             if self.queue:
                 return self.queue[0]

@@ -67,6 +67,7 @@ class Runtime:
         self.lanes |= {
             f"urgent {name}": Lane(device, f"urgent-{name}", self.inside, self.lanes[name]) for name in DIRECTION_LANES
         }
+        self.wakes = [lane.wake for lane in self.lanes.values()]
         self.tables = Tables(self)
         load, store, urgent_load, urgent_store = self.lanes.values()
         # By urgency, and whether it is a store: the lane of a transfer, and the direction's other one.
@@ -86,6 +87,11 @@ class Runtime:
         self.tally = Tally()
         self.graphs = Graphs(self)
         self.keeper = ending.Keeper(self)
+        self.owner: weakref.ref[object] | None = None
+
+    def own(self, executor: object) -> None:
+        """End when this object is no more, also where its finalizer is broken off."""
+        self.owner = weakref.ref(executor, self.keeper.calls.put)  # one call of C
 
     def start(self) -> None:
         """Start its keeper.

@@ -179,14 +179,14 @@ class Tables:
             if device.driver.cuEventQuery(table.fresh) == NOT_READY:
                 device.wait(stream, table.fresh)
                 return
-            runtime.events.append(table.fresh)
-            table.fresh = 0
+            fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+            runtime.events.append(fresh)
 
 
 def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target: Piece, table: Table) -> None:
     """Give back what a table had, once its group is gone: no transfer has it in flight any more."""
     slots.give(source)
     memory.give(target)
-    if table.fresh:
-        events.append(table.fresh)
-        table.fresh = 0
+    fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+    if fresh:
+        events.append(fresh)

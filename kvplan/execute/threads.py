@@ -125,9 +125,11 @@ class Worker:
         self._claims.append(me)
         if self._claims[0] == me:
             self._inside.add(me)
-            self._work()
-            self.ended.set()
-            self._leave()
+            try:
+                self._work()
+            finally:
+                self.ended.set()
+                self._leave()
 
 
 class Standby:

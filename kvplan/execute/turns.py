@@ -131,7 +131,7 @@ def cancel(runtime: Runtime, transfer: DeviceTransfer) -> bool:
         return transfer._cancelled
     error = TransferError(cancellation(transfer.plan))
     count, wakes = runtime.tally.ends.append, waking(issued.sleepers)
-    stirs = [lane.stir for lane in runtime.lanes.values()]
+    stirs = waking(runtime.wakes)
     with runtime.lock:
         if transfer._begun or transfer._over:
             return transfer._cancelled
@@ -145,7 +145,7 @@ def cancel(runtime: Runtime, transfer: DeviceTransfer) -> bool:
             try:
                 any(wakes)
             finally:
-                all([stir() is None for stir in stirs])
+                any(stirs)
         transfer._give_back()
     return True
 

@@ -1,0 +1,254 @@
+"""What an engine calls stays usable after a KeyboardInterrupt at any point: on the CPU and on a simulated GPU."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import KVLayout, TransferError
+from tests.gpu.caches import Move
+from tests.interrupts import Interrupt
+from tests.simulated.device import Device
+from tests.simulated.executors import executor_on, pair_on
+from tests.simulated.objects import Stream
+
+PATIENCE = 60.0  # seconds
+BLOCKS = 16
+
+
+class Host:
+    """An executor of the CPU, one transfer that waits, and one behind it."""
+
+    def __init__(self) -> None:
+        self.src = np.random.default_rng(0).integers(1, 256, (BLOCKS, 64), np.uint8)
+        self.dst = np.zeros_like(self.src)
+        self.program = kvplan.compile(*(KVLayout.from_tensors("block dim", one) for one in (self.src, self.dst)))
+        self.executor = kvplan.Executor(policy=kvplan.Policy(threads=2))
+        self.executor.submit(self.plan(0)).result()
+        self.gate = threading.Event()
+
+    def plan(self, block):
+        return self.program.plan([block], [block])
+
+    def submit(self, block, **more):
+        return self.executor.submit(self.plan(block), **more)
+
+    def check(self):
+        """All goes on: transfers of both priorities, what is in flight ends, and so does a close."""
+        try:
+            for priority in ("high", "normal"):
+                self.gate.set()
+                self.submit(1, priority=priority).synchronize(PATIENCE)
+                self.submit(2, priority=priority).synchronize(PATIENCE)
+            end = time.monotonic() + PATIENCE
+            while self.executor.stats().in_flight:
+                assert time.monotonic() < end, "a transfer is in flight that nobody runs"
+            assert (self.dst[:3] == self.src[:3]).all()
+        finally:
+            self.gate.set()
+            self.close()
+
+    def close(self):
+        closing = threading.Thread(target=self.executor.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE)
+        assert not closing.is_alive(), "the close hangs"
+
+
+def submit(host):
+    return lambda: host.submit(3)
+
+
+def submit_high(host):
+    host.submit(3, priority="high").result()
+    return lambda: host.submit(4, priority="high")
+
+
+def submit_first_high(host):
+    return lambda: host.submit(3, priority="high")
+
+
+def submit_behind(host):
+    host.submit(3, after=host.gate)
+    return lambda: host.submit(3, priority="high")
+
+
+def cancel(host):
+    transfer = host.submit(3, after=host.gate)
+    host.submit(4)
+    return transfer.cancel
+
+
+def cancel_queued(host):
+    host.submit(3, after=host.gate)
+    return host.submit(4).cancel
+
+
+def result(host):
+    return lambda: host.submit(3).result()
+
+
+def wait(host):
+    transfer = host.submit(3, after=host.gate)
+
+    def waits():
+        with suppress(TransferError):
+            transfer.synchronize(0.001)
+
+    return waits
+
+
+def ask(host):
+    transfer = host.submit(3)
+    return lambda: (transfer.done(), repr(transfer), host.executor.stats())
+
+
+@pytest.mark.parametrize(
+    "operation", [submit, submit_high, submit_first_high, submit_behind, cancel, cancel_queued, result, wait, ask]
+)
+def test_an_executor_of_the_cpu_goes_on_after_an_interrupt_at_any_point(operation):
+    for at in itertools.count(1):
+        host = Host()
+        call, interrupt = operation(host), Interrupt(at)
+        interrupted = interrupt.within(call)
+        try:
+            host.check()
+        except BaseException as error:
+            raise AssertionError(f"interrupted at point {at}, {interrupt.where}") from error
+        if not interrupted:
+            break
+    assert at > 5
+
+
+def test_a_close_can_be_repeated_after_an_interrupt_at_any_point():
+    for at in itertools.count(1):
+        host = Host()
+        transfers = [host.submit(3, after=host.gate), host.submit(4), host.submit(5, priority="high")]
+        opener = threading.Timer(0.002, host.gate.set)
+        opener.start()
+        interrupt = Interrupt(at)
+        interrupted = interrupt.within(host.executor.close)
+        host.gate.set()
+        host.close()
+        opener.join()
+        assert all(transfer.done() for transfer in transfers), interrupt.where
+        assert (host.dst[3:6] == host.src[3:6]).all()
+        with pytest.raises(TransferError, match="is closed"):
+            host.submit(6)
+        if not interrupted:
+            break
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_executor_whose_making_was_interrupted_leaves_no_thread():
+    before = set(threading.enumerate())
+    for at in itertools.count(1):
+        interrupt = Interrupt(at)
+        interrupted = interrupt.within(kvplan.Executor)
+        gc.collect()
+        end = time.monotonic() + PATIENCE
+        while left := [one for one in set(threading.enumerate()) - before if one.is_alive()]:
+            assert time.monotonic() < end, (interrupt.where, left)
+            time.sleep(1e-3)
+        if not interrupted:
+            break
+    assert at > 20
+
+
+# On a simulated GPU. What is left there at the end, memory, events or a kernel, `executor_on` finds.
+
+
+def at_once(executor, pair, gate, user):
+    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst))
+
+
+def behind_a_stream(executor, pair, gate, user):
+    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=Stream(user), priority="high")
+
+
+def by_the_lane(executor, pair, gate, user):
+    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=gate)
+
+
+def and_its_result(executor, pair, gate, user):
+    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst)).result()
+
+
+def and_a_wait(executor, pair, gate, user):
+    transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), by_layer=True)
+    return lambda: (transfer.wait_layer(0, Stream(user)), transfer.wait(Stream(user)), transfer.done())
+
+
+def and_a_cancel(executor, pair, gate, user):
+    transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=gate)
+    executor.submit(pair.plan(Move([7], [5])))
+    return lambda: (transfer.cancel(), executor.stats())
+
+
+MOVE = Move([3, 1, 8, 5], [0, 7, 2, 4])
+CALLS = [at_once, behind_a_stream, by_the_lane, and_its_result, and_a_wait, and_a_cancel]
+
+
+def interrupted_on_a_gpu(call, path, at, *, warm):
+    """Whether a call was interrupted at a point; and that all goes on."""
+    device, gate = Device(at), threading.Event()
+    pair = pair_on(device, "load" if at % 2 else "store")
+    interrupt = Interrupt(at)
+    try:
+        with executor_on(device, path) as executor:
+            device.gates.append(gate)
+            if warm:
+                executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
+            user = device.stream()
+            todo = call(executor, pair, gate, user)
+            interrupted = interrupt.within(todo)
+            gate.set()
+            executor.submit(pair.plan(Move([6], [6])), priority="high").synchronize(PATIENCE)
+            executor.submit(pair.plan(MOVE)).synchronize(PATIENCE)
+            end = time.monotonic() + PATIENCE
+            while executor.stats().in_flight:
+                executor._backend.reap()
+                assert time.monotonic() < end, "a transfer is in flight that nobody ends"
+            device.run()
+            pair.check()
+            closing = threading.Thread(target=executor.close, daemon=True)
+            closing.start()
+            closing.join(PATIENCE)
+            assert not closing.is_alive(), "the close hangs"
+    except BaseException as error:
+        raise AssertionError(f"interrupted at point {at}, {interrupt.where}") from error
+    return interrupted
+
+
+PATHS = ["kernel", "staged", "copy_engine"]
+FEW = 24  # points of each case in the ordinary tests; `tests.deep.signals` takes all
+
+
+def points_on_a_gpu(call, path, *, warm):
+    """How many points there are where a call can be interrupted."""
+    device, gate = Device(1), threading.Event()
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor:
+        if warm:
+            executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
+        interrupt = Interrupt(0)
+        interrupt.within(call(executor, pair, gate, device.stream()))
+        gate.set()
+    return interrupt.points
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("warm", [True, False])
+def test_an_executor_of_a_gpu_goes_on_after_an_interrupt(call, path, warm):
+    points = points_on_a_gpu(call, path, warm=warm)
+    assert points > 10
+    for at in range(1, points + 1, max(points // FEW, 1)):
+        interrupted_on_a_gpu(call, path, at, warm=warm)

@@ -1,0 +1,9 @@
+"""A small run of `tests.deep.soak`."""
+
+from __future__ import annotations
+
+from tests.deep import soak
+
+
+def test_random_transfers_move_every_byte_and_leave_nothing():
+    soak.soak(seed=1, transfers=1_500)
