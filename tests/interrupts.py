@@ -17,15 +17,16 @@ DEVICE = "/tests/simulated/"
 
 
 class Interrupt:
-    """Raises once, at the point of this number, counted from 1.
+    """Raises once, at the point of this number, counted from 1; or does something there, as a handler may.
 
     Attributes:
         points: how many were passed.
         where: the one at which it raised, for messages.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, do: Callable[[], object] | None = None) -> None:
         self.at = at
+        self.do = do
         self.points = 0
         self.where = ""
 
@@ -55,7 +56,9 @@ class Interrupt:
             sys.setprofile(None)
             what = f" of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else ""
             self.where = f"{event}{what}, {name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
-            raise KeyboardInterrupt
+            if self.do is None:
+                raise KeyboardInterrupt
+            self.do()
 
 
 def _ours(name: str) -> bool:

@@ -31,12 +31,11 @@ class Crew:
         share = _Share(work)
         wanted = len(work) - 1
         while self._missing and len(self._helpers) < wanted:
-            helper = threading.Thread(target=_help, args=(self._calls,), name="kvplan-copy", daemon=True)
+            helper = threading.Thread(target=_help, args=(self._calls, self._inside), name="kvplan-copy", daemon=True)
             try:
                 helper.start()
             except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
                 break
-            self._inside.add(helper.ident or 0)
             self._missing -= 1
             self._helpers.append(helper)
         for _ in self._helpers[:wanted]:
@@ -81,7 +80,10 @@ class _Share:
             raise errors[0]
 
 
-def _help(calls: queue.SimpleQueue[_Share | None]) -> None:
+def _help(calls: queue.SimpleQueue[_Share | None], inside: set[int]) -> None:
+    me = threading.get_ident()
+    inside.add(me)
     while (share := calls.get()) is not None:
         share.work()
         del share
+    inside.discard(me)  # the next thread may get its number

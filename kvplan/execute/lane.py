@@ -17,8 +17,24 @@ from kvplan.execute.threads import Standby, Worker, aside
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
 
-# Its streams, and whether one is of the highest priority; None: as its transfers are.
-STREAMS: dict[str, bool | None] = {"copy": None, "kernel": True, "other": True, "gate": False}
+STREAMS = ("copy", "kernel", "other", "gate")
+
+
+class Stream:
+    """A stream of a lane, made when it is first asked for, and from then on an attribute of the lane."""
+
+    def __init__(self, *, urgent: bool | None) -> None:
+        self._urgent = urgent
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """The class tells its name."""
+        self._name = name
+
+    def __get__(self, lane: Lane, owner: type | None = None) -> int:
+        """Make it, where no signal comes between its making and its place."""
+        aside(partial(lane.make, self._name, urgent=self._urgent))
+        return int(vars(lane)[self._name])
 
 
 class Lane:
@@ -47,14 +63,15 @@ class Lane:
         pending: transfers that its thread has not issued, in the order of their submits.
         waiting: the one whose turn its thread waits for on the CPU.
         lock: held by whoever submits; the same for both lanes of a direction.
+        owned: whether the calling thread holds it.
         thread: issues what is pending.
         standby: waits for what is not CUDA's, in that thread's place.
     """
 
-    copy: int
-    kernel: int
-    other: int
-    gate: int
+    copy = Stream(urgent=None)
+    kernel = Stream(urgent=True)
+    other = Stream(urgent=True)
+    gate = Stream(urgent=False)
 
     def __init__(self, device: Device, name: str, inside: set[int], beside: Lane | None = None) -> None:
         self.name = name
@@ -67,22 +84,17 @@ class Lane:
         self.issuing: DeviceTransfer | None = None
         self.pending: Line[DeviceTransfer] = Line()
         self.waiting: DeviceTransfer | None = None
-        self.lock: Any = beside.lock if beside is not None else threading.RLock()  # Any: it is asked whose it is
+        self.lock: Any = None
+        self.lock = threading.RLock() if beside is None else beside.lock
+        self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
         self.wake: Wake = SimpleQueue()
         self.stir: Callable[[], object] = partial(self.wake.put, None)
         self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", inside)
         self.standby = Standby(inside)
 
-    def __getattr__(self, name: str) -> int:
-        """Make a stream when it is first asked for."""
-        if name not in STREAMS:
-            raise AttributeError(f"a lane has no {name!r}")
-        aside(partial(self._make, name))
-        return int(vars(self)[name])
-
-    def _make(self, name: str) -> None:
+    def make(self, name: str, *, urgent: bool | None) -> None:
+        """Make a stream, where there is none of that name; one of transfers' own priority where ``urgent`` is None."""
         if name not in vars(self):
-            urgent = STREAMS[name]
             with self._device.current():
                 vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
@@ -106,7 +118,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether its own thread has something to issue, so that what comes now must queue behind it."""
-        return self.pending.first() is not None
+        return bool(self.pending.line) and self.pending.first() is not None
 
     @property
     def queued(self) -> int:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from queue import Empty, SimpleQueue
+from typing import Any
 
-Wake = SimpleQueue[None]
+Wake = SimpleQueue[Any]  # nobody looks at what is in it
 
 _put = SimpleQueue.put
 _nothing = repeat(None)

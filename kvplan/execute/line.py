@@ -20,6 +20,10 @@ CLOSED = Closed()
 class Line(Generic[Entry]):
     """Entries that any thread appends, and that one thread at a time takes from the front.
 
+    Attributes:
+        closed: whether it takes no more.
+        line: the entries, and :data:`CLOSED` behind the last.
+
     An entry is submitted by one call of C: from then on it is in the line, for everybody, and before that it is not.
     So nothing has to be undone where a signal's handler, or a finalizer, comes between two bytecodes of a submit;
     and a submit within another, of the same thread, finds nothing half made. There is no lock.
@@ -31,16 +35,16 @@ class Line(Generic[Entry]):
     (['a'], False, True, 'a')
     """
 
-    __slots__ = ("_line", "closed")
+    __slots__ = ("closed", "line")
 
     def __init__(self) -> None:
-        self._line: deque[Entry | Closed] = deque()
+        self.line: deque[Entry | Closed] = deque()
         self.closed = False
 
     def append(self, entry: Entry, wake: Callable[[], object]) -> None:
         """Submit an entry, then wake whoever takes it; a call of C, so that it is made whatever is raised meanwhile."""
         try:
-            self._line.append(entry)
+            self.line.append(entry)
         finally:
             wake()
 
@@ -48,7 +52,7 @@ class Line(Generic[Entry]):
         """Take no more. Closing twice is fine."""
         try:
             self.closed = True  # before the end is in the line: who is behind it looks
-            self._line.append(CLOSED)
+            self.line.append(CLOSED)
         finally:
             wake()
 
@@ -56,17 +60,17 @@ class Line(Generic[Entry]):
         """Whether an entry that was appended is behind the end, so that nobody takes it; then it is removed."""
         if not self.closed:
             return False
-        line = list(self._line)  # by one call: others append meanwhile
+        line = list(self.line)  # by one call: others append meanwhile
         if CLOSED not in line or entry not in line[line.index(CLOSED) :]:
             return False
         with contextlib.suppress(ValueError):
-            self._line.remove(entry)
+            self.line.remove(entry)
         return True
 
     def entries(self) -> list[Entry]:
         """All that are submitted and have not been taken."""
         found: list[Entry] = []
-        for one in list(self._line):
+        for one in list(self.line):
             if isinstance(one, Closed):
                 break
             found.append(one)
@@ -74,16 +78,16 @@ class Line(Generic[Entry]):
 
     def first(self) -> Entry | None:
         """The entry whose turn it is."""
-        one = self._line[0] if self._line else None
+        one = self.line[0] if self.line else None
         return None if isinstance(one, Closed) else one
 
     def ended(self) -> bool:
         """Whether it is closed and all entries before that were taken."""
-        return bool(self._line) and self._line[0] is CLOSED
+        return bool(self.line) and self.line[0] is CLOSED
 
     def take(self) -> None:
         """Remove the first entry; only by the thread whose line it is."""
-        self._line.popleft()
+        self.line.popleft()
 
     def __len__(self) -> int:
-        return len(self.entries()) if self.closed else len(self._line)
+        return len(self.entries()) if self.closed else len(self.line)

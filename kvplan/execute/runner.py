@@ -75,9 +75,10 @@ class Runner:
                 self.wake.get()
             host.look()
             host.deal_out()
+            last = host.dealt_out()  # asked first: the other runner deals out, too
             if self.queue:
                 return self.queue[0]
-            if host.dealt_out():
+            if last:
                 return None
             self.wake.get()
 

@@ -56,7 +56,9 @@ class Runtime:
         self.generation = generation()
         self.device = device
         self.policy = policy
-        self.lock: Any = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
+        lock: Any = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
+        self.lock = lock
+        self._owned: Callable[[], bool] = lock._is_owned  # by the calling thread
         self.closed = False
         self.inside: set[int] = set()  # identifiers of its own threads, which cannot wait for its end
         self.preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
@@ -141,7 +143,7 @@ class Runtime:
             lane, other = self._lanes_of[urgent, plan.direction == "store"]
             # Within another call of the same thread, in a signal's handler or a finalizer: what that has half done is
             # not looked at, and nobody is waited for.
-            within = self.lock._is_owned() or lane.lock._is_owned() or bool(acting and get_ident() in acting)
+            within = self._owned() or lane.owned() or (acting and get_ident() in acting)
             if capturing is None and within:
                 self.check_open()
                 self._put(transfer, path, lane, other, after, late=True, by_layer=by_layer)
@@ -162,7 +164,7 @@ class Runtime:
         try:
             waits = waits_of(after, transfer)
             behind = turns.before(transfer.plan, other)
-            late = late or waits is None or lane.busy or turns.full(self, lane)
+            late = late or waits is None or lane.busy or (lane.calls > turns.MANY_CALLS and turns.full(self, lane))
             late = late or (isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:

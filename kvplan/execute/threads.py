@@ -128,6 +128,7 @@ class Worker:
             try:
                 self._work()
             finally:
+                self._inside.discard(me)  # the next thread may get its number
                 self.ended.set()
                 self._leave()
 

@@ -24,7 +24,7 @@ MANY_CALLS = 256
 
 def before(plan: Plan, other: Lane) -> list[DeviceTransfer]:
     """What has not ended on the direction's other lane and conflicts with a plan."""
-    if not other.pending and not other.flying and other.issuing is None:
+    if not other.pending.line and not other.flying and other.issuing is None:
         return []
     others = dict.fromkeys(other.pending.entries())  # in the order that a transfer goes through them
     if other.issuing is not None:
