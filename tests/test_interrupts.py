@@ -260,7 +260,7 @@ def interrupted_on_a_gpu(call, path, at, *, warm):
 
 
 PATHS = ["kernel", "staged", "copy_engine"]
-FEW = 24  # points of each case in the ordinary tests; `tests.deep.signals` takes all
+FEW = 12  # points of each case in the ordinary tests; `tests.deep.signals` takes all
 
 
 def points_on_a_gpu(call, path, *, warm):

@@ -244,7 +244,10 @@ class HostPath:
             while (transfer := self.waiting.first()) is not None:
                 mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
                 others = list(other.queue)
-                transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
+                try:
+                    transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
+                except MemoryError:  # it waits for more than it must
+                    transfer.behind = others
                 mine.queue.append(transfer)
                 self.waiting.take()
 
