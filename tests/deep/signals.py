@@ -14,17 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.test_interrupts import (
-    CALLS,
-    PATHS,
-    Host,
-    cancel,
-    interrupted_on_a_gpu,
-    points_on_a_gpu,
-    result,
-    submit,
-    submit_high,
-)
+from tests.test_interrupts import Host, cancel, result, submit, submit_high
+from tests.test_simulated_interrupts import CALLS, PATHS, interrupted_on_a_gpu, points_on_a_gpu
 
 LONGEST = 2.0  # times what the operation takes: the latest that a signal comes
 
