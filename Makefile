@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-peers test-gpu lint bench clean
+.PHONY: demo test deep test-peers test-gpu lint bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -13,6 +13,12 @@ demo: $(VENV)/cli.stamp
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+
+# Random transfers, and random files, for minutes; each prints its seed.
+deep: $(VENV)/test.stamp
+	$(BIN)/python -m tests.deep.soak
+	$(BIN)/python -m tests.deep.fuzz_files
+	$(BIN)/python -m tests.deep.signals
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError, jit
-from kvplan.execute import host, memcpy
+from kvplan.execute import host, memcpy, runner
 from tests.patience import PATIENCE, once, takes_no_more
 
 
@@ -265,7 +265,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     transfer.synchronize(PATIENCE)
     assert (dst[2] == src[1]).all()
     assert host_path.join(PATIENCE)
-    assert host_path not in host._live
+    assert host_path.normal not in runner.live
 
 
 def test_an_executor_collected_as_garbage_blocks_nobody():
@@ -325,7 +325,7 @@ def test_a_close_between_the_check_and_the_put_is_seen():
     def slow_check():
         check()
         calls.append(1)
-        if len(calls) == 2:  # the last one before the lock
+        if len(calls) == 2:  # the last one before the entry
             executor.close()
 
     path.check_open = slow_check

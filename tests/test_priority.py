@@ -206,16 +206,23 @@ def test_without_a_thread_to_spare_those_behind_wait_on(executor, gate, monkeypa
     start = threading.Thread.start
 
     def refuse(thread):
-        if thread.name == "kvplan-host":
+        if thread.name == "kvplan-after":
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    waiting = executor.submit(program.plan([1], [1]), after=gate)
-    behind = executor.submit(program.plan([2], [2]))
-    until(lambda: executor._backend._waiting is not None)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert waiting.cancel()
+    asked = threading.Event()
+
+    class Asked:
+        def wait(self):
+            asked.set()
+            gate.wait(PATIENCE)
+
+    waiting = executor.submit(program.plan([1], [1]), after=Asked())
+    behind = executor.submit(program.plan([2], [2]))
+    assert asked.wait(PATIENCE)
     monkeypatch.undo()
+    assert waiting.cancel()
     with pytest.raises(TransferError, match="has not finished"):
         behind.synchronize(0.05)
     gate.set()
@@ -261,31 +268,20 @@ def test_a_close_waits_for_high_ones_too(gate):
     assert not dst[2].any()
 
 
-def test_a_close_beside_a_cancel_waits_for_the_runner_that_relieves(monkeypatch):
-    """The other has been made and not been started when the close asks for it."""
+def test_a_close_beside_a_cancel_waits_for_those_behind():
     src, dst, program = pair()
     executor = kvplan.Executor()
     waiting = executor.submit(program.plan([1], [1]), after=threading.Event())
     behind = executor.submit(program.plan([2], [2]))
-    until(lambda: executor._backend._waiting is not None)
-    start, seen = threading.Thread.start, []
+    seen = []
 
     def close():
-        try:
-            executor.close()
-        except BaseException as error:  # noqa: BLE001
-            seen.append(error)
+        executor.close()
         seen.append(behind.done())
 
     closing = threading.Thread(target=close)
-
-    def watched(thread):
-        if thread.name == "kvplan-host":
-            start(closing)
-            closing.join(0.2)  # as far as it comes
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", watched)
+    closing.start()
+    closing.join(0.05)  # as far as it comes
     assert waiting.cancel()
     closing.join(PATIENCE)
     assert seen == [True]

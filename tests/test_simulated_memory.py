@@ -145,7 +145,7 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
     gate.set()
     transfer.synchronize()
     pair.check()
-    assert keeper.join(PATIENCE)
+    assert keeper.thread.join(PATIENCE)
     assert not device.memory
 
 

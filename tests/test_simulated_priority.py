@@ -10,7 +10,7 @@ import pytest
 import kvplan
 from kvplan import PathError, TransferError
 from tests.gpu.caches import Move
-from tests.patience import PATIENCE, until
+from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -251,35 +251,6 @@ def test_without_a_thread_to_issue_it_a_transfer_is_refused_and_the_next_goes_on
         pair.check()
         stats = executor.stats()
         assert (stats.transfers, stats.failed, stats.in_flight) == (1, 1, 0)
-
-
-def test_a_close_beside_a_cancel_joins_the_thread_that_relieves(monkeypatch):
-    device = Device()
-    pair = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor:
-        held = executor.submit(plan_only(pair, Move([1], [1])), after=threading.Event())
-        lane = executor._backend.lanes["load"]
-        until(lambda: lane.waiting is not None)
-        seen = []
-
-        def close():
-            try:
-                seen.append(lane.join(0))
-            except BaseException as error:  # noqa: BLE001
-                seen.append(error)
-
-        closing = threading.Thread(target=close)
-
-        def meanwhile():
-            closing.start()
-            closing.join(0.2)  # as far as it comes
-            return True
-
-        start_if(monkeypatch, "kvplan-load", meanwhile)
-        assert held.cancel()
-        monkeypatch.undo()
-        closing.join(PATIENCE)
-        assert seen == [False]
 
 
 def test_a_close_does_not_wait_for_what_was_taken_back():

@@ -98,7 +98,8 @@ def test_more_than_are_kept(count):
     tally = Tally()
     for _ in range(count):
         tally.add(result())
-    assert len(tally._pending) <= PENDING
+        tally.settle()
+    assert len(tally.ends) <= PENDING
     made = tally.stats()
     assert (made.transfers, made.nbytes, made.descriptors, made.launches) == (count, 4096 * count, 8 * count, 3 * count)
 
@@ -220,8 +221,9 @@ def test_failed_and_cancelled_ones_take_no_memory():
     tally = Tally()
     for _ in range(3 * PENDING):
         tally.fail()
-        tally.cancel()
-    assert len(tally._bad) <= PENDING
+        tally.ends.append("cancelled")
+        tally.settle()
+    assert len(tally.ends) <= PENDING
     assert (tally.stats().failed, tally.stats().cancelled) == (3 * PENDING, 3 * PENDING)
 
 

@@ -38,6 +38,8 @@ class _Backend(Protocol):
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
     def candidates_of(self, plan: Plan) -> list[Candidate]: ...
     def in_flight(self) -> int: ...
+    def own(self, executor: Executor) -> None: ...
+    def start(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -54,6 +56,7 @@ class Executor:
 
     Raises:
         PathError: a device or path that this executor does not serve, with the reason; or a policy that is none.
+        TransferError: no thread can be started for it.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
     stream: what one waits for (``after=``) holds up those behind it. A GPU's loads and stores do not hold each other
@@ -88,9 +91,15 @@ class Executor:
         self.policy = policy or Policy()
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)
+        self._submit = ranged(self._backend.submit)
         # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
-        self._submit = ranged(self._backend.submit)
+        self._backend.own(self)  # a signal may break a finalizer off; then its thread sees for itself
+        try:
+            self._backend.start()  # behind that: a thread that runs can always be told to end
+        except BaseException:
+            self._backend.stop()
+            raise
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
     def prepare(self, plan: Plan | None = None, *, by_layer: bool = False) -> None:
@@ -141,7 +150,8 @@ class Executor:
 
         Raises:
             TransferError: the executor is closed, or was made before a fork, in the parent process; ``after`` is a
-                transfer that failed; or the driver refuses a call, which is named with its code.
+                transfer that failed; no thread can be started that it needs; or the driver refuses a call, which is
+                named with its code.
             KVPlanError: what is not a plan, an ``after`` that cannot be waited for, or a priority that is none.
             LayoutError: a destination that is read-only, or addresses that are not this process's.
             HostMemoryError: pageable memory, for a path that needs it pinned.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -27,29 +25,28 @@ def prepare(runtime: Runtime, plan: Plan | None, *, most_groups: int) -> None:
     Raises:
         KVPlanError: whatever a submit of the plan would be refused with.
     """
-    with _kept_open(runtime), runtime.device.current(), compiling():  # weighing paths loads loops, too
-        names = [] if plan is None else _paths_for(runtime, plan)
-        compiled.load()
-        runtime.device.load_loops()
-        if plan is None or not plan.nbytes:
-            return
-        parts = [part for _, part in split_layers(plan, most_groups)] if most_groups > 1 else [plan]
-        for part in parts:
-            for name in names:
-                runtime.paths[name].make_ready(part)
-
-
-@contextmanager
-def _kept_open(runtime: Runtime) -> Iterator[None]:
-    """Keep what is being made from being torn down by a close: that waits, as it does for transfers."""
-    me = get_ident()
-    with runtime.lanes["load"].lock:  # which a stop takes, too
-        runtime.check_open()
-        runtime.preparing.append(me)
+    me = object()
     try:
-        yield
+        # Keep what is being made from being torn down by a close: that waits, as it does for transfers.
+        with runtime.lanes["load"].lock:  # which the end takes, too
+            runtime.check_open()
+            runtime.preparing[me] = get_ident()
+        with runtime.device.current(), compiling():  # weighing paths loads loops, too
+            _make_ready(runtime, plan, most_groups)
     finally:
-        runtime.preparing.remove(me)
+        runtime.preparing.pop(me, None)
+
+
+def _make_ready(runtime: Runtime, plan: Plan | None, most_groups: int) -> None:
+    names = [] if plan is None else _paths_for(runtime, plan)
+    compiled.load()
+    runtime.device.load_loops()
+    if plan is None or not plan.nbytes:
+        return
+    parts = [part for _, part in split_layers(plan, most_groups)] if most_groups > 1 else [plan]
+    for part in parts:
+        for name in names:
+            runtime.paths[name].make_ready(part)
 
 
 def _paths_for(runtime: Runtime, plan: Plan) -> list[str]:

@@ -14,10 +14,15 @@ class Crew:
     """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
 
     Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
+
+    Args:
+        helpers: how many.
+        inside: identifiers of threads that must not wait for the executor's end; theirs are added.
     """
 
-    def __init__(self, helpers: int) -> None:
+    def __init__(self, helpers: int, inside: set[int]) -> None:
         self._missing = helpers
+        self._inside = inside
         self._helpers: list[threading.Thread] = []
         self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
 
@@ -26,7 +31,7 @@ class Crew:
         share = _Share(work)
         wanted = len(work) - 1
         while self._missing and len(self._helpers) < wanted:
-            helper = threading.Thread(target=_help, args=(self._calls,), name="kvplan-copy", daemon=True)
+            helper = threading.Thread(target=_help, args=(self._calls, self._inside), name="kvplan-copy", daemon=True)
             try:
                 helper.start()
             except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
@@ -75,7 +80,10 @@ class _Share:
             raise errors[0]
 
 
-def _help(calls: queue.SimpleQueue[_Share | None]) -> None:
+def _help(calls: queue.SimpleQueue[_Share | None], inside: set[int]) -> None:
+    me = threading.get_ident()
+    inside.add(me)
     while (share := calls.get()) is not None:
         share.work()
         del share
+    inside.discard(me)  # the next thread may get its number

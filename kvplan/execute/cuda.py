@@ -329,7 +329,11 @@ class _Current:
         cu.cuCtxGetCurrent(byref(before))
         self._before = before.value
         if self._before != self._device.context:
-            cu.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._device.context))
+            try:
+                cu.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._device.context))
+            except BaseException:  # a signal's, too: what was entered half is left
+                cu.cuCtxSetCurrent(self._before)
+                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -348,7 +352,11 @@ class Uncaptured:
         self._mode = c_int(RELAXED)
 
     def __enter__(self) -> None:
-        self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
+        try:
+            self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
+        except BaseException:  # a signal's: what was entered half is left
+            self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

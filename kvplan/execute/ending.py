@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import functools
 import queue
-import threading
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.errors import TransferError
 from kvplan.execute.forks import generation
+from kvplan.execute.threads import Worker
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime
@@ -35,50 +36,44 @@ class Keeper:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         # Not an Event, whose lock a collection of garbage in the wrong place would take twice.
-        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._asleep = True
+        self.calls: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.asleep = True
         self._stopped = False
-        self._thread = threading.Thread(target=self._keep, name="kvplan-keeper", daemon=True)
+        what = "no thread keeps what a GPU executor has in flight"
+        self.thread = Worker(
+            "kvplan-keeper", self._keep, what, runtime.inside,
+            enter=partial(_live.add, self), leave=partial(_live.discard, self),
+        )  # fmt: skip
         _hook_exit()
-        _live.add(self)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Something is in flight."""
-        if self._asleep:
-            self._asleep = False
-            self._calls.put(None)
 
     def stop(self) -> None:
         """End once nothing is in flight any more."""
-        self._stopped = True
-        self._calls.put(None)
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for that; whether it has come."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._stopped = True  # from here to the end of put no signal is looked at
+        self.calls.put(None)
 
     def _keep(self) -> None:
-        runtime = self._runtime
+        runtime = self.runtime
         while not self._stopped:
-            self._calls.get()
+            self.calls.get()
+            if runtime.owner is not None and runtime.owner() is None:
+                runtime.stop()
             idle = 0
             while idle < IDLE_LOOKS and not self._stopped:
                 with contextlib.suppress(queue.Empty):
-                    self._calls.get(timeout=LOOK_SECONDS)
+                    self.calls.get(timeout=LOOK_SECONDS)
                 idle = 0 if runtime.reap() else idle + 1
-            self._asleep = True
-            if runtime.reap():  # submitted since the last look
-                self.wake()
-        while not all(lane.join(0) for lane in runtime.lanes.values()) or runtime.reap() or runtime.preparing:
+                runtime.tally.settle()
+            self.asleep = True
+            if runtime.reap() and self.asleep:  # submitted since the last look
+                self.asleep = False
+                self.calls.put(None)
+        runtime.stop_lanes()
+        while not all(lane.thread.join(0) for lane in runtime.lanes.values()) or runtime.reap() or runtime.preparing:
             time.sleep(STOPPED_LOOK_SECONDS)
         with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
             runtime.tear_down()
-        _live.discard(self)
 
 
 @functools.cache
@@ -88,14 +83,14 @@ def _hook_exit() -> None:
 
 def _drain_at_exit() -> None:
     """Finish all that was submitted."""
-    keepers = [keeper for keeper in tuple(_live) if keeper._runtime.generation == generation()]
+    keepers = [keeper for keeper in _live.copy() if keeper.runtime.generation == generation()]
     for keeper in keepers:
-        keeper._runtime.stop()
+        keeper.runtime.stop()
     until = time.monotonic() + EXIT_SECONDS
-    left = [keeper for keeper in keepers if not keeper.join(max(until - time.monotonic(), 0))]
+    left = [keeper for keeper in keepers if not keeper.thread.join(max(until - time.monotonic(), 0))]
     if left:
-        count = sum(len(lane.flying) + lane.queued for keeper in left for lane in keeper._runtime.lanes.values())
-        calls = sum(len(keeper._runtime.preparing) for keeper in left)
+        count = sum(len(lane.flying) + lane.queued for keeper in left for lane in keeper.runtime.lanes.values())
+        calls = sum(len(keeper.runtime.preparing) for keeper in left)
         what = f"{count} transfers of a GPU" + (f" and {calls} calls of prepare" if calls else "")
         message = f"at exit, {what} were given up: they have not ended in {EXIT_SECONDS:.0f} s"
         warnings.warn(message, RuntimeWarning, stacklevel=1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.cuda import NOT_READY
 from kvplan.execute.forks import generation
+from kvplan.execute.latch import Latch
+from kvplan.execute.threads import aside
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.kernel_path import Launch
-    from kvplan.execute.memory import Arena, Piece
+    from kvplan.execute.memory import Arena, Held, Piece
     from kvplan.execute.runtime import Runtime
 
 
@@ -30,10 +32,10 @@ class DeviceTransfer(Transfer):
     copies = launches = 0
     _after: Any = None  # the event it waits for, if that is somebody else's
     _begin = _end = 0
-    _issued: threading.Event | None = None  # of one that the lane's own thread issues
+    _issued: Latch | None = None  # of one that the lane's own thread issues
+    _job: Callable[[], None] | None = None  # what that thread is to do
     _begun = False  # the lane's own thread issues it, or has
     _cancelled = _over = _captured = False
-    _waiters = 0
     _unmarked = _mark = 0  # calls since the last event behind some of its calls, and that event
     _result: TransferResult | None = None
     _error: BaseException | None = None
@@ -44,7 +46,8 @@ class DeviceTransfer(Transfer):
         self.predicted = predicted
         self._runtime = runtime
         self._borrowed: list[int] = []  # events to give back
-        self._pieces: list[tuple[Arena, Piece]] = []  # (arena, piece) to give back
+        self._pieces: list[Held] = []  # memory to give back
+        self._blockers: list[object] = []  # of those who block on the end event
         self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
         self._launches: list[Launch] = []  # of a captured one
         self._steps: list[Plan] = []  # what it was cut into, which holds the run tables
@@ -60,15 +63,29 @@ class DeviceTransfer(Transfer):
         return self._take(self._runtime.memory, nbytes)
 
     def _take(self, arena: Arena, nbytes: int) -> Piece:
-        piece = arena.take(nbytes)
-        self._pieces.append((arena, piece))
-        return piece
+        return arena.take(nbytes, self._pieces)
 
     def event(self) -> int:
         """An event that is this transfer's until its end."""
-        event = self._runtime.take_event()
-        self._borrowed.append(event)
-        return event
+        events, borrowed = self._runtime.events, self._borrowed
+        while True:
+            if events:
+                event = events[-1]
+                del events[-1]  # from here to the end of append neither a signal nor another thread comes between
+                borrowed.append(event)
+                return event
+            aside(self._runtime.make_event)
+
+    def _issue_now(self) -> None:
+        """The lane's own thread issues it."""
+        job, self._job = self._job, None
+        if job is not None:
+            job()
+
+    def _is_issued(self) -> None:
+        """The lane's own thread has issued it, or passed it by."""
+        if self._issued is not None:
+            self._issued.set()
 
     @property
     def queued(self) -> bool:
@@ -178,6 +195,7 @@ class DeviceTransfer(Transfer):
     def _retire(self) -> bool:
         """End it if its last event has passed; the runtime's lock is held and its device current."""
         if self._over:
+            self._give_back()
             return True
         device = self._runtime.device
         code = device.driver.cuEventQuery(self._end)
@@ -189,10 +207,11 @@ class DeviceTransfer(Transfer):
             )
         elif self._error is None:
             seconds = device.seconds(self._begin, self._end)
-            self._result = TransferResult(
-                self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted
-            )
-            self._runtime.tally.add(self._result, self.plan.direction)
+            result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
+            ended, count = (result, self.plan.direction), self._runtime.tally.ends.append
+            if not self._over:  # else whoever came between has ended it
+                self._result, self._over = result, True  # from here to the end of count() no signal is looked at
+                count(ended)
         self._over = True
         self._give_back()
         return True
@@ -203,13 +222,26 @@ class DeviceTransfer(Transfer):
             self._runtime.tally.fail(self.plan, self.path, error)
 
     def _give_back(self) -> None:
-        if self._waiters:  # the last of those who block on the end event does it
+        """Give everything back, except while somebody blocks on its end; the runtime's lock is held.
+
+        Broken off anywhere, it has given back what it no longer has, and can be called again.
+        """
+        if self._blockers:
             return
-        runtime = self._runtime
-        for arena, piece in self._pieces:
-            arena.give(piece)
-        runtime.events.extend(self._borrowed)
-        self._pieces, self._borrowed, self._marks, self._steps, self._after = [], [], [], [], None
+        pieces, events, none = self._pieces, self._runtime.events, list[int]()
+        while pieces:
+            held = pieces[-1]
+            del pieces[-1]  # from here to the end of append no signal is looked at
+            held[0].append(held)
+        borrowed = self._borrowed
+        self._borrowed = none  # likewise
+        events.extend(borrowed)
+        self._marks, self._steps, self._after = [], [], None
+
+    @property
+    def _settled(self) -> bool:
+        """Whether it has ended and given everything back."""
+        return self._over and not self._pieces and not self._borrowed
 
     def __repr__(self) -> str:
         ended = "cancelled" if self._cancelled else "failed" if self._error else "done" if self._over else "in flight"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from typing import Any
 
 from kvplan.errors import TransferError
 
@@ -45,11 +45,12 @@ def check_process(made: int) -> None:
         raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Forks wait meanwhile: a child would inherit locks of imports and of compilers that nobody lets go of."""
-    with _Process.lock:
-        yield
+def compiling() -> AbstractContextManager[Any]:
+    """Forks wait within a ``with``: a child would inherit locks of imports and of compilers that nobody lets go of.
+
+    It is the lock itself, whose end is a call of C: a generator's could be broken off before it lets go.
+    """
+    return _Process.lock
 
 
 def _wait() -> None:

@@ -38,7 +38,7 @@ class Graphs:
         """
         runtime = self._runtime
         device, behind = runtime.device, self._behind(after)
-        with Uncaptured(device), runtime.lock:
+        with Uncaptured(device):
             fork = device.stream(urgent=True)
             self._forks.append(fork)
             self._captured.append(transfer)

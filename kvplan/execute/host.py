@@ -6,12 +6,11 @@ import atexit
 import contextlib
 import functools
 import os
-import queue
 import threading
 import time
 import warnings
-from collections import deque
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -23,8 +22,11 @@ from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
 from kvplan.execute.forks import check_process, compiling, generation
+from kvplan.execute.latch import Latch, waking
+from kvplan.execute.line import Line
+from kvplan.execute.runner import Runner, live
 from kvplan.execute.tally import Tally
-from kvplan.execute.transfer import HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts, wait_for
+from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
@@ -78,44 +80,56 @@ def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + step, count)) for first in range(0, count, step))
 
 
-_Job = tuple[HostTransfer, Any, Sequence[HostTransfer]]  # a transfer, and what it waits for
-
-
 class HostPath:
     """Runs transfers one after another, in the order of their submits, each on all threads.
 
     Its thread, the runner, keeps it alive until it is told to stop, by :meth:`stop` or :meth:`close`. Urgent transfers
-    have a path of their own, with threads of its own, made with the first of them: while that copies, no other begins.
-    Across the two, only what conflicts waits for one another.
+    have a runner of their own, with threads of its own, made with the first of them: while that copies, no other
+    transfer begins. Across the two, only what conflicts waits for one another.
+
+    A submit is one entry in one line; all that follows from it is worked out by the runners, in whose threads no
+    signal's handler runs. No lock is held that a submit, a cancel or a question takes.
 
     Args:
         threads: CPU threads; by default one a core, at most 8.
-        tally: of the path whose urgent transfers it runs; by default it is a path of its own, with its own tally.
+
+    Attributes:
+        inside: identifiers of its own threads, which cannot wait for its end.
+        loaded: the loops that copy are loaded, or cannot be.
+        waiting: transfers that are submitted, and not dealt out to their runners.
     """
 
-    def __init__(self, threads: int | None = None, tally: Tally | None = None) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
         self.generation = generation()
-        self.tally = tally or Tally()
-        self.waiting_since: float | None = None
-        self.loaded = threading.Event()
-        self._sparing = spares(0)  # as whoever makes it; the runner is a thread of its own
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._unfinished: deque[HostTransfer] = deque()  # in the order of their submits; ended ones may be among them
-        self._urgent: HostPath | None = None
-        self._idle = threading.Event()  # of urgent ones, nothing is copied, and nothing could be
-        self._idle.set()
-        self._tells = tally is not None  # of its own transfers, nobody asks
-        self._waiting: HostTransfer | None = None  # that the runner waits for the turn of
-        self._turn = threading.Lock()  # a transfer begins, or is cancelled
-        self._closed = False
-        self._lock = threading.Lock()  # no job goes behind the None that ends them
-        self._crew = Crew(self.threads - 1)
-        # Daemons: those that are not would be waited for at exit before anybody could tell them to stop.
-        self._runner = threading.Thread(target=self._serve, name="kvplan-host", daemon=True)
+        self.tally = Tally()
+        self.inside: set[int] = set()
+        self.loaded = Latch()
+        self._sparing = spares(0)  # as whoever makes it; a runner is a thread of its own
+        self.waiting: Line[HostTransfer] = Line()
+        self.normal, self.urgent = Runner(self, urgent=False), Runner(self, urgent=True)
+        self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
+        self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent one, too
+        self._dealing = threading.Lock()  # of the two runners
+        self._owner: weakref.ref[object] | None = None
+
+    def own(self, executor: object) -> None:
+        """End when this object is no more, also where its finalizer is broken off."""
+        self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
+
+    def look(self) -> None:
+        """Stop where nobody can submit any more."""
+        if self._owner is not None and self._owner() is None and not self.waiting.closed:
+            self.stop()
+
+    def start(self) -> None:
+        """Start its runner.
+
+        Raises:
+            TransferError: there is no thread for it.
+        """
         _hook_exit()
-        self._runner.start()
-        _live.add(self)
+        self.normal.thread.start()
 
     def check_open(self) -> None:
         """Transfers can be submitted.
@@ -124,8 +138,8 @@ class HostPath:
             TransferError: they cannot: it is closed, or its threads stayed in another process.
         """
         check_process(self.generation)
-        if self._closed:
-            raise TransferError("the executor is closed; submit before close()")
+        if self.waiting.closed:
+            raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
         """None: there is one path.
@@ -156,160 +170,104 @@ class HostPath:
         Raises:
             LayoutError: a destination that is read-only, or addresses that are not this process's.
             PathError: the plan touches memory that is not the CPU's.
-            TransferError: it is closed, or this is a fork's child.
+            TransferError: it is closed, or this is a fork's child; or the first urgent one gets no thread.
         """
         del by_layer
         _check(plan)
-        self.check_open()  # before the lock: in a fork's child it may be held by a thread that is not there
-        with self._lock:
-            self.check_open()
-            if urgent and self._urgent is None:
-                self._urgent = HostPath(self.threads, self.tally)
-            path, other = (self._urgent, self) if urgent and self._urgent else (self, self._urgent)
-            return path._put(plan, after, other._before(plan) if other else ())
-
-    def _put(self, plan: Plan, after: Any, behind: Sequence[HostTransfer]) -> HostTransfer:
-        transfer = HostTransfer(plan, self)
-        self._unfinished.append(transfer)
-        if self._tells:
-            with self._turn:
-                if self._waiting is None:
-                    self._idle.clear()
-        self._jobs.put((transfer, after, behind))
+        self.check_open()
+        if urgent and not self.urgent.thread.started:
+            self.urgent.thread.start()
+        transfer = HostTransfer(plan, self, after, urgent=urgent)
+        self.waiting.append(transfer, self._wake_urgent if urgent else self._wake_normal)
+        if self.waiting.closed and self.waiting.withdraws(transfer):
+            raise TransferError(CLOSED_ERROR)
         return transfer
-
-    def _before(self, plan: Plan) -> list[HostTransfer]:
-        """What has not ended and conflicts with a plan."""
-        return [one for one in tuple(self._unfinished) if not one.done() and conflict(one.plan, plan)]
 
     def cancel(self, transfer: HostTransfer) -> bool:
         """Take back a transfer that has not begun; whether it will not run."""
-        with self._turn:
-            if transfer._begun or transfer.done():
-                return transfer._cancelled
-            transfer._cancelled = True
-            self.tally.cancel()
-            transfer._finish(None)
-            if self._waiting is transfer:
-                self._relieve()
-        return True
-
-    def _relieve(self) -> None:
-        """Another runner in place of the one that waits for what nobody needs any more; that one ends with its wait."""
-        runner, old = threading.Thread(target=self._serve, name="kvplan-host", daemon=True), self._runner
-        self._runner = runner  # it may be done before the next line
-        self._waiting = self.waiting_since = None
-        cancelled = self._unfinished.popleft()
-        try:
-            runner.start()
-        except RuntimeError:  # no more threads: then the old one goes on after its wait
-            self._runner = old
-            self._unfinished.appendleft(cancelled)
+        fates = transfer.fates
+        if not fates:
+            mine = object()
+            wakes, count = waking(transfer.sleepers), self.tally.ends.append
+            wake = self._wake_urgent if transfer.urgent else self._wake_normal
+            try:
+                fates.append(mine)
+            finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+                try:
+                    any(wakes)
+                finally:
+                    try:
+                        wake()
+                    finally:
+                        if fates and fates[0] is mine:
+                            count("cancelled")
+        return transfer.cancelled
 
     def stop(self) -> None:
         """Take no more; finish what was submitted, then end the threads. Returns at once."""
-        if self.generation != generation():
-            return
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._jobs.put(None)
-                if self._urgent is not None:
-                    self._urgent.stop()
+        if self.generation == generation():
+            try:
+                self.waiting.close(self._wake_normal)
+            finally:
+                self._wake_urgent()
 
     def close(self) -> None:
-        """Stop, and wait until all is finished. The runner itself, in an ``after``'s code, cannot wait for that."""
+        """Stop, and wait until all is finished. Its own threads, in an ``after``'s code, cannot wait for that."""
         self.stop()
-        paths = [path for path in (self, self._urgent) if path is not None]
-        if self.generation != generation() or any(threading.current_thread() is path._runner for path in paths):
-            return
-        for path in paths:
-            while not path.join(None):
-                pass  # its runner was relieved meanwhile
+        if self.generation == generation() and threading.get_ident() not in self.inside:
+            self.join(None)
 
     def join(self, timeout: float | None) -> bool:
-        """Wait for the end of what was submitted, at most ``timeout`` seconds; whether it has come."""
-        with self._turn:  # else it may be one that relieves another and has not been started
-            runner = self._runner
-        runner.join(timeout)
-        with self._turn:
-            return runner is self._runner and not runner.is_alive()
-
-    def unfinished(self) -> int:
-        """Transfers not finished."""
-        return sum(not transfer.done() for transfer in tuple(self._unfinished))
+        """Wait for the end of what was submitted, at most ``timeout`` seconds a runner; whether it has come."""
+        return self.normal.thread.join(timeout) and self.urgent.thread.join(timeout)
 
     def in_flight(self) -> int:
-        """Transfers not finished, urgent ones too."""
-        return self.unfinished() + (self._urgent.unfinished() if self._urgent is not None else 0)
+        """Transfers not finished."""
+        known = dict.fromkeys(self.waiting.entries())  # first: from here they go to the runners, where they stay
+        known |= dict.fromkeys([*self.normal.queue.copy(), *self.urgent.queue.copy()])
+        return sum(not transfer.done() for transfer in known)
 
-    def _serve(self) -> None:
-        with sparing(wanted=self._sparing):
-            self._serve_all()
+    # What the runners ask for.
 
-    def _serve_all(self) -> None:
+    def load(self) -> None:
+        """Load the loops that copy, before there is anything to copy."""
         # What fails here fails again in the transfers that need it, where it is reported.
-        with contextlib.suppress(Exception):
-            if not self.loaded.is_set() and (not self._closed or self._unfinished):
+        with sparing(wanted=self._sparing), contextlib.suppress(Exception):
+            if not self.waiting.closed or self.waiting.first() is not None:
                 with compiling():
                     _hands(0).load()
         self.loaded.set()
-        while True:
-            if self._tells and not self._unfinished:
-                self._idle.set()
-            job = self._jobs.get()
-            if job is None:
-                break
-            if not self._serve_one(*job):
-                return
-            self._unfinished.popleft()
-            del job  # else the last transfer's memory would live until the next one comes
-        self._idle.set()
-        self._crew.dismiss()
-        _live.discard(self)
 
-    def _serve_one(self, transfer: HostTransfer, after: Any, behind: Sequence[HostTransfer]) -> bool:
-        """Run a transfer in its turn; False where another runner has taken over meanwhile."""
-        error: BaseException | None = None
-        if after is not None or behind:
-            error = self._wait(transfer, after, behind)
-        if self._urgent is not None:
-            self._urgent._idle.wait()
-        with self._turn:
-            if threading.current_thread() is not self._runner:
-                return False
-            self._waiting = self.waiting_since = None
-            if self._tells:
-                self._idle.clear()
-            if transfer.done():  # cancelled
-                return True
-            transfer._begun = True
+    def deal_out(self) -> None:
+        """Give each runner its transfers, with what they wait for: what conflicts of those submitted earlier."""
+        with self._dealing:
+            while (transfer := self.waiting.first()) is not None:
+                mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
+                others = list(other.queue)
+                try:
+                    transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
+                except MemoryError:  # it waits for more than it must
+                    transfer.behind = others
+                mine.queue.append(transfer)
+                self.waiting.take()
+
+    def dealt_out(self) -> bool:
+        """Whether it is closed, and each runner has its transfers."""
+        return self.waiting.ended()
+
+    def run(self, transfer: HostTransfer, crew: Crew, error: BaseException | None) -> None:
+        """Copy what has begun; or end it with what was wrong with what it waited for."""
         if error is None:
             try:
-                result = _run(transfer.plan, self._crew)
+                with sparing(wanted=self._sparing):
+                    result = _run(transfer.plan, crew)
                 self.tally.add(result)
-                transfer._finish(result)
+                transfer.finish(result)
             except BaseException as problem:  # noqa: BLE001  # the next one must still run
                 error = problem
         if error is not None:
             self.tally.fail(transfer.plan, "host", error)
-            transfer._finish(None, error)
-        return True
-
-    def _wait(self, transfer: HostTransfer, after: Any, behind: Sequence[HostTransfer]) -> BaseException | None:
-        """Wait for what comes before a transfer; what went wrong with that."""
-        with self._turn:
-            if transfer.done():
-                return None
-            self._waiting, self.waiting_since = transfer, time.monotonic()
-            self._idle.set()
-        try:
-            for other in behind:  # however it ends
-                other._finished.wait()
-            wait_for(after)
-        except BaseException as error:  # noqa: BLE001  # it belongs to the transfer
-            return error
-        return None
+            transfer.finish(None, error)
 
 
 def _check(plan: Plan) -> None:
@@ -332,10 +290,6 @@ def _run(plan: Plan, crew: Crew) -> TransferResult:
     return TransferResult(plan.nbytes, watch.seconds(), "host", copies, len(work))
 
 
-# All whose runner may still have something to do.
-_live: set[HostPath] = set()
-
-
 @functools.cache
 def _hook_exit() -> None:
     atexit.register(_drain_at_exit)
@@ -343,17 +297,17 @@ def _hook_exit() -> None:
 
 def _drain_at_exit() -> None:
     """Finish all that was submitted; give up what waits for something that does not come."""
-    hosts = [host for host in tuple(_live) if host.generation == generation()]
-    for host in hosts:
-        host.stop()
+    runners = [runner for runner in live.copy() if runner.host.generation == generation()]
+    for runner in runners:
+        runner.host.stop()
     begun = time.monotonic()
-    while hosts := [host for host in hosts if not host.join(0)]:
+    while runners := [runner for runner in runners if not runner.thread.join(0)]:
         # One that copies may be what another waits for: only when all wait does nothing more happen.
-        since = [host.waiting_since for host in hosts]
+        since = [runner.waiting_since for runner in runners]
         idle = [max(begun, when) for when in since if when is not None]
-        if len(idle) == len(hosts) and time.monotonic() - max(idle) > EXIT_SECONDS:
-            left = sum(host.unfinished() for host in hosts)
+        if len(idle) == len(runners) and time.monotonic() - max(idle) > EXIT_SECONDS:
+            left = sum(host.in_flight() for host in {runner.host for runner in runners})
             message = f"at exit, {left} transfers were given up: what they wait for (after=) has not come"
             warnings.warn(message, RuntimeWarning, stacklevel=1)
             return
-        hosts[0].join(0.01)
+        runners[0].thread.join(0.01)

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cached_property import cached_property
 from kvplan.execute.cuda import Device
+from kvplan.execute.latch import Wake
+from kvplan.execute.line import Line
+from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer
 
-Job = Callable[[], None]
+STREAMS = ("copy", "kernel", "other", "gate")
+
+
+class Stream:
+    """A stream of a lane, made when it is first asked for, and from then on an attribute of the lane."""
+
+    def __init__(self, *, urgent: bool | None) -> None:
+        self._urgent = urgent
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """The class tells its name."""
+        self._name = name
+
+    def __get__(self, lane: Lane, owner: type | None = None) -> int:
+        """Make it, where no signal comes between its making and its place."""
+        aside(partial(lane.make, self._name, urgent=self._urgent))
+        return int(vars(lane)[self._name])
 
 
 class Lane:
@@ -30,16 +49,31 @@ class Lane:
 
     Attributes:
         urgent: whether it is for urgent transfers: all its streams are of the highest priority.
+        copy: the stream of the copy engine.
+        kernel: the stream of kernels, of the highest priority: short ones that others wait for.
+        other: another such, so that two chunks of a load are due at once. Where compute holds every SM to its end, a
+            kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
+            kernels that fill slots at once fill the first one later.
+        gate: a stream that only waits, for events that a later issue is to wait for.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
         calls: of the driver, that issued those.
+        issuing: the transfer that a submit is putting on the streams now.
         pending: transfers that its thread has not issued, in the order of their submits.
         waiting: the one whose turn its thread waits for on the CPU.
         lock: held by whoever submits; the same for both lanes of a direction.
+        owned: whether the calling thread holds it.
+        thread: issues what is pending.
+        standby: waits for what is not CUDA's, in that thread's place.
     """
 
-    def __init__(self, device: Device, name: str, beside: Lane | None = None) -> None:
+    copy = Stream(urgent=None)
+    kernel = Stream(urgent=True)
+    other = Stream(urgent=True)
+    gate = Stream(urgent=False)
+
+    def __init__(self, device: Device, name: str, inside: set[int], beside: Lane | None = None) -> None:
         self.name = name
         self.urgent = beside is not None
         self._device = device
@@ -47,119 +81,71 @@ class Lane:
         self.last: DeviceTransfer | None = None
         self.flying: deque[DeviceTransfer] = deque()
         self.calls = 0
-        self.pending: deque[DeviceTransfer] = deque()
+        self.issuing: DeviceTransfer | None = None
+        self.pending: Line[DeviceTransfer] = Line()
         self.waiting: DeviceTransfer | None = None
-        self.lock: AbstractContextManager[Any] = beside.lock if beside is not None else threading.RLock()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._waiting = 0
-        self._count = threading.Lock()
+        self.lock: Any = None
+        self.lock = threading.RLock() if beside is None else beside.lock
+        self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
+        self.wake: Wake = SimpleQueue()
+        self.stir: Callable[[], object] = partial(self.wake.put, None)
+        self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", inside)
+        self.standby = Standby(inside)
 
-    @cached_property
-    def copy(self) -> int:
-        """The stream of the copy engine."""
-        return self._device.stream(urgent=self.urgent)
-
-    @cached_property
-    def kernel(self) -> int:
-        """The stream of kernels, of the highest priority: short ones that others wait for."""
-        return self._device.stream(urgent=True)
-
-    @cached_property
-    def other(self) -> int:
-        """Another such, so that two chunks of a load are due at once.
-
-        Where compute holds every SM to its end, a kernel that becomes due only when another has ended finds the SMs
-        taken again. Stores lose by it: two kernels that fill slots at once fill the first one later.
-        """
-        return self._device.stream(urgent=True)
-
-    @cached_property
-    def gate(self) -> int:
-        """A stream that only waits, for events that a later issue is to wait for."""
-        return self._device.stream()
+    def make(self, name: str, *, urgent: bool | None) -> None:
+        """Make a stream, where there is none of that name; one of transfers' own priority where ``urgent`` is None."""
+        if name not in vars(self):
+            with self._device.current():
+                vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
     @property
     def streams(self) -> tuple[int, ...]:
         """All its streams that were made."""
         made = vars(self)
-        return (*(made[name] for name in ("copy", "kernel", "other", "gate") if name in made), *self.side)
+        return (*(made[name] for name in STREAMS if name in made), *self.side)
 
     def sides(self, count: int) -> list[int]:
         """Copy streams beside the first; made when first asked for."""
-        while len(self.side) < count:
-            self.side.append(self._device.stream(urgent=self.urgent))
+        if len(self.side) < count:
+            aside(partial(self._make_sides, count))
         return self.side[:count]
+
+    def _make_sides(self, count: int) -> None:
+        with self._device.current():
+            while len(self.side) < count:
+                self.side.append(self._device.stream(urgent=self.urgent))
 
     @property
     def busy(self) -> bool:
         """Whether its own thread has something to issue, so that what comes now must queue behind it."""
-        return self._waiting > 0
-
-    def later(self, job: Job) -> None:
-        """Let the lane's own thread issue something; jobs run in order.
-
-        Raises:
-            RuntimeError: there is no thread for it.
-        """
-        with self._count:
-            if self._thread is None:
-                thread = self._new_thread()
-                thread.start()
-                self._thread = thread
-            self._waiting += 1
-        self._jobs.put(job)
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._serve, name=f"kvplan-{self.name}", daemon=True)
-
-    def relieve(self) -> None:
-        """Another thread in place of the one that waits for what nobody needs any more; that one ends with its wait.
-
-        The runtime's lock is held, so that its wait cannot end meanwhile.
-        """
-        self.waiting = None
-        with self._count:  # nobody joins a thread that has not been started
-            old, self._thread = self._thread, self._new_thread()
-            try:
-                self._thread.start()
-            except RuntimeError:  # no more threads: then the old one goes on after its wait
-                self._thread = old
-            else:
-                self._waiting -= 1
-
-    def stop(self) -> None:
-        """End the thread behind what it has to issue."""
-        if self._thread is not None:
-            self._jobs.put(None)
-
-    def here(self) -> bool:
-        """Whether the caller is the lane's own thread."""
-        return self._thread is threading.current_thread()
+        return bool(self.pending.line) and self.pending.first() is not None
 
     @property
     def queued(self) -> int:
         """Transfers that its thread has not issued."""
-        return self._waiting
+        return sum(not one._over for one in self.pending.entries())
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread; whether it has ended."""
-        with self._count:
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(timeout)
-        with self._count:
-            return thread is self._thread and not thread.is_alive()
+    def stop(self) -> None:
+        """End the thread behind what it has to issue."""
+        self.pending.close(self.stir)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            if not self.here():  # relieved
-                return
-            with self._count:
-                self._waiting -= 1
-            del job
+        while (transfer := self._next()) is not None:
+            transfer._issue_now()
+            self.pending.take()
+            transfer._is_issued()
+            del transfer
+        self.standby.dismiss()
+
+    def _next(self) -> DeviceTransfer | None:
+        """The transfer to issue next; None where there will be no more."""
+        while True:
+            for _ in range(self.wake.qsize()):  # what they tell is looked at now
+                self.wake.get()
+            transfer = self.pending.first()
+            if transfer is not None or self.pending.ended():
+                return transfer
+            self.wake.get()
 
 
 class Fork:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.execute.threads import aside
 from kvplan.program import Int64Array
 
 SMALLEST = 4 << 10  # bytes
@@ -30,10 +31,13 @@ class Piece(NamedTuple):
     words: Int64Array
 
 
+Held = tuple[deque[Any], Piece]  # a piece, and where it is put when nobody uses it, as such a pair
+
+
 class Arena:
     """Pieces, handed out and taken back; nothing is returned to the system before :meth:`close`.
 
-    Any thread may take and give. ``give`` takes no lock, so that it can be called where garbage is collected.
+    Any thread may take and give, without a lock, so that both can be called where garbage is collected.
 
     Args:
         allocate: gives the address of so many bytes.
@@ -45,39 +49,57 @@ class Arena:
         self._allocate = allocate
         self._free_block = free
         self._visible = visible
-        self._blocks: list[int] = []
-        self._free: dict[int, deque[Piece]] = {}
-        self._lock = threading.Lock()  # of those who allocate
-        self.nbytes = 0
+        self._blocks: list[tuple[int, int]] = []  # (address, bytes)
+        self._free: dict[int, deque[Held]] = {}
 
-    def take(self, nbytes: int, *, exact: bool = False) -> Piece:
-        """A piece of at least so many bytes, or of exactly so many: for the few that are large and stay."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were allocated."""
+        return sum(nbytes for _, nbytes in list(self._blocks))
+
+    def take(self, nbytes: int, held: list[Held] | None = None, *, exact: bool = False) -> Piece:
+        """A piece of at least so many bytes, or of exactly so many: for the few that are large and stay.
+
+        Args:
+            nbytes: that are needed.
+            held: the caller's list, in which it is from the moment on that it is nowhere else.
+            exact: whether exactly so many.
+        """
         size = max(nbytes, CARVED) if exact else _rounded(nbytes)
-        free = self._free.setdefault(size, deque())
-        try:
-            return free.pop()  # the last one given back: it is in the CPU's cache
-        except IndexError:
-            pass
-        block = max(size, CARVED)
-        with self._lock:
-            address = self._allocate(block)
-            self._blocks.append(address)
-            self.nbytes += block
-        pieces = [self._piece(address + at, size) for at in range(0, block, size)]
-        free.extend(pieces[1:])
-        return pieces[0]
+        free = self._free.get(size)
+        while True:
+            if free:
+                one = free[-1]  # the last one given back: it is in the CPU's cache
+                del free[-1]  # from here to the end of append neither a signal nor another thread comes between
+                if held is not None:
+                    held.append(one)
+                return one[1]
+            free = self._free.setdefault(size, deque())
+            if not free:
+                aside(partial(self._carve, size, free))
 
     def give(self, piece: Piece) -> None:
         """Take a piece back."""
-        self._free.setdefault(piece.nbytes, deque()).append(piece)
+        held = self.held(piece)
+        held[0].append(held)
+
+    def held(self, piece: Piece) -> Held:
+        """A piece, and where it is put when nobody uses it."""
+        return self._free.setdefault(piece.nbytes, deque()), piece
+
+    def _carve(self, size: int, free: deque[Held]) -> None:
+        """Allocate a block and cut it into free pieces."""
+        block = max(size, CARVED)
+        address = self._allocate(block)
+        self._blocks.append((address, block))
+        free.extend([(free, self._piece(address + at, size)) for at in range(0, block, size)])
 
     def close(self) -> None:
         """Free everything; nothing may be in use."""
-        for address in self._blocks:
+        for address, _ in self._blocks:
             self._free_block(address)
         self._blocks.clear()
         self._free.clear()
-        self.nbytes = 0
 
     def _piece(self, address: int, nbytes: int) -> Piece:
         count = nbytes // 8 if self._visible else 0

@@ -6,6 +6,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
 from kvplan.execute.tally import Tally
+from kvplan.execute.threads import acting
+from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
@@ -52,18 +56,21 @@ class Runtime:
         self.generation = generation()
         self.device = device
         self.policy = policy
-        self.lock = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
+        lock: Any = threading.RLock()  # guards what all lanes share; taken inside a lane's lock, never around it
+        self.lock = lock
+        self._owned: Callable[[], bool] = lock._is_owned  # by the calling thread
         self.closed = False
-        self.preparing: list[int] = []  # the threads of calls of prepare that have not returned
+        self.inside: set[int] = set()  # identifiers of its own threads, which cannot wait for its end
+        self.preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.events: list[int] = []
-        with device.current():
-            self.slots = Arena(device.allocate_host, device.free_host, visible=True)
-            self.memory = Arena(device.allocate, device.free, visible=False)
-            self.lanes = {name: Lane(device, name) for name in DIRECTION_LANES}
-            self.lanes |= {
-                f"urgent {name}": Lane(device, f"urgent-{name}", self.lanes[name]) for name in DIRECTION_LANES
-            }
-            self.tables = Tables(self)
+        self.slots = Arena(partial(self._allocate, device.allocate_host), device.free_host, visible=True)
+        self.memory = Arena(partial(self._allocate, device.allocate), device.free, visible=False)
+        self.lanes = {name: Lane(device, name, self.inside) for name in DIRECTION_LANES}
+        self.lanes |= {
+            f"urgent {name}": Lane(device, f"urgent-{name}", self.inside, self.lanes[name]) for name in DIRECTION_LANES
+        }
+        self.wakes = [lane.wake for lane in self.lanes.values()]
+        self.tables = Tables(self)
         load, store, urgent_load, urgent_store = self.lanes.values()
         # By urgency, and whether it is a store: the lane of a transfer, and the direction's other one.
         self._lanes_of = {
@@ -82,6 +89,19 @@ class Runtime:
         self.tally = Tally()
         self.graphs = Graphs(self)
         self.keeper = ending.Keeper(self)
+        self.owner: weakref.ref[object] | None = None
+
+    def own(self, executor: object) -> None:
+        """End when this object is no more, also where its finalizer is broken off."""
+        self.owner = weakref.ref(executor, self.keeper.calls.put)  # one call of C
+
+    def start(self) -> None:
+        """Start its keeper.
+
+        Raises:
+            TransferError: there is no thread for it.
+        """
+        self.keeper.thread.start()
 
     def check_process(self) -> None:
         """This process made it; see :func:`kvplan.execute.forks.check_process`."""
@@ -97,7 +117,7 @@ class Runtime:
         """
         self.check_process()
         if self.closed:
-            raise TransferError("the executor is closed; submit before close()")
+            raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
@@ -121,25 +141,44 @@ class Runtime:
                     "a transfer of high priority cannot be captured into a CUDA graph; a graph has no order"
                 )
             lane, other = self._lanes_of[urgent, plan.direction == "store"]
+            # Within another call of the same thread, in a signal's handler or a finalizer: what that has half done is
+            # not looked at, and nobody is waited for.
+            within = self._owned() or lane.owned() or (acting and get_ident() in acting)
+            if capturing is None and within:
+                self.check_open()
+                self._put(transfer, path, lane, other, after, late=True, by_layer=by_layer)
+                return transfer
             with lane.lock:
                 self.check_open()
                 if capturing is not None:
                     self.graphs.capture(transfer, after, capturing)
                     return transfer
-                try:
-                    waits = waits_of(after, transfer)
-                    behind = turns.before(self, plan, other)
-                    late = lane.busy or turns.full(self, lane)
-                    late = late or (isinstance(after, DeviceTransfer) and after.queued)
-                    late = late or (bool(behind) and any(one.queued for one in behind))
-                    if waits is None or late or pageable or path.slow(plan, _groups(plan, by_layer=by_layer)):
-                        turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
-                    else:
-                        self._issue(transfer, path, lane, waits, behind, by_layer=by_layer)
-                except BaseException as error:
-                    self._abandon(transfer, error)
-                    raise
+                late = pageable or path.slow(plan, _groups(plan, by_layer=by_layer))
+                self._put(transfer, path, lane, other, after, late=late, by_layer=by_layer)
         return transfer
+
+    def _put(
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, late: bool, by_layer: bool
+    ) -> None:  # fmt: skip
+        """Issue a transfer, or queue it for the lane's own thread."""
+        try:
+            waits = waits_of(after, transfer)
+            behind = turns.before(transfer.plan, other)
+            late = late or waits is None or lane.busy or (lane.calls > turns.MANY_CALLS and turns.full(self, lane))
+            late = late or (isinstance(after, DeviceTransfer) and after.queued)
+            late = late or (bool(behind) and any(one.queued for one in behind))
+            if late:
+                turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
+                return
+            lane.issuing = transfer
+            try:
+                self._issue(transfer, path, lane, waits or [], behind, by_layer=by_layer)
+            finally:
+                lane.issuing = None
+        except BaseException as error:
+            if transfer._issued is None or not (transfer._begun or transfer in lane.pending.entries()):
+                self._abandon(transfer, error)
+            raise
 
     def cancel(self, transfer: DeviceTransfer) -> bool:
         """See :meth:`kvplan.Transfer.cancel`."""
@@ -152,8 +191,8 @@ class Runtime:
     def _abandon(self, transfer: DeviceTransfer, error: BaseException) -> None:
         """End a transfer that failed, unless something of it is in flight: then its last event does."""
         with self.lock:
-            transfer._fail(error)
             if not transfer._end and not transfer._over:
+                transfer._fail(error)
                 transfer._over = True
                 transfer._give_back()
 
@@ -189,19 +228,24 @@ class Runtime:
             if entry != leave and not steps:
                 device.wait(leave, begin)
             device.record(end, leave)
+            self._fly(transfer, lane, begin, end)
         except BaseException as error:
-            self._end_broken(transfer, lane, end, error)
+            if not transfer._end:
+                self._end_broken(transfer, lane, begin, end, error)
             raise
-        transfer._begin = begin
-        self._fly(transfer, lane, end)
 
-    def _fly(self, transfer: DeviceTransfer, lane: Lane, end: int) -> None:
+    def _fly(self, transfer: DeviceTransfer, lane: Lane, begin: int, end: int) -> None:
+        keeper = self.keeper
         with self.lock:
-            transfer._end = end
-            lane.last = transfer
-            lane.flying.append(transfer)
-            lane.calls += transfer.launches
-        self.keeper.wake()
+            try:
+                transfer._begin, transfer._end = begin, end  # from here to the end of append no signal is looked at
+                lane.last = transfer
+                lane.calls += transfer.launches
+                lane.flying.append(transfer)
+            finally:
+                if keeper.asleep:
+                    keeper.asleep = False
+                    keeper.calls.put(None)
 
     def _prepare(
         self, transfer: DeviceTransfer, path: Path, lane: Lane, *, by_layer: bool
@@ -220,7 +264,9 @@ class Runtime:
             steps.append((path.prepare(transfer, part, lane), mark))
         return steps
 
-    def _end_broken(self, transfer: DeviceTransfer, lane: Lane, end: int, error: BaseException) -> None:
+    def _end_broken(
+        self, transfer: DeviceTransfer, lane: Lane, begin: int, end: int, error: BaseException
+    ) -> None:  # fmt: skip
         """What was issued before an error still runs: keep everything until all streams of the lane have passed it."""
         with self.lock:
             transfer._fail(error)
@@ -234,7 +280,7 @@ class Runtime:
         except TransferError:  # the context is lost, and with it all that runs
             transfer._over = True
             return
-        self._fly(transfer, lane, end)
+        self._fly(transfer, lane, begin, end)
 
     # What the paths ask for.
 
@@ -261,11 +307,20 @@ class Runtime:
         )
 
     def take_event(self) -> int:
-        """An event nobody else uses."""
+        """An event nobody else uses; in a thread that no signal comes into."""
         try:
             return self.events.pop()
         except IndexError:
             return self.device.event()
+
+    def make_event(self) -> None:
+        """One more event that nobody uses yet."""
+        with self.device.current():
+            self.events.append(self.device.event())
+
+    def _allocate(self, allocate: Callable[[int], int], nbytes: int) -> int:
+        with self.device.current():
+            return allocate(nbytes)
 
     def stream_handle(self, stream: Any) -> int:
         """Handle of what ``wait`` was given.
@@ -295,19 +350,17 @@ class Runtime:
 
     def block(self, transfer: DeviceTransfer) -> None:
         """Wait for a transfer on the CPU."""
-        with self.lock:
-            if transfer._over:
-                return
-            transfer._waiters += 1
-            end = transfer._end
+        me, blockers = object(), transfer._blockers
         with self.device.current(), Uncaptured(self.device):
             try:
-                self.device.driver.cuEventSynchronize(end)  # what is wrong, the query below says
-            finally:
                 with self.lock:
-                    transfer._waiters -= 1
                     if transfer._over:
-                        transfer._give_back()
+                        return
+                    blockers.append(me)  # its events stay its own
+                self.device.driver.cuEventSynchronize(transfer._end)  # what is wrong, the query below says
+            finally:
+                if me in blockers:
+                    blockers.remove(me)
             while not self._retired(transfer):  # the call returned, but the event has not passed
                 time.sleep(20e-6)
             self._reap()  # those before it have ended too
@@ -321,36 +374,42 @@ class Runtime:
         left = 0
         with self.lock:
             for lane in self.lanes.values():
-                while lane.flying and lane.flying[0]._retire():
-                    lane.calls -= lane.flying.popleft().launches
-                if lane.last is not None and lane.last._over:
+                while lane.flying:
+                    first = lane.flying[0]
+                    if not first._retire() or not first._settled:
+                        break
+                    if lane.flying and lane.flying[0] is first:  # else whoever came between has taken it out
+                        lane.calls -= first.launches  # from here to the end of popleft no signal is looked at
+                        lane.flying.popleft()
+                last = lane.last
+                if last is not None and last._over:
                     lane.last = None
                 left += len(lane.flying)
         return left
 
     def stop(self) -> None:
         """Take no more; what was submitted goes on. Returns at once."""
-        if self.generation != generation():
-            return
-        with (
-            self.lanes["load"].lock,
-            self.lanes["store"].lock,
-        ):  # those of all lanes; a submit has been issued or queued, or sees this
-            if self.closed:
-                return
+        if self.generation == generation():
             self.closed = True
-            for lane in self.lanes.values():
-                lane.stop()
-        self.keeper.stop()
+            self.keeper.stop()
 
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
         # What a lane's thread runs for an `after=` cannot wait for the lane's own end, nor a signal's handler for the
         # call of prepare that it came into.
-        here = any(lane.here() for lane in self.lanes.values()) or threading.get_ident() in self.preparing
+        me = get_ident()
+        here = me in self.inside or me in self.preparing.values()
         if self.generation == generation() and not here:
-            self.keeper.join()
+            self.keeper.thread.join()
+
+    def stop_lanes(self) -> None:
+        """Let the lanes end behind what they have; every submit that found it open has been issued or queued then."""
+        for name in DIRECTION_LANES:
+            with self.lanes[name].lock:
+                pass
+        for lane in self.lanes.values():
+            lane.stop()
 
     def tear_down(self) -> None:
         """Give everything back to the driver; nothing is in flight."""

@@ -277,13 +277,16 @@ class StagedPath:
         slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
         most = self._policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
-        events = [transfer.event() for _ in range(2 * slots)]  # its own, until there is a ring
-        piece = runtime.memory.take(slots * slot, exact=True)
-        made = self._rings[lane] = Ring(events, piece, slots, slot)
-        del transfer._borrowed[-len(events) :]
+        events = [transfer.event() for _ in range(2 * slots)]  # its own, until there is a ring; as is the memory
+        runtime.memory.take(slots * slot, transfer._pieces, exact=True)
+        *pieces, (_, piece) = transfer._pieces
+        borrowed = transfer._borrowed[: -len(events)]
         if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
-            transfer._pieces.append((runtime.memory, ring.piece))
-            transfer._borrowed += ring.events
+            pieces.append(runtime.memory.held(ring.piece))
+            borrowed += ring.events
+        made = Ring(events, piece, slots, slot)
+        self._rings[lane] = made  # from here to the end of the next line no signal is looked at
+        transfer._pieces, transfer._borrowed = pieces, borrowed
         return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import NOT_READY, Uncaptured
 from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
+from kvplan.execute.threads import aside
 from kvplan.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Tables:
         self._runtime = runtime
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
         self._functions: dict[Shape, Kernel] = {}
-        self._compiling = threading.Lock()
+        self._compiling = threading.RLock()
         self._modules: list[int] = []
         self._aside = 0
 
@@ -71,11 +73,18 @@ class Tables:
         if table is None:
             shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
             kernel = self.function(shape)
-            with self._runtime.lock, Uncaptured(self._runtime.device):
-                known = self._known.setdefault(group, {})
-                table = known.get(entry)
-                if table is None:
-                    table = known[entry] = self._make(group, items, shape, kernel, stream)
+            table = aside(partial(self._enter, group, items, shape, kernel, stream, entry))
+        return table
+
+    def _enter(
+        self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int, entry: Any
+    ) -> Table:  # fmt: skip
+        device = self._runtime.device
+        with device.current(), self._runtime.lock, Uncaptured(device):
+            known = self._known.setdefault(group, {})
+            table = known.get(entry)
+            if table is None:
+                table = known[entry] = self._make(group, items, shape, kernel, stream)
         return table
 
     def make_ready(
@@ -100,15 +109,17 @@ class Tables:
     def function(self, shape: Shape) -> Kernel:
         """Handle, threads and shared memory of the kernel of a shape."""
         made = self._functions.get(shape)
-        if made is None:
-            from kvplan.execute.kernel import compile_kernel
+        return aside(partial(self._compile, shape)) if made is None else made
 
-            runtime = self._runtime
-            with self._compiling, Uncaptured(runtime.device):  # a lock of its own: it takes long
-                if shape in self._functions:
-                    return self._functions[shape]
-                compiled = compile_kernel(shape, runtime.device.arch)
-                module, function = runtime.device.load(compiled.image, compiled.name, compiled.shared)
+    def _compile(self, shape: Shape) -> Kernel:
+        from kvplan.execute.kernel import compile_kernel
+
+        device = self._runtime.device
+        with self._compiling, device.current(), Uncaptured(device):  # a lock of its own: it takes long
+            made = self._functions.get(shape)
+            if made is None:
+                compiled = compile_kernel(shape, device.arch)
+                module, function = device.load(compiled.image, compiled.name, compiled.shared)
                 self._modules.append(module)
                 made = self._functions[shape] = (function, compiled.threads, compiled.shared)
         return made
@@ -130,7 +141,10 @@ class Tables:
         self._known.clear()
 
     def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int) -> Table:
-        """Upload it on the stream that asks; where that is captured, on one aside, else every replay would upload."""
+        """Upload it on the stream that asks; where that is captured, on one aside, else every replay would upload.
+
+        No signal comes in: it is called aside.
+        """
         runtime = self._runtime
         if runtime.device.capturing(stream):
             stream = self._aside = self._aside or runtime.device.stream()
@@ -165,14 +179,14 @@ class Tables:
             if device.driver.cuEventQuery(table.fresh) == NOT_READY:
                 device.wait(stream, table.fresh)
                 return
-            runtime.events.append(table.fresh)
-            table.fresh = 0
+            fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+            runtime.events.append(fresh)
 
 
 def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target: Piece, table: Table) -> None:
     """Give back what a table had, once its group is gone: no transfer has it in flight any more."""
     slots.give(source)
     memory.give(target)
-    if table.fresh:
-        events.append(table.fresh)
-        table.fresh = 0
+    fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+    if fresh:
+        events.append(fresh)

@@ -79,62 +79,74 @@ BUCKETS = (
     5.0, 10.0,
 )  # fmt: skip
 QUIET_SECONDS = 10.0  # after a failure that was logged, in which others are only counted
-PENDING = 256  # results that are not yet added up: an append is all that a transfer's end is to cost
+PENDING = 256  # ends that are not yet added up: an append is all that a transfer's end is to cost
 
 
 class Tally:
-    """Adds up results; from any thread."""
+    """Adds up results; from any thread.
+
+    Attributes:
+        ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". To append to
+            it is all that an end has to do: one call, which no signal comes into.
+    """
 
     def __init__(self) -> None:
         self._made_in = generation()
-        self._lock = threading.Lock()
-        self._pending: deque[tuple[TransferResult, str]] = deque()
+        self._lock = threading.RLock()  # a finalizer or a signal's handler, in the same thread, may ask as well
+        self.ends: deque[tuple[TransferResult, str] | str] = deque()
         self._sums: dict[tuple[str, str], list[float]] = {}
         self._within: dict[tuple[str, str], list[int]] = {}
         self._quiet_until = 0.0
         self._unsaid = 0
-        self._bad: deque[str] = deque()  # "failed" or "cancelled", not yet counted
-        self._ended = {"failed": 0, "cancelled": 0}
+        self._counts = {"failed": 0, "cancelled": 0}
         self._predicted = 0
         self._off = 0.0
 
     def add(self, result: TransferResult, direction: str = "host") -> None:
         """One more transfer that ended well."""
-        self._pending.append((result, direction))
-        if len(self._pending) > PENDING:
-            self._add_up()
+        self.ends.append((result, direction))
 
-    def _end(self, how: str) -> None:
-        self._bad.append(how)
-        if len(self._bad) > PENDING:
+    def settle(self) -> None:
+        """Add up what has ended, once there is much of it; for the executor's own threads, which hold no lock then."""
+        if len(self.ends) > PENDING and self._made_in == generation():
             self._add_up()
 
     def _add_up(self) -> None:
         if self._made_in != generation():  # a fork's child: whoever held the lock is not here
-            self._made_in, self._lock = generation(), threading.Lock()
+            self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while self._bad:
-                self._ended[self._bad.popleft()] += 1
-            while self._pending:  # only here are they taken out
-                result, direction = self._pending.popleft()
-                flow = result.path, direction
-                sums = self._sums.get(flow)
-                if sums is None:
-                    sums = self._sums[flow] = [0, 0, 0.0, 0, 0]
-                    self._within[flow] = [0] * (len(BUCKETS) + 1)
-                self._within[flow][bisect_left(BUCKETS, result.seconds)] += 1
-                sums[0] += 1
-                sums[1] += result.nbytes
-                sums[2] += result.seconds
-                sums[3] += result.descriptors
-                sums[4] += result.launches
-                if result.predicted and result.seconds > 0:
-                    self._predicted += 1
-                    self._off += abs(math.log(result.predicted / result.seconds))
+            while self.ends:
+                self._add(self.ends[0])
+
+    def _add(self, end: tuple[TransferResult, str] | str) -> None:
+        """Add the first of the ends, and take it out; all changes at the end, where nothing comes between them."""
+        ends = self.ends
+        if isinstance(end, str):
+            if ends and ends[0] is end:
+                self._counts[end] += 1
+                ends.popleft()
+            return
+        result, direction = end
+        flow = result.path, direction
+        sums = self._sums.setdefault(flow, [0, 0, 0.0, 0, 0])
+        within = self._within.setdefault(flow, [0] * (len(BUCKETS) + 1))
+        bucket = bisect_left(BUCKETS, result.seconds)
+        predicted = bool(result.predicted) and result.seconds > 0
+        off = abs(math.log(result.predicted / result.seconds)) if result.predicted and predicted else 0.0
+        if ends and ends[0] is end:  # else whoever came between has added it
+            within[bucket] += 1
+            sums[0] += 1
+            sums[1] += result.nbytes
+            sums[2] += result.seconds
+            sums[3] += result.descriptors
+            sums[4] += result.launches
+            self._predicted += predicted
+            self._off += off
+            ends.popleft()
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
         """One more that did not; a warning is logged, at most one every :data:`QUIET_SECONDS`."""
-        self._end("failed")
+        self.ends.append("failed")
         now = time.monotonic()
         if error is None or plan is None:
             return
@@ -151,10 +163,6 @@ class Tally:
             },
         )  # fmt: skip
 
-    def cancel(self) -> None:
-        """One more that never began."""
-        self._end("cancelled")
-
     def stats(self) -> ExecutorStats:
         """The sums so far.
 
@@ -169,9 +177,9 @@ class Tally:
                 flow: FlowStats(
                     int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]), tuple(self._within[flow])
                 )
-                for flow, sums in self._sums.items()
+                for flow, sums in list(self._sums.items())
             }
-            ended, predicted, off = dict(self._ended), self._predicted, self._off
+            ended, predicted, off = dict(self._counts), self._predicted, self._off
         every = flows.values()
         paths: dict[str, PathStats] = {}
         for (path, _), flow in flows.items():

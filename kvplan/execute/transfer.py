@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute.latch import Wake, sleep, waking
 from kvplan.holding import check_held
 from kvplan.integers import integer
 from kvplan.layers import layers_of
@@ -234,27 +235,49 @@ class StreamlessTransfer(Transfer):
         return self._result
 
 
-class HostTransfer(StreamlessTransfer):
-    """A transfer of the host path."""
+CLOSED_ERROR = "the executor is closed; submit before close()"
+BEGUN = object()  # the fate of a transfer that its runner has begun
 
-    def __init__(self, plan: Plan, path: HostPath) -> None:
+
+class HostTransfer(StreamlessTransfer):
+    """A transfer of the host path.
+
+    Attributes:
+        after: what it waits for, until it begins.
+        urgent: whether it is of high priority.
+        behind: transfers that it waits for, since their bytes conflict; known when it is dealt out to its runner.
+        fates: :data:`BEGUN`, or something else of whoever takes it back; the first entry decides.
+        sleepers: those who wait for its end.
+    """
+
+    behind: Sequence[HostTransfer] = ()
+    _over = False
+    _result: TransferResult | None = None
+    _error: BaseException | None = None
+
+    def __init__(self, plan: Plan, path: HostPath, after: Any = None, *, urgent: bool = False) -> None:
         self.plan = plan
+        self.after = after
+        self.urgent = urgent
         self._path = path
-        self._begun = False
-        self._cancelled = False
-        self._finished = threading.Event()
-        self._result: TransferResult | None = None
-        self._error: BaseException | None = None
+        self.fates: list[object] = []
+        self.sleepers: list[Wake] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was taken back before it began."""
+        fates = self.fates
+        return bool(fates) and fates[0] is not BEGUN
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
-        return self._finished.is_set()
+        return self._over or self.cancelled
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
-        if not self._finished.wait(timeout):
+        if not self._over and not sleep(self.done, self.sleepers, timeout):
             raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-        if self._cancelled:
+        if self.cancelled:
             raise TransferError(cancellation(self.plan))
         if self._error is not None:
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
@@ -263,12 +286,19 @@ class HostTransfer(StreamlessTransfer):
         """See :meth:`Transfer.cancel`."""
         return self._path.cancel(self)
 
-    def _finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
+    def begin(self) -> bool:
+        """Its runner begins it; False where it was taken back."""
+        self.fates.append(BEGUN)
+        return self.fates[0] is BEGUN
+
+    def finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
+        """It has ended, in its runner's thread."""
         self._result, self._error = result, error
-        self._finished.set()
+        self._over = True
+        any(waking(self.sleepers))
 
     def __repr__(self) -> str:
-        ended = "cancelled" if self._cancelled else "failed" if self._error else "done"
+        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
         return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from kvplan.conflicts import conflict
 from kvplan.errors import TransferError
 from kvplan.execute.after import Wait, recorded
 from kvplan.execute.forks import generation
-from kvplan.execute.transfer import cancellation, wait_for
+from kvplan.execute.latch import Latch, sleep, waking
+from kvplan.execute.transfer import CLOSED_ERROR, cancellation
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 MANY_CALLS = 256
 
 
-def before(runtime: Runtime, plan: Plan, other: Lane) -> list[DeviceTransfer]:
-    """What has not ended on the direction's other lane and conflicts with a plan; the lanes' lock is held."""
-    if not other.pending and not other.flying:
+def before(plan: Plan, other: Lane) -> list[DeviceTransfer]:
+    """What has not ended on the direction's other lane and conflicts with a plan."""
+    if not other.pending.line and not other.flying and other.issuing is None:
         return []
-    with runtime.lock:
-        others = dict.fromkeys((*other.pending, *other.flying))
+    others = dict.fromkeys(other.pending.entries())  # in the order that a transfer goes through them
+    if other.issuing is not None:
+        others[other.issuing] = None
+    others |= dict.fromkeys(other.flying.copy())
     return [one for one in others if not one._over and conflict(one.plan, plan)]
 
 
@@ -39,7 +41,6 @@ def issue_later(
 
     While it has work, submits queue here instead of going to the streams themselves.
     """
-    issued = transfer._issued = threading.Event()
     # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
     waits = None if waits is None else [recorded(lane, wait, transfer) for wait in waits]
     earlier = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
@@ -47,21 +48,25 @@ def issue_later(
     def job() -> None:
         try:
             if not take(runtime, transfer, lane, after if waits is None else None, earlier):
+                with runtime.lock:
+                    transfer._give_back()
                 return
             with runtime.device.current(), runtime.device.patient():
                 runtime._issue(transfer, path, lane, waits or [], behind, by_layer=by_layer)
         except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
             runtime._abandon(transfer, error)
-        finally:
-            left(runtime, transfer, lane)
-            issued.set()
 
-    lane.pending.append(transfer)
-    try:
-        lane.later(job)
-    except RuntimeError as error:
-        lane.pending.remove(transfer)
-        raise TransferError(f"no thread issues a transfer of {transfer.plan.nbytes} bytes: {error}") from error
+    if not lane.thread.started:
+        try:
+            lane.thread.start()
+        except TransferError as error:
+            why = error.__cause__
+            raise TransferError(f"no thread issues a transfer of {transfer.plan.nbytes} bytes: {why}") from why
+    transfer._job = job
+    transfer._issued = Latch()
+    lane.pending.append(transfer, lane.stir)
+    if lane.pending.closed and lane.pending.withdraws(transfer):
+        raise TransferError(CLOSED_ERROR)
 
 
 def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, earlier: list[DeviceTransfer]) -> bool:
@@ -73,27 +78,33 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, ear
     Raises:
         BaseException: what ``after`` raised.
     """
+    lane.waiting = transfer
+    problem: BaseException | None = None
+    try:
+        problem = lane.standby.wait(after, lane.wake, lambda: transfer._over)
+        for one in earlier if problem is None else ():
+            wait_for_issue(one, transfer, lane)
+        if problem is None and not transfer._over:
+            wait_for_room(runtime, lane)
+    except BaseException as error:  # noqa: BLE001  # of a transfer that was cancelled it is nobody's
+        problem = error
+    lane.waiting = None
+    with lane.lock:  # a submit within which this one was made may still be issuing
+        pass
     with runtime.lock:
         if transfer._over:
             return False
-        lane.waiting = transfer
-    problem: BaseException | None = None
-    try:
-        wait_for(after)
-        for one in earlier:
-            if one._issued is not None:
-                one._issued.wait()
-        wait_for_room(runtime, lane)
-    except BaseException as error:  # noqa: BLE001  # of a transfer that was cancelled it is nobody's
-        problem = error
-    with runtime.lock:
-        if transfer._over:  # and this thread has been relieved
-            return False
-        lane.waiting = None
         transfer._begun = True
     if problem is not None:
         raise problem
     return True
+
+
+def wait_for_issue(one: DeviceTransfer, transfer: DeviceTransfer, lane: Lane) -> None:
+    """Wait, in the lane's thread, until another transfer is issued, or this one is taken back."""
+    issued = one._issued
+    if issued is not None:
+        sleep(lambda: issued.is_set() or transfer._over, issued.sleepers, None, lane.wake)
 
 
 def full(runtime: Runtime, lane: Lane) -> bool:
@@ -113,27 +124,29 @@ def wait_for_room(runtime: Runtime, lane: Lane) -> None:
             runtime.block(first)
 
 
-def left(runtime: Runtime, transfer: DeviceTransfer, lane: Lane) -> None:
-    """A transfer does not wait for its lane's thread any more."""
-    with runtime.lock:
-        if transfer in lane.pending:
-            lane.pending.remove(transfer)
-
-
 def cancel(runtime: Runtime, transfer: DeviceTransfer) -> bool:
     """Take back a transfer that its lane's thread has not begun to issue; whether it will not run."""
+    issued = transfer._issued
+    if issued is None:
+        return transfer._cancelled
+    error = TransferError(cancellation(transfer.plan))
+    count, wakes = runtime.tally.ends.append, waking(issued.sleepers)
+    stirs = waking(runtime.wakes)
     with runtime.lock:
-        if transfer._issued is None or transfer._begun or transfer._over:
+        if transfer._begun or transfer._over:
             return transfer._cancelled
-        transfer._cancelled = transfer._over = True
-        transfer._error = TransferError(cancellation(transfer.plan))
-        runtime.tally.cancel()
-        for lane in runtime.lanes.values():
-            left(runtime, transfer, lane)
-            if lane.waiting is transfer:
-                lane.relieve()
+        transfer._error = error
+        transfer._cancelled = transfer._over = issued.happened = (
+            True  # from here to the end of count() no signal is looked at
+        )
+        try:
+            count("cancelled")
+        finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+            try:
+                any(wakes)
+            finally:
+                any(stirs)
         transfer._give_back()
-        transfer._issued.set()
     return True
 
 
@@ -141,6 +154,10 @@ def in_flight(runtime: Runtime) -> int:
     """Transfers that have not ended, as far as is known."""
     if runtime.generation != generation():  # nobody holds this process's share of the lock
         return 0
-    with runtime.lock:
-        some = dict.fromkeys(one for lane in runtime.lanes.values() for one in (*lane.pending, *lane.flying))
+    some: dict[DeviceTransfer, None] = {}
+    for lane in runtime.lanes.values():
+        some |= dict.fromkeys(lane.pending.entries())  # in the order that a transfer goes through them
+        if lane.issuing is not None:
+            some[lane.issuing] = None
+        some |= dict.fromkeys(lane.flying.copy())
     return sum(not one._over for one in some)

@@ -1,0 +1,1 @@
+"""Long runs, outside the ordinary tests: `make deep`."""
