@@ -70,7 +70,7 @@ def test_transfers_of_many_bytes_and_no_smaller_ones_bypass_the_caches(streamed,
 
 def test_each_task_is_done_once_whatever_the_number_of_threads():
     for helpers in range(4):
-        crew, done = Crew(helpers), []
+        crew, done = Crew(helpers, set()), []
         for count in (0, 1, 2, 5, 3):
             crew.run([partial(done.append, k) for k in range(count)])
             assert sorted(done) == list(range(count))
@@ -79,7 +79,7 @@ def test_each_task_is_done_once_whatever_the_number_of_threads():
 
 
 def test_helpers_are_as_many_as_there_is_work_for_and_stay():
-    crew, before = Crew(2), set(threading.enumerate())
+    crew, before = Crew(2, set()), set(threading.enumerate())
 
     def new() -> int:
         return len(set(threading.enumerate()) - before)
@@ -93,14 +93,14 @@ def test_helpers_are_as_many_as_there_is_work_for_and_stay():
 
 def test_tasks_of_a_crew_run_at_once():
     """Each waits for all the others, so that one thread less would never be done."""
-    crew, meeting = Crew(2), threading.Barrier(3)
+    crew, meeting = Crew(2, set()), threading.Barrier(3)
     crew.run([lambda: meeting.wait(PATIENCE)] * 3)
     crew.run([lambda: meeting.wait(PATIENCE)] * 3)
     crew.dismiss()
 
 
 def test_the_first_error_is_raised_when_all_tasks_have_ended():
-    crew, done = Crew(0), []
+    crew, done = Crew(0, set()), []
 
     def broken(text: str) -> None:
         done.append(text)

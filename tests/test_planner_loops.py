@@ -40,7 +40,10 @@ def array(values, *shape: int) -> np.ndarray:
 @given(ids=st.lists(st.integers(-2, 6), max_size=6))
 def test_the_first_id_that_is_no_block(loop, ids):
     expected = next((at for at, block in enumerate(ids) if not 0 <= block < 5), -1)
-    assert loop("_outside")(array(ids), 5) == expected
+    copied = np.full(6, 99, np.int64)
+    assert loop("_copy_outside")(array(ids), 5, copied) == expected
+    known = len(ids) if expected < 0 else expected + 1
+    assert copied[:known].tolist() == ids[:known]
 
 
 TABLES = array([0, 70, 10, 400, 25, 9, 0, 33, 34, 1], 2, 5)
@@ -69,7 +72,7 @@ def test_units_are_placed_as_their_twin_places_them(loop, data, count):
     for place in (loop("place_units"), twin.place_units):
         out = np.zeros((2, 2, count), np.int64)
         found = place(src_ids, dst_ids, src_skip, dst_skip, src, dst, TABLES, TABLES, src_blocks, dst_blocks, seen, out)
-        made.append((tuple(map(int, found)), out.tolist()))
+        made.append((tuple(map(int, found)), out.tolist() if found[0] == expand.PLACED else None))
         assert not seen.any()
     assert made[0] == made[1]
 
@@ -190,7 +193,10 @@ STEPS = st.sampled_from(((1, 1), (-1, -1), (1, -1), (1, 0), (0, 1), (2, 2)))
 @given(steps=st.lists(STEPS, max_size=6))
 def test_neighbouring_units_are_counted(loop, steps):
     units = np.cumsum([(20, 30), *steps], axis=0).astype(np.int64)
-    assert loop("touching")(units.T.copy() * 4, 4) == sum(step in ((1, 1), (-1, -1)) for step in steps)
+    found, repeated, reach = loop("adjacency")(units.T.copy() * 4, 4, np.zeros(1 << 12, np.uint8))
+    assert found == sum(step in ((1, 1), (-1, -1)) for step in steps)
+    assert repeated >= len(units) - len(set((units[:, 1] - units[:, 0]).tolist()))
+    assert reach == 4 * (max(units[:, 1]) - min(units[:, 1]))
     for first in range(2):
         for every in (1, 2):
             some = units[first::every, 0].tolist()
