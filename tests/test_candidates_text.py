@@ -38,7 +38,7 @@ profile: A GPU, a link not known, made up
 beside:  nothing
 
 path                   in all      GPU      CPU    SMs    compute
-kernel                  34 us    33 us   500 ns   4.0%          -
+kernel                  34 us    33 us   500 ns   8.0%          -
     20 us: 1 MB at 50.0 GB/s, 10 us to begin, 4 us: 100 runs at 40 ns
 """
 NARROW = """\
@@ -49,7 +49,7 @@ beside:  nothing
 path
   in all     GPU     CPU    SMs  compute
 kernel
-   34 us   33 us  500 ns   4.0%        -
+   34 us   33 us  500 ns   8.0%        -
     20 us: 1 MB at 50.0 GB/s,
     10 us to begin,
     4 us: 100 runs at 40 ns

@@ -229,12 +229,14 @@ def test_failed_and_cancelled_ones_take_no_memory():
 
 def test_results_are_added_up_by_the_one_that_is_one_too_many_or_when_asked_for():
     tally = Tally()
-    for end, held in ((lambda: tally.add(result()), tally._pending), (tally.cancel, tally._bad)):
+    for end in (lambda: tally.add(result()), lambda: tally.ends.append("cancelled")):
         for _ in range(PENDING):
             end()
-        assert len(held) == PENDING
+            tally.settle()
+        assert len(tally.ends) == PENDING
         end()
-        assert len(held) == 0
+        tally.settle()
+        assert not tally.ends
     assert (tally.stats().transfers, tally.stats().cancelled) == (PENDING + 1, PENDING + 1)
 
 
