@@ -66,7 +66,10 @@ class KernelPath:
 
     def __init__(self, runtime: Runtime, policy: Policy) -> None:
         self._runtime = runtime
-        self._policy = policy
+        self._widths = {
+            direction: (policy.programs(direction), policy.tile_bytes or tile)
+            for direction, tile in (("load", LOAD_TILE), ("store", STORE_TILE), ("device", LOAD_TILE))
+        }
 
     def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
         """Where a transfer begins and where it ends."""
@@ -114,8 +117,7 @@ class KernelPath:
 
     def width(self, direction: str) -> tuple[int, int]:
         """Programs, and bytes in flight of each: small tiles of a store never fill the link's queues."""
-        tile = self._policy.tile_bytes or (STORE_TILE if direction == "store" else LOAD_TILE)
-        return self._policy.programs(direction), tile
+        return self._widths[direction]
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         runtime, group = self._runtime, part.group

@@ -165,7 +165,7 @@ class Runtime:
             waits = waits_of(after, transfer)
             behind = turns.before(transfer.plan, other)
             late = late or waits is None or lane.busy or (lane.calls > turns.MANY_CALLS and turns.full(self, lane))
-            late = late or (isinstance(after, DeviceTransfer) and after.queued)
+            late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:
                 turns.issue_later(self, transfer, path, lane, after, waits, behind, by_layer=by_layer)
