@@ -129,8 +129,9 @@ def kernel(bench: Bench) -> Iterator[Row]:
     for run_nbytes in scale.kernel_runs:
         for direction in DIRECTIONS:
             work = bench.runs(direction, run_nbytes, scale.medium_nbytes)
-            beside = {SM: bench.ceilings.sm[direction]} | baselines.gbps(bench, work, (baselines.PROGRAMS,))
-            for programs in scale.programs if direction == "load" else (None,):
+            beside = {SM: bench.ceilings.sm[direction], COPY: bench.ceilings.copy[direction]}
+            beside |= baselines.gbps(bench, work, (baselines.PROGRAMS,))
+            for programs in (*scale.programs, None) if direction == "load" else (None,):
                 with bench.executor("kernel", max_programs=programs) as executor:
                     ours = bench.proven(executor, work, f"kernel with {programs} programs")
                 share = kernel_share(run_nbytes, programs) if programs else None

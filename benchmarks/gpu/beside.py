@@ -109,7 +109,7 @@ def beside(bench: Bench) -> Iterator[Row]:
     """Each case beside decode and beside prefill; cases take turns, so that a GPU that drifts drifts under all."""
     computes = {kind: compute_of(bench, kind) for kind in KINDS}
     with ExitStack() as stack:
-        executors = {name: stack.enter_context(bench.executor(name)) for name in ("staged", "kernel")}
+        executors = {name: stack.enter_context(bench.executor(name, overlap="decode")) for name in ("staged", "kernel")}
         found = {direction: cases(bench, direction, executors) for direction in DIRECTIONS}
         windows: dict[tuple[str, str, str], list[Window]] = {}
         for _ in range(bench.scale.rounds):
@@ -152,7 +152,7 @@ def frontier(bench: Bench) -> Iterator[Row]:
     ]
     best: tuple[float, str] | None = None
     for knobs in grid:
-        with bench.executor("kernel", **knobs) as executor:
+        with bench.executor("kernel", overlap="decode", **knobs) as executor:
             alone = bench.proven(executor, work, f"kernel with {knobs}")
             case = Case("kernel", work.nbytes, lambda executor=executor: executor.submit(work.plan))
             ours = Beside.of([measure(bench, compute, case) for _ in range(2)], work.nbytes)
