@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.algebra import extent
+from kvplan.build import Built
+from kvplan.components import Pool
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
 from kvplan.integers import integer, integers
@@ -24,6 +27,8 @@ from kvplan.slicing import number_ranges
 from kvplan.spec import extents_of, shape_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvplan.shared import Shared
 
 # Short names that specs may have, as torch and numpy write them.
@@ -121,14 +126,16 @@ def allocate(
         if device != "cpu":
             raise LayoutError(f"shared memory is of the CPU; device is {device!r}")
         from kvplan.shared import share
+        from kvplan.shared_path import path_of
 
         sized = " ".join(f"{name}={size}" for name, size in sorted(extents.items()))
         numbered = f"layers {number_ranges(held)} | heads {number_ranges(span)} | part {part}"
         nbytes = [prod(shape) * itemsize] * prod(counts)
-        memory = share(shared, f"{parsed} | {sized} | {dtype} | {numbered}", nbytes)
+        geometry = f"{parsed} | {sized} | {dtype} | {numbered}"
+        memory = share(shared, geometry, nbytes)
         torch = _wants_torch(like, device)
         tensors = _nest([_view(each, dtype, shape, torch=torch) for each in memory.tensors], counts)
-        pool = described(tensors)
+        pool = _named(described(tensors), path_of(shared), geometry, memory)
         strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
         return _pin_used(pool, like, memory, strides, ordinal) if torch and ordinal is not None else pool
     seams: list[int] = []
@@ -233,6 +240,17 @@ def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
     import torch as library
 
     return library.from_numpy(memory).view(getattr(library, dtype, library.uint8)).view(tuple(shape))
+
+
+def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayout:
+    """The layout of a shared pool whose regions say so, for processes that load it from a pickle."""
+    if not memory.token:  # of a file that another version made
+        return pool
+    each = memory.tensors[0].nbytes
+    held = Pool(str(path), geometry, len(memory.tensors), each, memory.token, int(memory.memory.ctypes.data))
+    regions = tuple(replace(region, pool=held) for region in pool.regions)
+    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
+    return KVLayout(built, notation=pool.notation, tensors=pool.tensors)
 
 
 def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,26 @@ NOT_HERE = {
     "spec": "virtual (made up, of a spec)",
     "dump": "those of the process that saved the dump, or pickled the layout",
 }
+
+
+class Pool(NamedTuple):
+    """Memory that processes share by name, and where this process, or the one that pickled it, has it.
+
+    Attributes:
+        path: the file.
+        geometry: what the pool is, as its file says.
+        tensors: how many there are, each beginning a page.
+        nbytes: of each tensor.
+        token: tells it from other pools of that path and geometry.
+        address: of the file's first byte.
+    """
+
+    path: str
+    geometry: str
+    tensors: int
+    nbytes: int
+    token: str
+    address: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +62,7 @@ class Region:
             from here.
         held: how to ask a tensor whether this is still its memory, or what keeps an array from letting go of it; never
             compared.
+        pool: the shared pool that holds it, if any; never compared.
     """
 
     address: int
@@ -54,6 +75,7 @@ class Region:
     owner: Any = field(default=None, compare=False, repr=False)
     recorded: bool = False
     held: Any = field(default=None, compare=False, repr=False)
+    pool: Pool | None = field(default=None, compare=False, repr=False)
 
     @property
     def end(self) -> int:

@@ -213,7 +213,8 @@ class KVLayout:
     def addresses(self) -> Literal["memory", "dump", "spec"]:
         """Whose the addresses are: of this process's memory; of the process that saved a dump; of a spec, made up.
 
-        ``"dump"`` also of a layout that was pickled, in whichever process it is loaded.
+        ``"dump"`` also of a layout that was pickled, in whichever process it is loaded; ``"memory"`` again where all of
+        it lies in pools that processes share by name and that are in use.
 
         >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
         'spec'

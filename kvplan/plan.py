@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,6 +67,11 @@ class Plan:
         self.seams = seams
         self.skips = skips
         self.programs = programs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from kvplan.pickling import facts_of_plan, plan_of_facts
+
+        return plan_of_facts, facts_of_plan(self)
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
         """Flat lowering: the fewest contiguous copies, in no promised order.

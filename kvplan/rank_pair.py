@@ -60,6 +60,9 @@ class PairProgram:
             )
         self._aliased = shares_memory(src.layout, dst.layout)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PairProgram, (self.src, self.dst, self.shares, self.unit_tokens)
+
     @property
     def programs(self) -> tuple[CopyProgram, ...]:
         """The compiled copy program of each share."""

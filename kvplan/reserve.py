@@ -57,6 +57,7 @@ def reserve(layout: KVLayout) -> KVLayout:
             seams=tuple(seam + shift for seam in region.seams),
             owner=owner,
             held=None,
+            pool=None,
         )
         for region, shift in zip(regions, shifts, strict=True)
     )

@@ -12,7 +12,6 @@ import fcntl
 import functools
 import mmap
 import os
-import re
 import stat
 import sys
 import time
@@ -26,17 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import HostMemoryError, LayoutError
-from kvplan.quoting import quoted
+from kvplan.shared_header import MAGIC, WHOLE, check_header, header_in, in_use, mark_use, new_header, token_in, told
+from kvplan.shared_path import path_of
 
-FOLDER = Path("/dev/shm")  # noqa: S108  # where shm_open keeps what it names
 FORMAT = 1  # of the file; told in the header, so that another version is refused
 ATTEMPTS = 1000  # about 20 seconds, in which the file is half made or locked, and does not grow
-SHOWN = 600  # characters of a geometry in a message
 RESERVED = 1 << 30  # bytes asked of the file system at once: what a signal interrupts is done again
-
-_MAGIC = b"kvplan.pool\n"
-_MAKING, _WHOLE = b"making\n", b"whole.\n"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 Bytes = NDArray[np.uint8]
 
@@ -48,40 +42,13 @@ class Shared(NamedTuple):
         memory: the whole file; this process uses the pool for as long as it, or what is made of it, is there.
         tensors: bytes of each tensor, each beginning a page.
         page: bytes of a page of the file.
+        token: what tells this pool from every other one; "" where the file names none.
     """
 
     memory: Bytes
     tensors: list[Bytes]
     page: int
-
-
-def path_of(shared: Any) -> Path:
-    """The file behind a name: one of /dev/shm, or, with a slash, any other.
-
-    Raises:
-        LayoutError: neither a name nor an absolute path.
-
-    >>> path_of("kv"), path_of("/mnt/huge/kv")
-    (PosixPath('/dev/shm/kv'), PosixPath('/mnt/huge/kv'))
-    """
-    name = os.fspath(shared) if isinstance(shared, os.PathLike) else shared
-    if not isinstance(name, str):
-        raise LayoutError(f"shared is {quoted(shared)}; give a name, as 'kv', or the absolute path of a file")
-    if "/" not in name:
-        if not _NAME.fullmatch(name):
-            raise LayoutError(
-                f"shared is {quoted(name)}; a name has up to 200 letters, digits, '_', '-' and '.', "
-                "the first no '-' or '.'"
-            )
-        return FOLDER / name
-    path = Path(name)
-    if not path.is_absolute() or ".." in path.parts or "\0" in name or name.endswith("/"):
-        raise LayoutError(f"shared is {quoted(name)}; with a slash it is the absolute path of a file, without '..'")
-    if len(path.parts) == 2:
-        raise LayoutError(
-            f"shared is {quoted(name)}, a file of the root folder; write {path.name!r} for {FOLDER / path.name}"
-        )
-    return path
+    token: str
 
 
 def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
@@ -110,12 +77,37 @@ def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
         raise HostMemoryError(f"cannot share {str(path)!r}: {error.strerror or error}") from error
 
 
-def _share(path: Path, geometry: str, sizes: Sequence[int]) -> Shared:
+def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared | None:
+    """Map a pool that is in use, whichever process made it; None where there is none. Nothing is made or replaced.
+
+    A mapping that this process has of the pool serves again, so that the pool has one address for all who attach.
+
+    Args:
+        path: the file.
+        geometry, sizes: as :func:`share` was given them.
+        token: :attr:`Shared.token` of the pool that is meant: another one of that name and geometry is none.
+
+    >>> pool = share(f"kvplan-doctest-{os.getpid()}", "one of 100", [100])
+    >>> path = str(path_of(f"kvplan-doctest-{os.getpid()}"))
+    >>> attach(path, "one of 100", [100], pool.token).memory is pool.memory
+    True
+    >>> attach(path, "one of 200", [200], pool.token), attach(path, "one of 100", [100], "another")
+    (None, None)
+    """
+    _hook_exit(os.getpid())
+    try:
+        return _share(Path(path), f"format {FORMAT} | {geometry}", sizes, token)
+    except (OSError, ValueError):  # no file, another user's, another pool, or one that is cut while it is mapped
+        return None
+
+
+def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = None) -> Shared:
+    """Map a pool; with a token, only that one, and only while somebody uses it."""
     idle, grown = 0, (0, 0, 0)
     while idle < ATTEMPTS:
         time.sleep(min(idle, 20) / 1000)
         idle += 1
-        use = _Use(path)
+        use = _Use(path, token)
         try:
             page = _page(use.fd)
             starts = [page]
@@ -128,18 +120,29 @@ def _share(path: Path, geometry: str, sizes: Sequence[int]) -> Shared:
                 grown = now
                 use.leave()
                 continue
+            known = None if token is None else _mapped.get((str(path), use.token))
+            if known is not None:
+                use.leave()  # the other mapping has a use of its own
+                return _shared(known, starts, sizes, page, use.token)
             memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
         except BaseException:
             use.leave()
             raise
         # Runs before the mapping goes: an array lets go of what it was made of last.
         weakref.finalize(memory, use.leave).atexit = False
-        whole = memoryview(memory)  # between an array and its views, so that each tensor is a region of its own
-        parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page)
+        first = _mapped.setdefault((str(path), use.token), memory)
+        if token is not None:  # another thread may have attached meanwhile
+            memory = first
+        return _shared(memory, starts, sizes, page, use.token)
     raise HostMemoryError(
         f"nobody finishes {str(path)!r}, which somebody keeps locked; remove it, or take another name"
     )
+
+
+def _shared(memory: Bytes, starts: Sequence[int], sizes: Sequence[int], page: int, token: str) -> Shared:
+    whole = memoryview(memory)  # between an array and its views, so that each tensor is a region of its own
+    parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, token)
 
 
 def _page(fd: int) -> int:
@@ -166,15 +169,22 @@ class _Use:
     """One use of a file by this process: a descriptor and the lock on it.
 
     Args:
-        path: made, empty, where there is none.
+        path: made, empty, where there is none; unless a token is given.
+        token: of the one pool that is meant, or None.
+
+    Attributes:
+        token: of the pool in the file, once it was entered.
 
     Raises:
         HostMemoryError: it is no file, or another user's.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def __init__(self, path: Path, token: str | None = None) -> None:
+        self.path, self.token = path, ""
+        self._wanted = token
+        self._heir = token is None  # whether nobody else may be there to unlink the file
+        make = os.O_CREAT if token is None else 0
+        self.fd = os.open(path, os.O_RDWR | make | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         _uses.add(self)
         told = os.fstat(self.fd)
         what = "" if stat.S_ISREG(told.st_mode) else "is no file"
@@ -191,7 +201,10 @@ class _Use:
         Whatever was learnt before the shared lock was had is looked at again under it: no lock is exchanged for
         another in one step.
         """
-        if self._alone():
+        if self._wanted is not None:
+            if not in_use(self.fd):
+                raise HostMemoryError(f"nobody uses {str(self.path)!r}")
+        elif self._alone():
             if not self._named():
                 return False
             if os.fstat(self.fd).st_size:
@@ -207,21 +220,26 @@ class _Use:
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:  # a process makes it, or holds the lock for no reason of ours: asked again, with an end
             return False
+        self._heir = True  # of those who leave from now on
         if not self._named():
             return False
         state, found = self._header(page)
-        if state != _WHOLE:
+        if state != WHOLE:
             if self._ours(page):
                 return False
             raise HostMemoryError(f"{str(self.path)!r} is in use, and no pool of kvplan's; take another name")
         if found != geometry:
-            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is {_told(found)}; here it is "
-                              f"{_told(geometry)}")  # fmt: skip
+            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is {told(found)}; here it is "
+                              f"{told(geometry)}")  # fmt: skip
+        self.token = token_in(os.pread(self.fd, page, 0))
+        if self._wanted not in (None, self.token):
+            raise LayoutError(f"{str(self.path)!r} is in use as a pool that was made anew")
         size = os.fstat(self.fd).st_size
         if size != nbytes:
             raise HostMemoryError(
                 f"{str(self.path)!r} is in use, and has {size} bytes in place of {nbytes}: it was cut; end its users"
             )
+        mark_use(self.fd)
         return True
 
     def grown(self) -> tuple[int, int, int]:
@@ -237,7 +255,7 @@ class _Use:
             return
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)  # first, so that of two that leave at once one finds itself alone
-            if self._alone() and self._named() and os.pread(self.fd, len(_MAGIC), 0) == _MAGIC:
+            if self._heir and self._alone() and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
                 self.path.unlink()
         os.close(self.fd)
 
@@ -258,28 +276,26 @@ class _Use:
 
     def _header(self, page: int) -> tuple[bytes, str]:
         """State and geometry, or what stands in their place."""
-        head = os.pread(self.fd, page, 0)
-        state = head[len(_MAGIC) : len(_MAGIC) + len(_WHOLE)] if head.startswith(_MAGIC) else b""
-        return state, head[len(_MAGIC) + len(_WHOLE) :].partition(b"\n")[0].decode(errors="replace")
+        return header_in(os.pread(self.fd, page, 0))
 
     def _ours(self, page: int) -> bool:
         """Whether losing the content loses nothing but a pool, or the beginning of one."""
         head, size = os.pread(self.fd, page, 0), os.fstat(self.fd).st_size
-        return head.startswith(_MAGIC) or (size in (0, page) and not head.strip(b"\0"))
+        return head.startswith(MAGIC) or (size in (0, page) and not head.strip(b"\0"))
 
     def _make(self, geometry: str, page: int, nbytes: int) -> None:
         """Reserve all of the file, so that no page of it is missing when it is touched: that would end the process."""
-        header = _MAGIC + _MAKING + geometry.encode() + b"\n"
+        header = new_header(geometry)
         try:
             os.fchmod(self.fd, 0o600)
-            _check_name(header, page)
+            check_header(header, page)
             self._check_room(nbytes)
             os.posix_fallocate(self.fd, 0, page)
             with _mapping(self, page) as head:  # hugetlbfs cannot be written otherwise
                 head[: len(header)] = header
                 for at in range(page, nbytes, RESERVED):
                     os.posix_fallocate(self.fd, at, min(RESERVED, nbytes - at))
-                head[len(_MAGIC) : len(_MAGIC) + len(_WHOLE)] = _WHOLE
+                head[len(MAGIC) : len(MAGIC) + len(WHOLE)] = WHOLE
         except BaseException as error:
             if self._named():
                 self.path.unlink()
@@ -301,20 +317,9 @@ class _Use:
             )
 
 
-def _told(geometry: str) -> str:
-    """A geometry as a message shows it; what stands in a file may be anything."""
-    if not geometry.isprintable():
-        return quoted(geometry)
-    return f"'{geometry}'" if len(geometry) <= SHOWN else f"'{geometry[:SHOWN]}...'"
-
-
-def _check_name(header: bytes, page: int) -> None:
-    if len(header) > page:
-        text = header[:200].decode(errors="replace")
-        raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {text}...")
-
-
 _uses: set[_Use] = set()
+# Mappings of this process by path and token: the first of each pool that is still there.
+_mapped: weakref.WeakValueDictionary[tuple[str, str], Bytes] = weakref.WeakValueDictionary()
 
 
 @functools.cache
@@ -335,6 +340,7 @@ def _forked() -> None:
     """The child of a fork has the parent's memory, but no use of its own: a copy of a lock could outlive the parent."""
     while _uses:
         os.close(_uses.pop().fd)
+    _mapped.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

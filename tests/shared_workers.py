@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -157,3 +158,24 @@ def hold(name: str, connection: Connection) -> None:
     pool.tensors[...] = 7
     connection.send("up")
     connection.recv()
+
+
+def take(pickled: bytes, connection: Connection) -> None:
+    """Load a layout, a program and a plan over pools; move bytes through each, and tell what was read."""
+    layout, program, plan = pickle.loads(pickled)
+    mine = np.full((8, 64), 5, np.uint8)
+    cache = kvplan.KVLayout.from_tensors("block dim", mine)
+    with kvplan.Executor() as executor:
+        executor.submit(kvplan.compile(layout, cache).plan([1], [0])).synchronize()
+        executor.submit(kvplan.compile(cache, layout).plan([2], [3])).synchronize()
+        executor.submit(program.plan([0], [6])).synchronize()
+        executor.submit(plan).synchronize()
+    connection.send((layout.addresses, program.src.addresses, layout.regions[0].pinned, mine[0].tolist()))
+    connection.recv()
+
+
+def take_later(pickled: bytes, connection: Connection) -> None:
+    """Load a layout each time when told to, tell whose its addresses are, and let it go."""
+    connection.send("up")
+    while connection.recv() is not None:
+        connection.send(pickle.loads(pickled).addresses)

@@ -1,0 +1,82 @@
+"""The first page of a shared pool's file: text that says which pool it is, and a mark of those who use it.
+
+The text is a magic line, a state, the geometry, and a token: 32 random digits that no other pool has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import struct
+
+from kvplan.errors import LayoutError
+from kvplan.quoting import quoted
+
+SHOWN = 600  # characters of a geometry in a message
+MAGIC = b"kvplan.pool\n"
+MAKING, WHOLE = b"making\n", b"whole.\n"
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+_FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
+
+
+def new_header(geometry: str) -> bytes:
+    """The text of a pool that is being made, with a token of its own."""
+    return MAGIC + MAKING + f"{geometry}\n{os.urandom(16).hex()}\n".encode()
+
+
+def check_header(header: bytes, page: int) -> None:
+    """A header has room in one page.
+
+    Raises:
+        LayoutError: it has not.
+    """
+    if len(header) > page:
+        text = header[:200].decode(errors="replace")
+        raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {text}...")
+
+
+def header_in(head: bytes) -> tuple[bytes, str]:
+    r"""State and geometry in a file's first page, or what stands in their place.
+
+    >>> header_in(b"kvplan.pool\nwhole.\nformat 1 | two of 100\n")
+    (b'whole.\n', 'format 1 | two of 100')
+    """
+    state = head[len(MAGIC) : len(MAGIC) + len(WHOLE)] if head.startswith(MAGIC) else b""
+    return state, head[len(MAGIC) + len(WHOLE) :].partition(b"\n")[0].decode(errors="replace")
+
+
+def token_in(head: bytes) -> str:
+    r"""The token in a file's first page; "" where there is none.
+
+    >>> token_in(new_header("two of 100")).isalnum(), token_in(b"kvplan.pool\nwhole.\nformat 1\n")
+    (True, '')
+    """
+    token = head[len(MAGIC) + len(WHOLE) :].partition(b"\n")[2].partition(b"\n")[0].decode(errors="replace")
+    return token if _TOKEN.fullmatch(token) else ""
+
+
+def told(geometry: str) -> str:
+    """A geometry as a message shows it; what stands in a file may be anything."""
+    if not geometry.isprintable():
+        return quoted(geometry)
+    return f"'{geometry}'" if len(geometry) <= SHOWN else f"'{geometry[:SHOWN]}...'"
+
+
+def mark_use(fd: int) -> None:
+    """Mark the file as in use until the descriptor is closed, however the process ends.
+
+    A ``flock`` can be asked for, and not about; asking for all of it would make a user that leaves meanwhile believe
+    that another one is left to unlink the file. So users hold a record lock beside it, on the first byte.
+    """
+    with contextlib.suppress(OSError):  # a system without such locks, on which nobody attaches
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+
+
+def in_use(fd: int) -> bool:
+    """Whether another descriptor has marked the file."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    return bool(kind != fcntl.F_UNLCK)

@@ -1,0 +1,264 @@
+"""Pickles of layouts over pools that processes share by name: they are mapped where, and while, the pool is in use."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import KVLayout, shared
+from kvplan.build import Built
+from kvplan.reserve import reserve
+from kvplan.shared import path_of
+from tests.patience import PATIENCE
+from tests.pickled_pools import again, check_gone, new_name, pool_of, rows
+from tests.shared_workers import take, take_later
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def name():
+    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
+    made = new_name()
+    yield made
+    gc.collect()
+    check_gone(made, f"{made}-2")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Load as another process does, which has no mapping of the pool yet."""
+
+    def load(value):
+        pickled = pickle.dumps(value)
+        shared._mapped.clear()
+        return pickle.loads(pickled)
+
+    return load
+
+
+@contextmanager
+def child(target, *arguments):
+    pipe, theirs = spawn.Pipe()
+    process = spawn.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+
+    def answer():
+        assert pipe.poll(PATIENCE), "no answer"
+        return pipe.recv()
+
+    try:
+        yield process, pipe, answer
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
+
+
+def test_another_process_moves_bytes_both_ways_through_what_was_pickled(name):
+    pools = pool_of(name), pool_of(f"{name}-2")
+    for k, pool in enumerate(pools):
+        pool.tensors[...] = np.arange(8, dtype=np.uint8)[:, None] + 10 * k
+    program = kvplan.compile(*pools)
+    with child(take, pickle.dumps((pools[0], program, program.plan([4, 5], [1, 2])))) as (process, pipe, answer):
+        assert answer() == ("memory", "memory", False, [1] * 64)
+        assert pools[0].tensors[:, 9].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+        assert pools[1].tensors[:, 9].tolist() == [10, 4, 5, 13, 14, 15, 0, 17]
+        paths = [path_of(name), path_of(f"{name}-2")]
+        del pools, pool, program
+        gc.collect()
+        assert [path.exists() for path in paths] == [True, True], "the child uses them"
+        pipe.send(None)
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    assert [path.exists() for path in paths] == [False, False]
+
+
+def test_another_process_maps_a_pool_only_while_it_is_in_use(name):
+    pool = pool_of(name)
+    with child(take_later, pickle.dumps(pool)) as (_, pipe, answer):
+        assert answer() == "up"
+        for _turn in range(2):
+            pipe.send("load")
+            assert answer() == "memory"
+        del pool
+        pipe.send("load")
+        assert answer() == "dump"
+        assert not path_of(name).exists()
+        pool = pool_of(name)
+        pipe.send("load")
+        assert answer() == "dump", "the same name and geometry, and another pool"
+        assert not pool.tensors.any()
+
+
+def test_the_same_process_has_one_memory(name):
+    pool = pool_of(name)
+    loaded = again(pool)
+    assert (loaded, loaded.addresses, loaded.tensors) == (pool, "memory", None)
+    assert [r.address for r in loaded.regions] == [r.address for r in pool.regions]
+    with pytest.raises(kvplan.OverlapError):
+        kvplan.compile(pool, loaded).plan([0], [0])
+    del pool
+    gc.collect()
+    assert path_of(name).exists(), "what was loaded is a user"
+    assert again(loaded).addresses == "memory"
+    del loaded
+    gc.collect()
+    assert not path_of(name).exists()
+
+
+def test_the_child_of_a_fork_loads_it(name):
+    pool = pool_of(name)
+    pickled = pickle.dumps(pool)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            loaded = pickle.loads(pickled)
+            cache = rows()
+            cache.tensors[...] = 3
+            with kvplan.Executor() as executor:
+                executor.submit(kvplan.compile(cache, loaded).plan([0], [2])).synchronize()
+            code = 0 if loaded.addresses == "memory" else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert pool.tensors[:, 0].tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("notation", ["block layer dim", "layer: block dim", "block layer: dim", "layer block dim"])
+@pytest.mark.parametrize("what", ["layouts", "program", "plan", "slice", "joined", "rank", "groups", "twice"])
+def test_everything_that_is_pickled_moves_the_right_bytes_at_other_addresses(name, elsewhere, notation, what):
+    src = pool_of(name, notation, layers=(0, 1))
+    dst = pool_of(f"{name}-2", "layer block dim", layers=(0, 1))
+    flat = [np.asarray(each).reshape(-1) for each in (src.tensors, dst.tensors)]
+    assert flat[1].size == 2 * 8 * 64
+    content = np.arange(2 * 8 * 64, dtype=np.uint16).astype(np.uint8).reshape(2, 8, 64)
+    cache = rows((0, 1))
+    cache.tensors[...] = content
+    program = kvplan.compile(src, dst)
+    layers = (1,) if what == "slice" else (0, 1)
+    with kvplan.Executor() as executor:
+        executor.submit(kvplan.compile(cache, src).plan(range(8), range(8))).synchronize()
+        loaded = {
+            "layouts": lambda: kvplan.compile(*elsewhere((src, dst))).plan([0, 5], [1, 2]),
+            "program": lambda: elsewhere(program).plan([0, 5], [1, 2]),
+            "plan": lambda: elsewhere(program.plan([0, 5], [1, 2])),
+            "slice": lambda: elsewhere(
+                kvplan.compile(src.slice(layers=[1]), dst.slice(layers=[1])).plan([0, 5], [1, 2])
+            ),
+            "joined": lambda: elsewhere(kvplan.join([program.plan([0], [1]), program.plan([5], [2])])),
+            "rank": lambda: elsewhere(kvplan.reshard(src, dst))[0, 0].plan([0, 5], [1, 2]),
+            "groups": lambda: elsewhere(kvplan.Groups([program])).plan([[0, 5]], [[1, 2]]),
+            "twice": lambda: elsewhere(elsewhere(program.plan([0, 5], [1, 2]))),
+        }[what]()
+        pairs = [layout for pair in loaded.layouts for layout in pair]
+        assert {layout.addresses for layout in pairs} == {"memory"}
+        old = {region.address for layout in (src, dst) for region in layout.regions}
+        assert not old & {region.address for layout in pairs for region in layout.regions}
+        executor.submit(loaded).synchronize()
+    wanted = np.zeros((2, 8, 64), np.uint8)
+    for layer in layers:
+        wanted[layer, [1, 2]] = content[layer, [0, 5]]
+    np.testing.assert_array_equal(dst.tensors, wanted)
+
+
+def test_a_plan_over_two_pools_merged_whose_distance_changes(name, elsewhere, monkeypatch):
+    pools = [pool_of(name, "layer block dim"), pool_of(f"{name}-2", "layer block dim", layers=(1,))]
+    merged = KVLayout.merge(pools)
+    back = rows((0, 1))
+    for k, pool in enumerate(pools):
+        pool.tensors[...] = np.arange(8, dtype=np.uint8)[:, None] + 10 * k
+    program = kvplan.compile(merged, merged)
+    plan = program.plan([0, 5], [1, 2])
+    gaps, real = [], shared._mapping
+
+    def mapping(use, nbytes):  # so that the two do not lie as far apart as before
+        gaps.append(mmap.mmap(-1, (len(gaps) + 1) << 22))
+        return real(use, nbytes)
+
+    monkeypatch.setattr(shared, "_mapping", mapping)
+    loaded = elsewhere(plan)
+    assert merged.addresses == loaded.layouts[0][0].addresses == "memory"
+    assert (loaded.nbytes, len(loaded.descriptors().size)) == (plan.nbytes, len(plan.descriptors().size))
+    with kvplan.Executor() as executor:
+        executor.submit(loaded).synchronize()
+        executor.submit(kvplan.compile(merged, back).plan([1, 2], [1, 2])).synchronize()
+    assert back.tensors[:, :3, 9].tolist() == [[0, 0, 5], [0, 10, 15]]
+
+
+def moved_apart(layout, shifts):
+    """What a mapping elsewhere makes of regions: each so many bytes further."""
+    return [replace(region, address=region.address + far) for region, far in zip(layout.regions, shifts, strict=True)]
+
+
+@pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
+def test_runs_of_a_group_go_each_with_its_region(shifts):
+    from kvplan.pickling import _moved_group, _Shifts
+
+    spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
+    sides = [
+        KVLayout.merge([
+            KVLayout.from_spec(spec | {"address": at, "layer_start": 0}),
+            KVLayout.from_spec(spec | {"address": at + (1 << 24), "layer_start": 1}),
+        ])
+        for at in (1 << 32, 1 << 34)
+    ]  # fmt: skip
+    plan = kvplan.compile(*sides).plan([0, 5], [1, 2])
+    src = _Shifts.between([r.address for r in sides[0].regions], moved_apart(sides[0], shifts))
+    dst = _Shifts.between([r.address for r in sides[1].regions], sides[1].regions)
+    (part,) = plan.parts
+    group, far = _moved_group(part.group, src, dst)
+    made = kvplan.plan.flat([part._replace(group=group, units=part.units + far)], plan.seams, None)
+    found = sorted(zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True))
+    wanted = sorted(
+        ((1 << 32) + k * (1 << 24) + shifts[k] + 64 * a, (1 << 34) + k * (1 << 24) + 64 * b, 64)
+        for k in (0, 1)
+        for a, b in ((0, 1), (5, 2))
+    )
+    assert found == wanted
+
+
+def test_seams_go_with_their_region_and_nothing_is_pinned(name, elsewhere):
+    pool = pool_of(name)
+    start = pool.regions[0].address
+    regions = (replace(pool.regions[0], pinned=True, seams=(start + 128, start + 512)),)
+    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
+    pinned = KVLayout(built, notation=pool.notation)
+    loaded, plan = elsewhere((pinned, kvplan.compile(pinned, pinned).plan([0, 1, 2], [3, 4, 5])))
+    here = loaded.regions[0].address
+    assert (here != start, loaded.regions[0].pinned) == (True, False)
+    assert loaded.seams == (here + 128, here + 512)
+    assert [seams.tolist() for seams in plan.seams] == [[here + 128, here + 512]] * 2
+    assert loaded.address(layer=0, part="kv", block=3) == here + 192
+    assert sorted(plan.descriptors().src.tolist()) == [here, here + 128]
+
+
+def test_a_layout_of_a_pool_and_private_memory_stays_a_record(name):
+    pool = pool_of(name)
+    mixed = KVLayout.merge([pool, rows((1,))])
+    loaded, plan = again((mixed, kvplan.compile(pool, rows()).plan([0], [1])))
+    assert loaded.addresses == "dump"
+    assert [side.addresses for side in plan.layouts[0]] == ["memory", "dump"]
+    with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
+        executor.submit(plan)
+
+
+def test_what_is_reserved_for_a_pool_is_no_pool(name):
+    assert again(reserve(pool_of(name))).addresses == "dump"
+
+
+def test_a_pickle_of_a_pool_is_small(name):
+    pool = kvplan.allocate("layer: block dim", like=rows(range(80)), num_blocks=1000, shared=name)
+    assert pool.nbytes == 80 * 64_000
+    assert len(pickle.dumps(pool)) < 20_000
