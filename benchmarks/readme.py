@@ -18,9 +18,9 @@ WORK = (
     "costs 25 ns an id. One numpy broadcast, which merges nothing and knows no other layout, writes large plans faster."
 )
 MARKS = "<!-- numbers -->", "<!-- end of numbers -->"
-GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
+GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
-CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h100-80gb-hbm3.json"
+CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h200.json"
 CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
 COST_MODEL, GPU_PAGE, RANKS, ENGINES = (ROOT / "docs" / name for name in
                                          ("cost-model.md", "gpu.md", "ranks.md", "engines.md"))  # fmt: skip
@@ -101,9 +101,11 @@ GPU_SHOWN = (
     ("staged", "store, 1.3 GB", "cuMemcpyBatchAsync"),
     ("staged", "load, 336 MB", "torch indexing"),
     ("staged", "both at once, 1.3 GB each", "two large copies at once"),
-    ("kernel", "load, 8 KiB, 2 programs", "SM ceiling"),
-    ("kernel", "load, 2 KiB, 4 programs", "SM ceiling"),
-    ("kernel", "load, 512 B, 12 programs", "SM ceiling"),
+    ("kernel", "load, 512 B, default", "SM ceiling"),
+    ("kernel", "load, 512 B, default", "one large copy"),
+    ("kernel", "store, 512 B, default", "SM ceiling"),
+    ("kernel", "store, 512 B, default", "one large copy"),
+    ("kernel", "store, 4 KiB, default", "one large copy"),
     ("kernel", "load, 2 KiB, 4 programs", "12 programs, 8-byte words"),
     ("copy_engine_2d", "load, rows of 8 KiB", "one large copy"),
     ("copy_engine_2d", "store, rows of 8 KiB", "one large copy"),
@@ -117,6 +119,7 @@ GPU_SHOWN = (
     ("submit", "staged, load, 1,024 blocks, 1.3 GB", "cuMemcpyBatchAsync"),
     ("small", "load, 21 MB, auto: GPU", "bytes / one large copy"),
     ("small", "load, 1.3 MB, auto: seen by the host", "bytes / one large copy"),
+    ("small", "load, 1.3 MB, kernel: seen by the host", "the driver's calls alone"),
 )
 
 
