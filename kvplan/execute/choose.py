@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 MOST_DECISIONS = 4096  # that are remembered
 MOST_PARTS = 8  # of a plan whose decision is
-STEPS = 8  # in which a number doubles, where decisions are remembered by it
 
 
 Refusal = tuple[type[KVPlanError], str]
@@ -262,7 +260,7 @@ class Candidates:
         return cost.kernel_whatever_merges(made, self.profile, self._runtime.policy, refused)
 
     def _merging(self, part: Part, plan: Plan, at: int) -> tuple[int, ...]:
-        """How far copies of a part's units merge, and how far its pieces on the host do, in steps of 9 %.
+        """How far copies of a part's units merge, and how far its pieces on the host do, to four binary digits.
 
         Plans of random blocks differ by a few copies; no choice depends on so few.
         """
@@ -272,7 +270,7 @@ class Candidates:
         left = [chains(part.units, nbytes) for nbytes in group.sizes] if group.chainable else []
         facts = facts_of(group, plan.direction, self._runtime.staging)
         pieces = count - follow(part, facts, plan.direction, plan.skips[at]) if facts.joinable else count
-        return tuple(round(STEPS * log2(max(one, 1))) for one in (pieces, *left))
+        return (_rounded(pieces), *map(_rounded, left))
 
     def _weigh(self, plan: Plan) -> Choice:
         paths, verdict = self._runtime.paths, self._verdict(plan)
@@ -296,6 +294,16 @@ def _ruled(plan: Plan, verdict: Verdict) -> str:
     if plan.direction in DIRECTIONS and plan.nbytes:
         return ""
     return "copy_engine" if plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1) else "kernel"
+
+
+def _rounded(count: int) -> int:
+    """A count to its first four binary digits.
+
+    >>> [_rounded(count) for count in (7, 15, 33, 1000)]
+    [7, 15, 32, 960]
+    """
+    shift = max(count.bit_length() - 4, 0)
+    return count >> shift << shift
 
 
 @cache
