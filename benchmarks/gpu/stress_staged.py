@@ -80,10 +80,9 @@ def poison(runtime, direction):
     ring = runtime.staged._rings.get(direction)
     if ring:
         fill(ring.piece.address, 0xEE, ring.slots * ring.slot_nbytes)
-    for piece in [
-        piece for free in list(runtime.memory._free.values()) for piece in list(free) if piece.nbytes <= 1 << 16
-    ]:
-        fill(piece.address, 0, piece.nbytes)  # a header of zeros copies nothing
+    for _, piece in [held for free in list(runtime.memory._free.values()) for held in list(free)]:
+        if piece.nbytes <= 1 << 16:
+            fill(piece.address, 0, piece.nbytes)  # a header of zeros copies nothing
 
 
 def report(one, runtime, moved, later, expected, before):
