@@ -45,7 +45,7 @@ def spec(notation="layer: kv block token head dim", **sizes):
         ({**spec(), "layers": [1, 2, 10**400]}, "layers[2] is a number of 1329 bits"),
         ({**spec(), "head_start": 2**31 - 1}, "heads are 2147483647 to 2147483648; the largest number of a head"),
         ({**spec(), "layer_start": 2**31}, "'layer_start' is 2147483648"),
-        ({**spec(), "seams": [10**400]}, "seam a number of 1329 bits lies in no allocation"),
+        ({**spec(), "seams": [10**400]}, "seams[0] is a number of 1329 bits"),
         ({**spec(), "part": "p" * 201}, "part is 'ppp"),
         ({**spec(), "dtype": [1]}, "dtype [1] is unknown"),
         ({**spec(), "x" * 10**6: 1}, "spec has unknown key 'xxx"),
