@@ -154,8 +154,8 @@ def count_units(
         for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
             if not 0 <= skip < side_units:
                 raise BlockIndexError(
-                    f"{name}_skip is {quoted(skip)}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so "
-                    f"it is 0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
+                    f"{name}_skip is {quoted(skip)}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, "
+                    f"so it is 0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
                 )
     if not len(src) and not len(dst):
         return 0

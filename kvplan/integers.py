@@ -12,7 +12,7 @@ from typing import Any
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.quoting import quoted
 
-_LARGEST = 1 << 64
+_LARGEST = 1 << 128
 
 
 def integer(
@@ -34,7 +34,7 @@ def integer(
         error: class of the error.
 
     Raises:
-        KVPlanError: of the class ``error``: no integer, outside the range, or of more than 64 bits.
+        KVPlanError: of the class ``error``: no integer, outside the range, or of more than 128 bits.
 
     >>> import numpy as np
     >>> integer("page_size", np.uint8(64), least=1) * 4
@@ -47,7 +47,7 @@ def integer(
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
     if not -_LARGEST < number < _LARGEST:  # Python prints no number of thousands of digits, as a message would
-        raise error(f"{name} is {quoted(value)}; it is an integer of at most 64 bits")
+        raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
     return number
 
 

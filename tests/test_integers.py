@@ -304,8 +304,9 @@ def test_numbers_that_python_does_not_print_are_refused(call, error, says):
     assert len(str(caught.value)) < 300
 
 
-def test_integers_of_64_bits_are_taken():
-    assert integer("address", 2**64 - 1) == 2**64 - 1
-    for number in (2**64, -(2**64)):
-        with pytest.raises(LayoutError, match="address is a number of 65 bits; it is an integer of at most 64 bits"):
+def test_integers_of_128_bits_are_taken():
+    for number in (2**128 - 1, 1 - 2**128):
+        assert integer("address", number) == number
+    for number in (2**128, -(2**128)):
+        with pytest.raises(LayoutError, match="address is a number of 129 bits; it is an integer of at most 128 bits"):
             integer("address", number)
