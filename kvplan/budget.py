@@ -52,7 +52,7 @@ class Budget:
                 f"over {TENSORS:,} tensors of their own; a spec, or a file of several, has at most so many"
             )
 
-    def steps(self, count: int = 1) -> None:
+    def steps(self, count: int) -> None:
         """Use some of the work of the proof that no bytes overlap.
 
         Raises:
