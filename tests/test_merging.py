@@ -19,6 +19,15 @@ def test_layouts_of_two_devices_are_not_merged():
         KVLayout.merge([here, there])
 
 
+def test_parts_of_different_token_counts_are_not_merged():
+    ckv, kpe = (
+        KVLayout.from_tensors("block token dim", np.zeros((4, tokens, 8), np.uint8), part=part)
+        for part, tokens in (("ckv", 16), ("kpe", 8))
+    )
+    with pytest.raises(LayoutError, match=r"block_tokens differ: \[8, 16\]; merged layouts page alike"):
+        KVLayout.merge([ckv, kpe])
+
+
 @pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1)])
 def test_memory_that_one_of_them_may_only_read_is_read_only(frozen):
     memory = np.zeros((4, 16), np.uint8)
@@ -38,3 +47,13 @@ def test_seams_of_both_are_seams_of_the_whole():
         for k, seam in enumerate((3, 1))
     ]
     assert KVLayout.merge(layouts).seams == (at + 16, at + 48)
+
+
+def test_layouts_that_share_bytes_are_not_merged():
+    memory = np.zeros((4, 16), np.uint8)
+    layouts = [
+        KVLayout.from_tensors("block dim", memory[:, start : start + 8], part=f"p{start}") for start in (0, 8, 7)
+    ]
+    assert KVLayout.merge(layouts[:2]).block_nbytes == 16
+    with pytest.raises(LayoutError, match="layer 0 'p0' and layer 0 'p7' overlap: they share bytes"):
+        KVLayout.merge([layouts[0], layouts[2]])

@@ -14,6 +14,7 @@ from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_j
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import BlockIndexError
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 from kvplan.wording import ADDRESSES
 
 EXAMPLES = """examples:
@@ -168,7 +169,7 @@ def block_ids(text: str) -> tuple[range, ...]:
         match = _IDS.fullmatch(item.strip())
         first, last = (int(end) for end in (match[1], match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise argparse.ArgumentTypeError(f"{item!r} in {text!r} is no block id or range, as in 0,1,4-7")
+            raise argparse.ArgumentTypeError(f"{quoted(item)} in {quoted(text)} is no block id or range, as in 0,1,4-7")
         found.append(range(first, last + 1))
     return tuple(found)
 
@@ -176,7 +177,7 @@ def block_ids(text: str) -> tuple[range, ...]:
 def count(text: str) -> int:
     """A number of at least 0."""
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number of at least 0")
     return int(text)
 
 
