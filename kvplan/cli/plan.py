@@ -82,6 +82,7 @@ def plan_facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[s
         "nbytes": plan.nbytes,
         "units": plan.units,
         "unit_tokens": program.unit_tokens,
+        "unit": program.program.unit_words,
         "runs": program.runs * plan.units,
         "descriptors": len(sizes),
         "strided_rows": len(plan.strided()),
@@ -104,7 +105,7 @@ def _descriptor_facts(
 
 def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     src, dst = facts["src"], facts["dst"]
-    whole = f"{count_of(facts['units'], 'unit')} of {count_of(facts['unit_tokens'], 'token')}"
+    whole = f"{count_of(facts['units'], 'unit')} of {facts['unit']}"
     rows = [
         ("from", f"{src['notation']} on {src['device']}{ADDRESSES[src['addresses']]}"),
         ("to", f"{dst['notation']} on {dst['device']}{ADDRESSES[dst['addresses']]}"),
