@@ -15,6 +15,7 @@ from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.integers import integer
 from kvplan.program import BlockAxis, Int64Array, Program
+from kvplan.quoting import quoted
 from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
 _INT64 = np.dtype(np.int64)
@@ -153,8 +154,8 @@ def count_units(
         for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
             if not 0 <= skip < side_units:
                 raise BlockIndexError(
-                    f"{name}_skip is {skip}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, so it is "
-                    f"0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
+                    f"{name}_skip is {quoted(skip)}; a {name} block holds {side_units} unit{'s' * (side_units > 1)}, "
+                    f"so it is 0{f' to {side_units - 1}' * (side_units > 1)}{_unit(program)}"
                 )
     if not len(src) and not len(dst):
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.errors import LayoutError
-from kvplan.limits import COMPONENTS, OVERLAP_STEPS, TENSORS
+from kvplan.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
 
 
 class Budget:
@@ -16,7 +16,7 @@ class Budget:
     """
 
     def __init__(self) -> None:
-        self._components, self._tensors, self._steps = COMPONENTS, TENSORS, OVERLAP_STEPS
+        self._components, self._views, self._tensors, self._steps = COMPONENTS, VIEWS, TENSORS, OVERLAP_STEPS
 
     def components(self, count: int) -> None:
         """Use some of the (layer, part)s.
@@ -30,6 +30,16 @@ class Budget:
                 f"over {COMPONENTS:,} (layer, part)s; a layout, or a file of several, has at most so many"
             )
 
+    def views(self, count: int) -> None:
+        """Use some of the views of a dump: one a (layer, part), or one a head of it where heads are apart.
+
+        Raises:
+            LayoutError: there are no more.
+        """
+        self._views -= count
+        if self._views < 0:
+            raise LayoutError(f"over {VIEWS:,} addresses of layers, parts and heads; a dump has at most so many")
+
     def tensors(self, count: int) -> None:
         """Use some of the separate tensors of a spec.
 
@@ -42,7 +52,7 @@ class Budget:
                 f"over {TENSORS:,} tensors of their own; a spec, or a file of several, has at most so many"
             )
 
-    def steps(self, count: int = 1) -> None:
+    def steps(self, count: int) -> None:
         """Use some of the work of the proof that no bytes overlap.
 
         Raises:

@@ -353,4 +353,8 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
         if before < 0 or seam > reach[before]:
             raise LayoutError(f"seam {quoted_address(seam)} lies in no allocation of this layout")
     marks = sorted({*marks, *touching_seams(ordered)})
-    return tuple(replace(r, seams=tuple(sorted({*seams_within(marks, r), *r.seams}))) for r in ordered)
+    return tuple(_with_seams(region, marks) for region in ordered) if marks else tuple(ordered)
+
+
+def _with_seams(region: Region, marks: Sequence[int]) -> Region:
+    return replace(region, seams=tuple(sorted({*seams_within(marks, region), *region.seams})))

@@ -187,15 +187,18 @@ def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> 
     for region in ordered:
         furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
     inside = _held_tables(components, starts, furthest)
+    reaches: dict[int, int] = {}  # bytes from an address to the end of what is looked at, by form
     looked = 0
     for component in components:
         form = component.form
         if id(form) in inside:
             continue
-        reach = span(form.inner) + 1 if form.table is not None else form.bounds[1] + 1
+        if id(form) not in reaches:
+            reaches[id(form)] = 1 + (span(form.inner) if form.table is not None else form.bounds[1])
+        reach = reaches[id(form)]
         looked += form.num_blocks if form.table is not None else 0
         check_places(looked)
-        for first in {component.address + t for t in form.table} if form.table is not None else {component.address}:
+        for first in {component.address + t for t in form.table} if form.table is not None else (component.address,):
             region = furthest[max(bisect_right(starts, first) - 1, 0)]
             if first < region.address or first + reach > region.end:
                 raise LayoutError(

@@ -86,11 +86,15 @@ def _counts(components: Sequence[Component]) -> dict[str, dict[int, None]]:
     """Extents that components have, by axis, in their order. A notation's tokens say nothing of an opaque block."""
     counts: dict[str, dict[int, None]] = {"token": {}, "subblock": {}, "head": {}}
     heads: dict[tuple[int, str], int] = {}  # of a (layer, part), which several components may hold
+    known: dict[int, int] = {}  # heads of a form, by identity
     for component in components:
-        form, name = component.form, (component.layer, component.part)
-        counts["subblock" if form.opaque else "token"][extent(form.token)] = None
+        form = component.form
+        if id(form) not in known:
+            counts["subblock" if form.opaque else "token"][extent(form.token)] = None
+            known[id(form)] = extent(form.head)
         if form.headed:
-            heads[name] = heads.get(name, 0) + extent(form.head)
+            name = component.layer, component.part
+            heads[name] = heads.get(name, 0) + known[id(form)]
     counts["head"] = dict.fromkeys(heads.values())
     return counts
 

@@ -166,6 +166,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tu
         components += _components(
             entry, f"components[{k}]", num_blocks, block_tokens, budget, subblocked="subblock" in sizes
         )
+    budget.components(len({(component.layer, component.part) for component in components}))
     components = _in_order(components, order)
     heads_held(components)
     check_told(notations, sizes, components, dtype=dtype, itemsizes=itemsizes)
@@ -260,7 +261,7 @@ def _components(
         layers, addresses = (_integers(held, key, place) for key in ("layers", "addresses"))
         if len(layers) != len(addresses) or not layers:
             raise LayoutError(f"{place} has {len(layers)} layers and {len(addresses)} addresses; they go together")
-        budget.components(len(layers))
+        budget.views(len(layers))
         for layer, address in zip(layers, addresses, strict=True):
             yield Component(layer, part, address, form)
 

@@ -12,6 +12,8 @@ from typing import Any
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.quoting import quoted
 
+_LARGEST = 1 << 128
+
 
 def integer(
     name: str,
@@ -32,7 +34,7 @@ def integer(
         error: class of the error.
 
     Raises:
-        KVPlanError: of the class ``error``: no integer, or outside the range.
+        KVPlanError: of the class ``error``: no integer, outside the range, or of more than 128 bits.
 
     >>> import numpy as np
     >>> integer("page_size", np.uint8(64), least=1) * 4
@@ -44,6 +46,8 @@ def integer(
     number = value if type(value) is int else _converted(value)
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
+    if not -_LARGEST < number < _LARGEST:  # Python prints no number of thousands of digits, as a message would
+        raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
     return number
 
 

@@ -16,6 +16,7 @@ from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.holding import Holding
 from kvplan.integers import integer, integers, optional_integer
 from kvplan.notation import parse
+from kvplan.quoting import listed, quoted
 from kvplan.slicing import heads_held, number_ranges, slice_heads
 
 INT32_MAX = 2**31 - 1
@@ -112,11 +113,11 @@ class KVLayout:
         """
         parsed = parse(notation)
         if layers is not None and not isinstance(layers, Iterable):
-            raise LayoutError(f"layers is {layers!r}; give the global number of every layer, or layer_start")
+            raise LayoutError(f"layers is {quoted(layers)}; give the global number of every layer, or layer_start")
         if sizes is not None and not isinstance(sizes, Mapping):
-            raise LayoutError(f"sizes is {sizes!r}; give extents by axis, as {{'token': 16}}")
+            raise LayoutError(f"sizes is {quoted(sizes)}; give extents by axis, as {{'token': 16}}")
         if not isinstance(seams, Iterable):
-            raise LayoutError(f"seams is {seams!r}; give a sequence of addresses")
+            raise LayoutError(f"seams is {quoted(seams)}; give a sequence of addresses")
         naming = Naming(
             _start("layer_start", layer_start) if layers is None else layers,
             _start("head_start", head_start),
@@ -250,11 +251,11 @@ class KVLayout:
 
     def component(self, layer: int, part: str, head: int | None = None) -> Component:
         """The view of one (layer, part), by global number and name; that of one head where heads are held apart."""
-        layer = integer("layer", layer)
+        layer, head = integer("layer", layer), optional_integer("head", head)
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
-                f"no layer {layer} {part!r} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
+                f"no layer {layer} {quoted(part)} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
             )
         if head is None or len(found) == 1:
             return found[0]
@@ -416,6 +417,6 @@ def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> fro
         wanted = (wanted,)
     missing = [item for item in wanted if item not in held]
     if missing:
-        text = number_ranges(held) if name == "layers" else ", ".join(map(repr, held))
-        raise LayoutError(f"{name} {missing} are not held; {name} held are {text}")
+        text = number_ranges(held) if name == "layers" else listed(held)
+        raise LayoutError(f"{name} [{listed(missing)}] are not held; {name} held are {text}")
     return frozenset(wanted)

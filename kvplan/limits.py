@@ -23,6 +23,7 @@ COMPONENTS = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
 HEADS = 1 << 16  # KV heads of a layout; models have up to 256
 BLOCK_TOKENS = 1 << 21  # token slots of a block: a context of two million tokens in one block
 NUMBER = 2**31 - 1  # the largest number of a layer or a head
+VIEWS = 1 << 17  # (layer, part)s of a dump, each head by itself where heads are separate allocations
 TENSORS = 1 << 17  # separate tensors of a spec: 256 GiB where each takes the 2 MiB of an allocator
 
 # ---- work ----------------------------------------------------------------------------------------------------------

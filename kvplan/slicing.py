@@ -10,6 +10,7 @@ from itertools import pairwise
 from kvplan.algebra import extent, normal, offset
 from kvplan.components import Component, Form
 from kvplan.errors import LayoutError
+from kvplan.quoting import quoted
 
 
 def number_ranges(numbers: Sequence[int]) -> str:
@@ -64,8 +65,8 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
     Raises:
         LayoutError: no range of step 1, heads that are not held, or a range that a split head axis cannot give.
     """
-    if not isinstance(heads, range) or heads.step != 1 or not len(heads):
-        raise LayoutError(f"heads is {heads!r}; give a range of step 1 that holds at least one head")
+    if not isinstance(heads, range) or heads.step != 1 or not heads:
+        raise LayoutError(f"heads is {quoted(heads)}; give a range of step 1 that holds at least one head")
     kept: list[Component] = []
     forms: dict[int, tuple[Form, int]] = {}
     held = heads_held(components)
@@ -75,8 +76,10 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
             kept.append(component)
             continue
         if heads.start < all_held.start or heads.stop > all_held.stop:
-            raise LayoutError(f"heads {heads.start} to {heads.stop - 1} are not all held by {component}; it holds "
-                              f"{all_held.start} to {all_held.stop - 1}")  # fmt: skip
+            raise LayoutError(
+                f"heads {quoted(heads.start)} to {quoted(heads.stop - 1)} are not all held by {component}; it holds "
+                f"{all_held.start} to {all_held.stop - 1}"
+            )
         mine = common_heads((heads, form.heads))
         if not mine:
             continue

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kvplan.algebra import extent, span
-from kvplan.components import INT64_MAX, Component, Region
+from kvplan.components import INT64_MAX, Component, Region, quoted_address
 from kvplan.errors import KVPlanError
 from kvplan.integers import integer
 from kvplan.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
@@ -125,7 +125,7 @@ def locate(layout: KVLayout, address: int, nbytes: int = 1) -> tuple[Place, ...]
     start = integer("address", address, least=0, error=KVPlanError)
     stop = start + integer("nbytes", nbytes, least=1, error=KVPlanError)
     if stop > INT64_MAX:
-        raise KVPlanError(f"the range ends at {stop:#x}, past the largest int64 address")
+        raise KVPlanError(f"the range ends at {quoted_address(stop)}, past the largest int64 address")
     places: list[Place] = []
     regions = sorted(layout.regions, key=lambda region: region.address)
     edges = {edge for region in regions for edge in (region.address, region.end) if start < edge < stop}

@@ -177,3 +177,19 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(kvplan.cli.inspect, "run", interrupted)
     assert fails(capsys, "inspect", GPU, code=130) == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("which", "9" * 5000, GPU),
+        ("plan", GPU, GPU, "--src", "9" * 5000, "--dst", "0"),
+        ("inspect", GPU, "--block", "9" * 5000),
+        ("bench", "--device", "x" * 5000),
+        ("x" * 5000,),
+        ("inspect", GPU, "--" + "x" * 5000),
+    ],
+    ids=["address", "blocks", "block", "device", "command", "option"],
+)
+def test_errors_of_long_arguments_are_short(capsys, arguments):
+    assert len(fails(capsys, *arguments)) < 2200

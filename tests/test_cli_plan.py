@@ -63,7 +63,7 @@ def test_plan_document(capsys):
         "direction": "store",
         "nbytes": 512,
         "units": 2,
-        "unit_tokens": 4,
+        "unit_tokens": 4, "unit": "4 tokens",
         "runs": 4,
         "descriptors": 4,
         "strided_rows": 2,
@@ -191,3 +191,21 @@ def test_explain_document(capsys):
         for k in range(count)
     ]
     assert sorted(copies) == [(0, 0, 128), (512, 256, 128)]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "units"),
+    [
+        (("block subblock dim", "block=4,subblock=2,dim=8"), ("block dim", "block=8,dim=8"), "2 units of 1 sub-block"),
+        (("block dim", "block=4,dim=16"), ("block dim", "block=8,dim=16"), "2 units of 1 whole block"),
+        (
+            ("block token dim", "block=4,token=2,dim=8"),
+            ("block token dim", "block=8,token=1,dim=8"),
+            "2 units of 1 token,",
+        ),
+    ],
+)
+def test_units_are_told_in_words(capsys, src, dst, units):
+    ids = ("--src", "0" if units != "2 units of 1 whole block" else "0,1", "--dst", "0,1")
+    assert main(["plan", src[0], dst[0], "--src-sizes", src[1], "--dst-sizes", dst[1], *ids]) == 0
+    assert f"host     {units}" in capsys.readouterr().out

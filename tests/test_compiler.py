@@ -325,3 +325,16 @@ def test_extents_of_a_side_whose_groups_share_their_blocks():
     assert len(program.groups) == 2
     assert program.extents("dst") == (1, 1024, 1024)
     assert program.extents("src") == (2, 512, 512)
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (range(2), "the destination lacks layer 2, which the source holds; slice it away"),
+        (range(1), "the destination lacks layers 1-2, which the source holds; slice them away"),
+    ],
+)
+def test_layers_that_the_destination_lacks(held, says):
+    layout = KVLayout.from_tensors("layer block token dim", np.zeros((3, 4, 2, 8), np.uint8))
+    with pytest.raises(kvplan.IncompatibleLayoutsError, match=says):
+        kvplan.compile(layout, layout.slice(layers=held))

@@ -15,7 +15,7 @@ from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
 from kvplan.dump import document_of
 from kvplan.execute import nixl_card
-from kvplan.limits import COMPONENTS, HEADS
+from kvplan.limits import COMPONENTS, HEADS, VIEWS
 from kvplan.quoting import MESSAGE
 from kvplan.reading import json_of, toml_of
 from kvplan.tune.profile import from_json
@@ -24,7 +24,7 @@ SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 CARD = {"schema": "kvplan.nixl/1", "name": "peer", "layouts": {}, "metadata": ""}
 PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 32, "hidden_size": 4096,
          "num_key_value_heads": 8}  # fmt: skip
-ZEROS = [0] * (COMPONENTS + 1)
+MANY = list(range(COMPONENTS + 1))
 LATENT = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
 
 
@@ -45,7 +45,7 @@ def spec(notation="layer: kv block token head dim", **sizes):
         ({**spec(), "layers": [1, 2, 10**400]}, "layers[2] is a number of 1329 bits"),
         ({**spec(), "head_start": 2**31 - 1}, "heads are 2147483647 to 2147483648; the largest number of a head"),
         ({**spec(), "layer_start": 2**31}, "'layer_start' is 2147483648"),
-        ({**spec(), "seams": [10**400]}, "seam a number of 1329 bits lies in no allocation"),
+        ({**spec(), "seams": [10**400]}, "seams[0] is a number of 1329 bits"),
         ({**spec(), "part": "p" * 201}, "part is 'ppp"),
         ({**spec(), "dtype": [1]}, "dtype [1] is unknown"),
         ({**spec(), "x" * 10**6: 1}, "spec has unknown key 'xxx"),
@@ -91,6 +91,20 @@ def test_nested_entries_lie_one_after_another():
     rest = [{k: v for k, v in entry(part).items() if k != "address"} for part in ("b", "c")]
     made = KVLayout.from_spec({"layouts": [{"layouts": [entry("a"), rest[0]]}, rest[1]]})
     assert [region.address - (1 << 30) for region in made.regions] == [0, 2 << 20, 4 << 20]
+
+
+def test_a_dump_of_heads_apart_counts_layers_and_parts_and_not_heads():
+    """128 layers, K and V, 128 heads each in a tensor of its own are 256 (layer, part)s and 32,768 views."""
+    sizes = {"layer": 128, "head": 128, "block": 2, "token": 1, "dim": 1}
+    layout = KVLayout.from_spec(
+        {"notation": "layer kv head: block token dim", "sizes": sizes, "strides": [8, 8, 1], "dtype": "uint8"}
+    )
+    assert len(layout.components) == 32_768 > COMPONENTS
+    document = document_of(layout)
+    assert KVLayout.from_spec(document) == layout
+    document["components"][0]["held"][0] |= {"layers": [0] * (VIEWS + 1), "addresses": [0] * (VIEWS + 1)}
+    with pytest.raises(LayoutError, match="over 131,072 addresses of layers, parts and heads; a dump has at most"):
+        KVLayout.from_spec(document)
 
 
 def test_layouts_of_one_file_share_its_budget():
@@ -265,7 +279,7 @@ def test_dumps_that_contradict_themselves(dump, change, says):
         ({"head": [[2, 0]] * 1000}, "a number of 1001 bits heads"),
         ({"head": [[HEADS * 2, 1]]}, "at most 65,536"),
         ({"dim": [[2**40, 1], [2**40, 0]]}, "more than any memory"),
-        ({"held": [{"part": "k", "layers": ZEROS, "addresses": ZEROS}]}, "over 16,384"),
+        ({"held": [{"part": "k", "layers": MANY, "addresses": MANY}]}, "over 16,384"),
     ],
 )  # fmt: skip
 def test_components_past_a_bound(dump, change, says):

@@ -274,3 +274,39 @@ def test_what_is_quoted_is_short():
     with pytest.raises(LayoutError) as caught:
         integers("ns", [[0] * 10**5])
     assert len(str(caught.value)) < 120
+
+
+HUGE = 10**5000  # more digits than Python prints
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda layout, program: program.plan([0], [0], HUGE), BlockIndexError, "src_skip is a number of 16610 bits"),
+        (lambda layout, program: program.plan([0], [0], 0, -HUGE), BlockIndexError, "dst_skip is a number of"),
+        (lambda layout, program: layout.address(layer=HUGE, part="kv"), LayoutError, "layer is a number of 16610 bits"),
+        (lambda layout, program: layout.address(layer=0, part="kv", block=HUGE), BlockIndexError, "block is a number"),
+        (lambda layout, program: layout.address(layer=0, part="kv", token=HUGE), LayoutError, "token is a number"),
+        (lambda layout, program: layout.address(layer=0, part="kv", head=HUGE), LayoutError, "head is a number"),
+        (lambda layout, program: layout.component(0, "kv", HUGE), LayoutError, "head is a number of 16610 bits"),
+        (lambda layout, program: layout.slice(layers=[HUGE]), LayoutError, "layers[0] is a number of 16610 bits"),
+        (lambda layout, program: layout.slice(heads=range(HUGE)), LayoutError, "heads 0 to a number of 16610 bits are"),
+        (lambda layout, program: layout.slice(heads=range(0, HUGE, 2)), LayoutError, "heads is "),
+        (lambda layout, program: kvplan.locate(layout, HUGE), KVPlanError, "address is a number of 16610 bits"),
+        (lambda layout, program: kvplan.locate(layout, 0, 1 << 63), KVPlanError, "ends at 0x8000000000000000, past"),
+    ],
+)
+def test_numbers_that_python_does_not_print_are_refused(call, error, says):
+    layout = KVLayout.from_tensors("block token head dim", np.zeros((4, 2, 2, 8), np.uint8))
+    with pytest.raises(error) as caught:
+        call(layout, kvplan.compile(layout, layout))
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_integers_of_128_bits_are_taken():
+    for number in (2**128 - 1, 1 - 2**128):
+        assert integer("address", number) == number
+    for number in (2**128, -(2**128)):
+        with pytest.raises(LayoutError, match="address is a number of 129 bits; it is an integer of at most 128 bits"):
+            integer("address", number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,3 +152,13 @@ def test_slices_and_merged_layouts_ask_the_same_tensors():
     layout = described(one, other)
     merged = KVLayout.merge([layout.slice(layers=[0]), layout.slice(layers=[1])])
     assert sorted(held.address for held in merged.holdings) == sorted([one.data_ptr(), other.data_ptr()])
+
+
+def test_of_a_tensor_without_a_storage_the_address_alone_is_asked():
+    address = [4096]
+    stand_in = SimpleNamespace(data_ptr=lambda: address[0])
+    for storage in (None, object()):  # neither has a length
+        held = Holding.of(stand_in, 4096, storage)
+        assert (held.storage, held.nbytes, held.moved()) == ((), 0, False)
+    address[0] = 8192
+    assert held.moved()

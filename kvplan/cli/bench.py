@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
 from kvplan.errors import KVPlanError, TransferError
+from kvplan.quoting import quoted
 from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _device(text: str) -> str:
     if text == "cuda":
         return "cuda:0"
     if text != "cpu" and not re.fullmatch(r"cuda:\d{1,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no device; give cpu, or a GPU as in cuda:0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no device; give cpu, or a GPU as in cuda:0")
     return text
 
 
@@ -306,7 +307,7 @@ def _size(text: str) -> int:
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:iB)?", text.strip(), re.ASCII | re.IGNORECASE)
     if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give bytes, as in 512, 4K or 1M")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no size; give bytes, as in 512, 4K or 1M")
     return int(found[1]) << UNITS[found[2].upper()]
 
 
@@ -316,7 +317,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _counts(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\s*\d{1,12}\s*(,\s*\d{1,12}\s*)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of runs; give numbers, as in 16,1024")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of runs; give numbers, as in 16,1024")
     return tuple(int(one) for one in text.split(","))
 
 
@@ -327,5 +328,5 @@ def _names(text: str) -> tuple[str, ...]:
 def _plot(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no plot; give a file of suffix {' or '.join(SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no plot; give a file of suffix {' or '.join(SUFFIXES)}")
     return path

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
+from kvplan.quoting import quoted
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
 
 EXAMPLES = """examples:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
     if match is None:
-        raise KVPlanError(f"device {args.device!r} is no GPU; give cuda:0 or another")
+        raise KVPlanError(f"device {quoted(args.device)} is no GPU; give cuda:0 or another")
     here = machine(int(match[1] or 0))
     path = args.output or path_of(here)
     check_writable(path)  # before 20 seconds are spent

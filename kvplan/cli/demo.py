@@ -16,6 +16,7 @@ from kvplan.cli.demo_tensors import DemoError, MissingError, Note, Outcome, Tamp
 from kvplan.cli.screen import SCHEMAS, print_json, show
 from kvplan.errors import LayoutError
 from kvplan.execute.host import MAX_THREADS
+from kvplan.quoting import quoted
 
 PATIENCE_SECONDS = 2.0  # a progress bar appears after so long
 ENGINES = ("auto", "transformers", "torch", "numpy")
@@ -138,7 +139,7 @@ def _unheard(what: str, *, done: int = 0, total: int | None = None) -> None:
 
 def _positive(text: str) -> int:
     if len(text) > MOST_DIGITS or not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of at most {MOST_DIGITS} digits")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no positive number of at most {MOST_DIGITS} digits")
     return int(text)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvplan.cli.screen import print_json, show
+from kvplan.quoting import quoted
 from kvplan.tune.doctor import Finding, examine, gather
 
 if TYPE_CHECKING:
@@ -61,5 +62,5 @@ def _device(text: str) -> str:
     if text == "cuda":
         return "cuda:0"
     if not re.fullmatch(r"cuda:\d{1,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no GPU, as in cuda:0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no GPU, as in cuda:0")
     return text

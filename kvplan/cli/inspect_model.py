@@ -13,6 +13,7 @@ from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 from kvplan.wording import binary
 
 EXAMPLES = """examples:
@@ -81,7 +82,7 @@ def _question(args: argparse.Namespace, model: Model) -> Question:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no positive number")
     return int(text)
 
 
@@ -91,7 +92,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GB/s above 0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number of GB/s above 0")
     return rate
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from kvplan.compiled import sparing
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
+from kvplan.quoting import bounded
 from kvplan.version import __version__
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -59,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         of = f" {self.named}" if self.named and message.startswith("unrecognized") else ""
-        self.exit(USAGE, f"kvplan: {message}; see '{self.prog}{of} --help'\n")
+        self.exit(USAGE, f"kvplan: {bounded(message)}; see '{self.prog}{of} --help'\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from kvplan.cli.facts import extent_facts
 from kvplan.errors import KVPlanError
 from kvplan.facade import compile  # noqa: A004
 from kvplan.notation import parse
+from kvplan.quoting import quoted
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 
@@ -79,7 +80,7 @@ def choose(name: str, side: str, kind: str) -> NamedLayout:
     names = [*(ENGINES if side == "device" else ()), *fitting]
     near = get_close_matches(name, names, n=3)
     hint = f"near it: {_list(near)}" if near else f"there are {_list(names)}"
-    raise KVPlanError(f"{option} {name!r} is no layout of the catalogue and no notation; {hint}")
+    raise KVPlanError(f"{option} {quoted(name)} is no layout of the catalogue and no notation; {hint}")
 
 
 def _list(names: list[str]) -> str:

@@ -13,6 +13,7 @@ from kvplan.cli.screen import count_of, fact_table, number_table, print_json, sh
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.facade import compile  # noqa: A004
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first
@@ -105,7 +106,7 @@ def _side(side: str, name: str | None) -> list[NamedLayout]:
     if name is None:
         return list(found.values())
     if name not in found:
-        raise KVPlanError(f"--{side} {name!r} is no {side} layout of the catalogue; it has {', '.join(found)}")
+        raise KVPlanError(f"--{side} {quoted(name)} is no {side} layout of the catalogue; it has {', '.join(found)}")
     return [found[name]]
 
 

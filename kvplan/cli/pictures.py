@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.files import write_whole
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 
 if TYPE_CHECKING:
     from kvplan.draw.text import Line
@@ -99,5 +100,5 @@ def _write(option: str, name: str, content: bytes) -> None:
 
 def _block(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block id; give a number from 0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no block id; give a number from 0")
     return int(text)

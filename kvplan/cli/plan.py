@@ -14,6 +14,7 @@ from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_j
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import BlockIndexError
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 from kvplan.wording import ADDRESSES
 
 EXAMPLES = """examples:
@@ -81,6 +82,7 @@ def plan_facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[s
         "nbytes": plan.nbytes,
         "units": plan.units,
         "unit_tokens": program.unit_tokens,
+        "unit": program.program.unit_words,
         "runs": program.runs * plan.units,
         "descriptors": len(sizes),
         "strided_rows": len(plan.strided()),
@@ -103,7 +105,7 @@ def _descriptor_facts(
 
 def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     src, dst = facts["src"], facts["dst"]
-    whole = f"{count_of(facts['units'], 'unit')} of {count_of(facts['unit_tokens'], 'token')}"
+    whole = f"{count_of(facts['units'], 'unit')} of {facts['unit']}"
     rows = [
         ("from", f"{src['notation']} on {src['device']}{ADDRESSES[src['addresses']]}"),
         ("to", f"{dst['notation']} on {dst['device']}{ADDRESSES[dst['addresses']]}"),
@@ -168,7 +170,7 @@ def block_ids(text: str) -> tuple[range, ...]:
         match = _IDS.fullmatch(item.strip())
         first, last = (int(end) for end in (match[1], match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise argparse.ArgumentTypeError(f"{item!r} in {text!r} is no block id or range, as in 0,1,4-7")
+            raise argparse.ArgumentTypeError(f"{quoted(item)} in {quoted(text)} is no block id or range, as in 0,1,4-7")
         found.append(range(first, last + 1))
     return tuple(found)
 
@@ -176,7 +178,7 @@ def block_ids(text: str) -> tuple[range, ...]:
 def count(text: str) -> int:
     """A number of at least 0."""
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number of at least 0")
     return int(text)
 
 

@@ -11,6 +11,7 @@ from kvplan.cli.screen import count_of, fact_table, print_json, show
 from kvplan.cli.sources import add_layout, layout_of
 from kvplan.components import INT64_MAX
 from kvplan.layout import KVLayout
+from kvplan.quoting import quoted
 from kvplan.where import Place, Row, locate
 from kvplan.wording import ADDRESSES, bytes_in_words
 
@@ -132,5 +133,5 @@ def what(text: str) -> tuple[int, int]:
         else (0, 0)
     )
     if nbytes < 1 or address + nbytes > INT64_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no BYTES@ADDRESS, as in 16@0x7f0000002000")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no BYTES@ADDRESS, as in 16@0x7f0000002000")
     return nbytes, address
