@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import forks
 from kvplan.engines.ahead import prepare
-from kvplan.execute import forks
 from kvplan.execute.kernel_path import MAX_GROUPS
 from tests.patience import PATIENCE
 from tests.simulated import Device
