@@ -61,5 +61,5 @@ def _forked() -> None:
         _Process.lock = threading.RLock()
 
 
-# Logging is loaded before this line: else a fork would take its lock, which compilers take, too, and then wait for them.
+# Logging is loaded before this: else a fork would take its lock, which compilers take, too, and wait for them then.
 os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_forked)

@@ -11,7 +11,9 @@ from numba import njit, typeof
 
 from kvplan.forks import compiling
 
-typeof(np.empty(0))  # of the first array that it sees, numba imports more of numpy: here, where forks wait for it
+# Of the first array that it sees, numba imports more of numpy: here, where forks wait for it.
+_typeof: Any = typeof
+_typeof(np.empty(0))
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -21,7 +23,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     Where numba finds no directory that it may write, nothing is kept: each process compiles for itself.
     """
     try:
-        made = njit(cache=True, nogil=True, boundscheck=False)(function)
+        made: Any = njit(cache=True, nogil=True, boundscheck=False)(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise

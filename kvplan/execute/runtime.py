@@ -375,7 +375,9 @@ class Runtime:
         left = 0
         with self.lock:
             for lane in self.lanes.values():
-                while lane.flying:
+                while True:
+                    if not lane.flying:  # asked behind the jump back, where a handler may have taken the last one out
+                        break
                     first = lane.flying[0]
                     if not first._retire() or not first._settled:
                         break
