@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 
+from kvplan.forks import compiling
+
 # Contiguous copies: with so many, numpy is done before numba is loaded, also where each of them is cut at seams.
 LITTLE = 1 << 16
 
@@ -56,16 +58,18 @@ def _chosen(work: int) -> ModuleType:
         from kvplan import twin
 
         return twin
-    from kvplan import expand
+    with compiling():
+        from kvplan import expand
 
-    loaded = expand
-    return loaded
+        loaded = expand
+    return expand
 
 
 def load() -> None:
     """Load numba's loops, and compile them where its cache has them not: what the first plans would else wait for."""
     global loaded  # noqa: PLW0603
-    from kvplan import expand
+    with compiling():
+        from kvplan import expand
 
-    expand.load()
-    loaded = expand
+        expand.load()
+        loaded = expand

@@ -22,23 +22,30 @@ class Interrupt:
     Attributes:
         points: how many were passed.
         where: the one at which it raised, for messages.
+
+    Args:
+        jumps: the points are the jumps back of loops, and no others; found by tracing, which is slow.
     """
 
-    def __init__(self, at: int, do: Callable[[], object] | None = None) -> None:
+    def __init__(self, at: int, do: Callable[[], object] | None = None, *, jumps: bool = False) -> None:
         self.at = at
         self.do = do
+        self.jumps = jumps
+        self._lasts: dict[FrameType, int] = {}
         self.points = 0
         self.where = ""
 
     def within(self, call: Callable[[], Any]) -> bool:
         """Call something; whether it was interrupted."""
-        sys.setprofile(self._look)
+        begin, end = (sys.settrace, sys.gettrace()) if self.jumps else (sys.setprofile, sys.getprofile())
+        begin(self._enter if self.jumps else self._look)
         try:
             call()
         except KeyboardInterrupt:
             pass
         finally:
-            sys.setprofile(None)
+            begin(end)
+            self._lasts.clear()
         return bool(self.where)  # also where Python swallowed it, in a finalizer
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -51,14 +58,30 @@ class Interrupt:
                 return
         elif not _ours(name):
             return
+        self._point(frame, f"{event} of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else event)
+
+    def _point(self, frame: FrameType, what: str) -> None:
         self.points += 1
         if self.points == self.at:
-            sys.setprofile(None)
-            what = f" of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else ""
-            self.where = f"{event}{what}, {name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
+            (sys.settrace if self.jumps else sys.setprofile)(None)
+            name = frame.f_code.co_filename.rsplit("/", 1)[-1]
+            self.where = f"{what}, {name}:{frame.f_lineno} {frame.f_code.co_name}"
             if self.do is None:
                 raise KeyboardInterrupt
             self.do()
+
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event != "call" or not _ours(frame.f_code.co_filename):
+            return None
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode":
+            last, self._lasts[frame] = self._lasts.get(frame, -1), frame.f_lasti
+            if frame.f_lasti < last and not self.where:
+                self._point(frame, "jump back")
+        return self._step
 
 
 def _ours(name: str) -> bool:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import compiled, forks, jit
 from kvplan.engines.ahead import prepare
-from kvplan.execute import forks
 from kvplan.execute.kernel_path import MAX_GROUPS
 from tests.patience import PATIENCE
 from tests.simulated import Device
@@ -235,7 +235,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.lock, self.waits = threading.RLock(), threading.Event()
-        self.release = self.lock.release
+        self.release, self._is_owned = self.lock.release, self.lock._is_owned
 
     def acquire(self, blocking=True, timeout=-1):
         if self.lock.acquire(blocking=False):
@@ -259,6 +259,55 @@ def test_a_fork_waits_for_what_is_being_compiled(monkeypatch):
     assert waited == [True]
     assert lock.acquire(timeout=PATIENCE)  # given back in the parent, too
     lock.release()
+
+
+def test_a_fork_whose_wait_is_interrupted_leaves_no_lock(monkeypatch):
+    class Interrupted(Asked):
+        def acquire(self, blocking=True, timeout=-1):
+            super().acquire(blocking, timeout)
+            raise KeyboardInterrupt
+
+    lock = Interrupted()
+    monkeypatch.setattr(forks._Process, "lock", lock)
+    with pytest.raises(KeyboardInterrupt):
+        forks._wait()  # Python prints it, and forks
+    assert lock._is_owned()
+    forks._go_on()
+    assert not lock._is_owned()
+
+
+def test_a_fork_waits_for_a_first_plan_which_loads_and_compiles_loops(monkeypatch):
+    within = []
+
+    class Counted(Asked):
+        def __enter__(self):
+            within.append(self)
+            super().__enter__()
+
+    monkeypatch.setattr(forks._Process, "lock", Counted())
+    monkeypatch.setattr(compiled, "loaded", None)
+    for _ in range(2):
+        compiled.loops(1)
+        assert len(within) == 1  # later plans ask for no lock
+    add = jit.compiled(lambda one: one + 1)
+    for _ in range(2):
+        assert add(1) == 2
+        assert len(within) == 2
+
+
+def test_a_close_of_the_cpu_s_executor_within_what_is_compiled_waits_for_nobody():
+    closed = threading.Event()
+
+    def closes():
+        with forks.compiling():
+            executor = kvplan.Executor()  # whose runner waits for the lock
+            executor.submit(PLAN)
+            executor.close()
+        executor.close()
+        closed.set()
+
+    threading.Thread(target=closes, daemon=True).start()
+    assert closed.wait(PATIENCE)
 
 
 def test_a_fork_that_has_waited_long_enough_gives_the_child_a_lock(monkeypatch):

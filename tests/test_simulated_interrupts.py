@@ -5,11 +5,14 @@ What is left at the end, memory, events or a kernel, `executor_on` finds.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 
 import pytest
 
+import kvplan
 from tests.gpu.caches import Move
 from tests.interrupts import Interrupt
 from tests.simulated.device import Device
@@ -52,11 +55,11 @@ MOVE = Move([3, 1, 8, 5], [0, 7, 2, 4])
 CALLS = [at_once, behind_a_stream, by_the_lane, and_its_result, and_a_wait, and_a_cancel]
 
 
-def interrupted_on_a_gpu(call, path, at, *, warm):
+def interrupted_on_a_gpu(call, path, at, *, warm, jumps=False):
     """Whether a call was interrupted at a point; and that all goes on."""
     device, gate = Device(at), threading.Event()
     pair = pair_on(device, "load" if at % 2 else "store")
-    interrupt = Interrupt(at)
+    interrupt = Interrupt(at, jumps=jumps)
     try:
         with executor_on(device, path) as executor:
             device.gates.append(gate)
@@ -136,4 +139,41 @@ def test_a_signal_s_handler_may_submit_at_a_gpu_s_executor_too(call, path):
             device.run()
             pair.check()
         if not came:
+            break
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_gpu_s_executor_goes_on_after_an_interrupt_at_a_jump_back(call):
+    for at in itertools.count(1):
+        if not interrupted_on_a_gpu(call, "staged", at, warm=True, jumps=True):
+            break
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("do", ["close", "ask"])
+@pytest.mark.parametrize("call", [at_once, behind_a_stream, and_its_result, and_a_cancel])
+def test_a_handler_may_close_a_gpu_s_executor_and_ask_it_at_any_point_of_a_call(call, do, jumps):
+    """It cannot wait for the end there, nor can a finalizer: what it came into is a part of that."""
+    step = 1 if jumps else max(points_on_a_gpu(call, "kernel", warm=True) // FEW, 1)
+    for at in itertools.count(1, step):
+        device, gate = Device(at), threading.Event()
+        pair = pair_on(device, "load" if at % 2 else "store")
+        with executor_on(device, "kernel") as executor:
+            device.gates.append(gate)
+            executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
+            before = [executor.submit(pair.plan(Move([each], [each]))) for each in (4, 5)]
+
+            def handler(executor=executor, before=before, gate=gate, do=do):
+                gate.set()
+                executor.close() if do == "close" else [one.done() for one in before]
+                executor.stats()
+
+            interrupt = Interrupt(at, handler, jumps=jumps)
+            todo = call(executor, pair, gate, device.stream())
+            with contextlib.suppress(kvplan.TransferError) if do == "close" else contextlib.nullcontext():
+                interrupt.within(todo)
+            gate.set()
+            if do == "ask":
+                executor.submit(pair.plan(MOVE)).synchronize(PATIENCE)
+        if not interrupt.where:
             break

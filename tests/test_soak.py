@@ -16,4 +16,4 @@ def test_signals_at_random_moments_wedge_no_executor():
     command = [sys.executable, "-m", "tests.deep.signals", "--count", "10", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("no executor wedged") == 5
+    assert done.stdout.count("no executor wedged") == 8

@@ -229,7 +229,9 @@ class DeviceTransfer(Transfer):
         if self._blockers:
             return
         pieces, events, none = self._pieces, self._runtime.events, list[int]()
-        while pieces:
+        while True:
+            if not pieces:  # asked behind the jump back, where a handler may have given them back
+                break
             held = pieces[-1]
             del pieces[-1]  # from here to the end of append no signal is looked at
             held[0].append(held)

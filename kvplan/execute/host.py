@@ -21,12 +21,13 @@ from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
-from kvplan.execute.forks import check_process, compiling, generation
+from kvplan.execute.forks import check_process, generation
 from kvplan.execute.latch import Latch, waking
 from kvplan.execute.line import Line
 from kvplan.execute.runner import Runner, live
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
+from kvplan.forks import compiles, compiling
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:
@@ -212,9 +213,13 @@ class HostPath:
                 self._wake_urgent()
 
     def close(self) -> None:
-        """Stop, and wait until all is finished. Its own threads, in an ``after``'s code, cannot wait for that."""
+        """Stop, and wait until all is finished.
+
+        Its own threads, in an ``after``'s code, cannot wait for that; nor can a signal's handler within what compiles
+        loops, which the runners may need.
+        """
         self.stop()
-        if self.generation == generation() and threading.get_ident() not in self.inside:
+        if self.generation == generation() and threading.get_ident() not in self.inside and not compiles():
             self.join(None)
 
     def join(self, timeout: float | None) -> bool:

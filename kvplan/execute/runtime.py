@@ -32,6 +32,7 @@ from kvplan.execute.tables import Tables
 from kvplan.execute.tally import Tally
 from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
+from kvplan.forks import compiles
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
@@ -374,7 +375,9 @@ class Runtime:
         left = 0
         with self.lock:
             for lane in self.lanes.values():
-                while lane.flying:
+                while True:
+                    if not lane.flying:  # asked behind the jump back, where a handler may have taken the last one out
+                        break
                     first = lane.flying[0]
                     if not first._retire() or not first._settled:
                         break
@@ -396,10 +399,11 @@ class Runtime:
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
-        # What a lane's thread runs for an `after=` cannot wait for the lane's own end, nor a signal's handler for the
-        # call of prepare that it came into.
+        # What a lane's thread runs for an `after=` cannot wait for the lane's own end, nor a signal's handler or a
+        # finalizer for the call that it came into.
         me = get_ident()
-        here = me in self.inside or me in self.preparing.values()
+        here = me in self.inside or me in self.preparing.values() or me in acting or compiles()
+        here = here or self._owned() or any(lane.owned() for lane in self.lanes.values())
         if self.generation == generation() and not here:
             self.keeper.thread.join()
 

@@ -115,8 +115,9 @@ class Tally:
         if self._made_in != generation():  # a fork's child: whoever held the lock is not here
             self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while self.ends:
-                self._add(self.ends[0])
+            while ends := self.ends.copy():  # a handler, at the jump back, may add them up as well
+                for end in ends:
+                    self._add(end)
 
     def _add(self, end: tuple[TransferResult, str] | str) -> None:
         """Add the first of the ends, and take it out; all changes at the end, where nothing comes between them."""
