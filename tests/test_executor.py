@@ -395,6 +395,31 @@ executor.submit(plan).synchronize()
     assert (rc, out, err) == (0, "at exit True\n" * 2, "")
 
 
+def test_a_parent_s_transfer_in_flight_is_not_waited_for_in_a_fork_s_child():
+    code = """
+import os, threading
+gate = threading.Event()
+waiting = executor.submit(program.plan([1], [2]), after=gate)
+ended = executor.submit(program.plan([3], [4]), priority="high")
+ended.synchronize()
+child = os.fork()
+if child == 0:
+    ended.synchronize()  # it ended before the fork
+    try:
+        waiting.synchronize()
+    except kvplan.TransferError as error:
+        assert "do not survive a fork" in str(error), error
+        os._exit(0)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+gate.set()
+waiting.synchronize()
+executor.close()
+"""
+    rc, _, err = python(EXITS + code, "2", warnings="ignore")
+    assert (rc, err) == (0, "")
+
+
 @pytest.mark.parametrize("after", [asyncio.Event(), asyncio.Condition()])
 def test_what_must_be_awaited_is_refused(after):
     _, dst, program = pair()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute.forks import check_process
 from kvplan.execute.latch import Wake, sleep, waking
 from kvplan.holding import check_held
 from kvplan.integers import integer
@@ -275,8 +276,10 @@ class HostTransfer(StreamlessTransfer):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
-        if not self._over and not sleep(self.done, self.sleepers, timeout):
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+        if not self._over:
+            check_process(self._path.generation)  # in a fork's child, nobody would end it
+            if not sleep(self.done, self.sleepers, timeout):
+                raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
         if self.cancelled:
             raise TransferError(cancellation(self.plan))
         if self._error is not None:
