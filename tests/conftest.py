@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 import kvplan
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", max_examples=400, deadline=None, suppress_health_check=slow)
+settings.register_profile("default", max_examples=250, deadline=None, suppress_health_check=slow)
 settings.register_profile("deep", max_examples=20_000, deadline=None, suppress_health_check=slow)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

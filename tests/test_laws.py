@@ -73,6 +73,7 @@ def test_laws_1_to_5_of_rows_and_opaque_sub_blocks_under_the_same_ids(case, exec
 
 
 @given(case=st.one_of(cases(), neighbour_cases()))
+@settings(max_examples=max(400, settings.default.max_examples))
 def test_law_3_all_lowerings_are_the_same_byte_moves(case):
     _, _, _, plan = compiled(case)
     flat = plan.descriptors()
@@ -84,6 +85,7 @@ def test_law_3_all_lowerings_are_the_same_byte_moves(case):
 
 
 @given(case=st.one_of(cases(), neighbour_cases()))
+@settings(max_examples=max(400, settings.default.max_examples))
 def test_law_4_descriptors_are_minimal_and_complete(case):
     _, _, _, plan = compiled(case)
     src, dst, size = plan.descriptors()
@@ -96,6 +98,7 @@ def test_law_4_descriptors_are_minimal_and_complete(case):
 
 
 @given(case=cases(same_heads=True))
+@settings(max_examples=max(400, settings.default.max_examples))
 def test_law_5_there_and_back_restores(case, executor):
     src, _, there, plan = compiled(case)
     before = [root.copy() for root in src.roots]
@@ -112,6 +115,7 @@ def test_law_5_there_and_back_restores(case, executor):
 
 
 @given(case=cases())
+@settings(max_examples=max(400, settings.default.max_examples))
 def test_law_7_a_plan_of_two_lists_moves_what_two_plans_move(case):
     _, _, program, plan = compiled(case)
     f, g = program.src.block_tokens // program.unit_tokens, program.dst.block_tokens // program.unit_tokens
@@ -126,6 +130,7 @@ def test_law_7_a_plan_of_two_lists_moves_what_two_plans_move(case):
 
 
 @given(case=cases())
+@settings(max_examples=max(400, settings.default.max_examples))
 def test_law_8_the_program_does_not_depend_on_how_a_layout_is_written(case):
     src, dst, program, plan = compiled(case)
     same = layout_of(src)
