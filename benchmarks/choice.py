@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.choice_pairs import DIRECTIONS, PAIRS, Case
+from benchmarks.choice_pairs import PAIRS, Case
 from kvplan.execute.policy import Policy
 from kvplan.tune.cost import candidates
 from kvplan.tune.profile import TERMS, DeviceProfile, from_json
 from kvplan.tune.statistics import Pieces, Statistics
+from kvplan.tune.workload import DIRECTIONS
 
 SCHEMA, VERSION = "kvplan.choice", 2
 CALIBRATIONS = 3

@@ -12,11 +12,11 @@ from kvplan.errors import TransferError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
+from kvplan.tune.workload import DIRECTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DIRECTIONS = ("load", "store")
 LAYERS = 32
 AXES = ("block", "layer", "kv", "token", "head", "dim")
 KIB, MIB = 1 << 10, 1 << 20
