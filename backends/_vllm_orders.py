@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, optional_integer
 
 # Outermost axis first. HND and NHD are the names of old, still taken by VLLM_KV_CACHE_LAYOUT.
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
-from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 
 # EngineKVFormat in the order of its numbers.

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
+from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, optional_integer
 from kvplan.layout import KVLayout
 
 

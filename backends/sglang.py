@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.backends._sglang_pages import parts_of
+from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, integers, optional_integer
 from kvplan.layout import KVLayout
 
 # One layer's dims where slots are flat, of K or of V and of a latent.

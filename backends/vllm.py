@@ -53,8 +53,8 @@ from typing import Any
 from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, rocm_form
 from kvplan.backends._vllm_orders import place
 from kvplan.backends._vllm_pages import steps_of
+from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, integers, optional_integer
 from kvplan.layout import KVLayout
 
 __all__ = ["FORMS", "describe", "place"]

@@ -7,11 +7,11 @@ from fractions import Fraction
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+from kvplan.base.limits import ADVISED
 from kvplan.compare import evenly_layered
 from kvplan.compiler import passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout import KVLayout
-from kvplan.limits import ADVISED
 from kvplan.orders import Candidate, candidates, notation_of, spec_of
 from kvplan.program import Program
 

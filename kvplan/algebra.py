@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from kvplan.base.limits import PIECES
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.limits import PIECES
 
 Factor = tuple[int, int]  # (extent, stride in bytes)
 Factors = tuple[Factor, ...]  # outermost first; () has the one coordinate 0

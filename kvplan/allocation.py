@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.algebra import extent
+from kvplan.base.integers import integer, integers
+from kvplan.base.quoting import quoted
 from kvplan.build import Built
 from kvplan.components import Pool
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, integers
 from kvplan.layout import KVLayout
 from kvplan.notation import Notation, parse
-from kvplan.quoting import quoted
 from kvplan.slicing import number_ranges
 from kvplan.spec import extents_of, shape_of
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.base.integers import integer
+from kvplan.base.quoting import quoted
 from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
-from kvplan.integers import integer
 from kvplan.program import BlockAxis, Int64Array, Program
-from kvplan.quoting import quoted
 from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
 _INT64 = np.dtype(np.int64)

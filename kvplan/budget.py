@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvplan.base.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
 from kvplan.errors import LayoutError
-from kvplan.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
 
 
 class Budget:

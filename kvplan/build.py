@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.algebra import Factors, normal, offset
+from kvplan.base.integers import integer, integers
+from kvplan.base.limits import NAME_LENGTH, NUMBER
+from kvplan.base.quoting import listed, quoted
 from kvplan.budget import Budget
 from kvplan.components import (
     INT64_MAX,
@@ -25,10 +28,7 @@ from kvplan.components import (
 )
 from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, integers
-from kvplan.limits import NAME_LENGTH, NUMBER
 from kvplan.notation import Atom, Dim, Notation
-from kvplan.quoting import listed, quoted
 from kvplan.tensors import TensorFacts, facts, is_tensor
 
 

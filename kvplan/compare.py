@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.algebra import Factor, Factors, extent, span
+from kvplan.base.limits import ROWS
 from kvplan.compiler import Passes
 from kvplan.components import Component, Form
 from kvplan.errors import LayoutError
 from kvplan.layout import KVLayout
-from kvplan.limits import ROWS
 from kvplan.matching import Pair, heads_of
 from kvplan.program import Program
 from kvplan.slicing import number_ranges

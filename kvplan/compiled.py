@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 
-from kvplan.forks import compiling
+from kvplan.base.process import compiling
 
 # Contiguous copies: with so many, numpy is done before numba is loaded, also where each of them is cut at seams.
 LITTLE = 1 << 16

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.algebra import Factors, extent, offset, span
+from kvplan.base.limits import PLACES
+from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.limits import PLACES
-from kvplan.quoting import quoted
 
 INT64_MAX = 2**63 - 1
 

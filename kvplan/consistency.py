@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvplan.algebra import extent
+from kvplan.base.limits import DTYPE_LENGTH
+from kvplan.base.quoting import listed, quoted
 from kvplan.components import Component, Form
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.limits import DTYPE_LENGTH
 from kvplan.notation import Notation
-from kvplan.quoting import listed, quoted
 
 _MORE = " + "  # between the notations and dtypes of merged layouts
 

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.algebra import Factors, extent, normal
+from kvplan.base.files import write_whole
+from kvplan.base.integers import integer
+from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
+from kvplan.base.quoting import listed, quoted
 from kvplan.budget import Budget
 from kvplan.build import Built, part_name
 from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, subblocks_of
@@ -21,11 +25,7 @@ from kvplan.consistency import check_dtype, check_told
 from kvplan.disjoint import check_disjoint
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError, NotationError
-from kvplan.files import write_whole
-from kvplan.integers import integer
-from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
 from kvplan.notation import Notation, parse
-from kvplan.quoting import listed, quoted
 from kvplan.slicing import heads_held
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tu
 
     Raises:
         LayoutError: the place that is missing, of another type, or impossible; two places that contradict each other; a
-            bound of :mod:`kvplan.limits`; or a schema that is none of this one.
+            bound of :mod:`kvplan.base.limits`; or a schema that is none of this one.
     """
     budget = budget or Budget()
     _check_schema(dump["schema"])

@@ -1,12 +1,12 @@
 """The errors of kvplan: one class for each kind of mistake.
 
 Every message names the offending value, where it stands, and what would be right. All of them are raised before
-anything moves. What a message quotes of its input is short: :mod:`kvplan.quoting`.
+anything moves. What a message quotes of its input is short: :mod:`kvplan.base.quoting`.
 """
 
 from __future__ import annotations
 
-from kvplan.quoting import bounded
+from kvplan.base.quoting import bounded
 
 AROUND = 60  # characters of a long notation, shown before an offence and from there on
 
@@ -14,7 +14,7 @@ AROUND = 60  # characters of a long notation, shown before an offence and from t
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
 
-    A message has at most :data:`kvplan.quoting.MESSAGE` characters, however long the input was that it speaks of.
+    A message has at most :data:`kvplan.base.quoting.MESSAGE` characters, however long the input was that it speaks of.
 
     >>> issubclass(KVPlanError, ValueError)
     True

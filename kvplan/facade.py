@@ -7,11 +7,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from kvplan.base.integers import optional_integer
 from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
 from kvplan.compiler import compile_geometry
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.holding import check_held, questions
-from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory

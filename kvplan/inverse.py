@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvplan.algebra import span
+from kvplan.base.limits import ROWS
 from kvplan.components import Component, Form, Region
 from kvplan.errors import KVPlanError
-from kvplan.limits import ROWS
 
 BLOCK, TOKEN, HEAD, BYTE = range(4)
 

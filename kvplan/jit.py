@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit, typeof
 
-from kvplan.forks import compiling
+from kvplan.base.process import compiling
 
 # Of the first array that it sees, numba imports more of numpy: here, where forks wait for it.
 _typeof: Any = typeof

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from kvplan.algebra import extent, offset
+from kvplan.base.cached_property import cached_property
+from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.quoting import listed, quoted
 from kvplan.build import Built, Naming, build, part_name
-from kvplan.cached_property import cached_property
 from kvplan.components import Component, Region, subblocks_of
 from kvplan.consistency import sizes_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.holding import Holding
-from kvplan.integers import integer, integers, optional_integer
 from kvplan.notation import parse
-from kvplan.quoting import listed, quoted
 from kvplan.slicing import heads_held, number_ranges, slice_heads
 
 INT32_MAX = 2**31 - 1

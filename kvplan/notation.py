@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import NotationError
-from kvplan.quoting import quoted
 
 AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 NESTING_AXES = ("layer", "kv", "block", "head")

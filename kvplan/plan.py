@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.base.integers import optional_integer
 from kvplan.components import touching_seams
 from kvplan.errors import KVPlanError, OverlapError, PathError
-from kvplan.integers import optional_integer
 from kvplan.lower import Part, Seams, StridedRows, flat, strided
 from kvplan.program import Int64Array
 from kvplan.twin import Descriptors

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.algebra import Factors, Loop, offset
-from kvplan.cached_property import cached_property
+from kvplan.base.cached_property import cached_property
 
 Int64Array = NDArray[np.int64]
 

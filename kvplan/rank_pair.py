@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.blockmap import count_units, outside, own_block_ids, skipped_units
-from kvplan.cached_property import cached_property
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout import KVLayout

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.base.integers import integer
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
-from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.program import Int64Array
 from kvplan.slicing import common_heads, heads_held, number_ranges

@@ -11,8 +11,8 @@ import os
 import re
 import struct
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.quoting import quoted
 
 SHOWN = 600  # characters of a geometry in a message
 MAGIC = b"kvplan.pool\n"

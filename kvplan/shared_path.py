@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.quoting import quoted
 
 FOLDER = Path("/dev/shm")  # noqa: S108  # where shm_open keeps what it names
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from kvplan.algebra import extent, normal, offset
+from kvplan.base.quoting import quoted
 from kvplan.components import Component, Form
 from kvplan.errors import LayoutError
-from kvplan.quoting import quoted
 
 
 def number_ranges(numbers: Sequence[int]) -> str:

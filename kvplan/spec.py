@@ -8,16 +8,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.integers import integer, integers
+from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
+from kvplan.base.quoting import listed, quoted
+from kvplan.base.reading import json_of, read_whole, toml_of, why_unread
 from kvplan.budget import Budget
 from kvplan.build import Built, Naming, assemble, part_name
 from kvplan.components import INT64_MAX, Region, quoted_address
 from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.integers import integer, integers
-from kvplan.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
 from kvplan.notation import Notation, parse
-from kvplan.quoting import listed, quoted
-from kvplan.reading import json_of, read_whole, toml_of, why_unread
 from kvplan.tensors import TensorFacts
 
 # Separate tensors of a spec begin at multiples of this, as those of a GPU allocator do.

@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvplan.base.quoting import quoted
 from kvplan.components import Region
 from kvplan.errors import LayoutError
 from kvplan.holding import Holding
-from kvplan.quoting import quoted
 
 
 class TensorFacts(NamedTuple):

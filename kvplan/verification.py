@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvplan.base.integers import optional_integer
 from kvplan.blockmap import own_block_ids
 from kvplan.components import INT64_MAX
 from kvplan.contents import Bytes, Contents
@@ -17,7 +18,6 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor
 from kvplan.facade import compile  # noqa: A004
 from kvplan.guard import Guard, Stray
-from kvplan.integers import optional_integer
 from kvplan.layout import KVLayout
 from kvplan.moved import Moved, stray_in_words, stray_row
 from kvplan.program import Int64Array

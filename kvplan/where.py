@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kvplan.algebra import extent, span
+from kvplan.base.integers import integer
 from kvplan.components import INT64_MAX, Component, Region, quoted_address
 from kvplan.errors import KVPlanError
-from kvplan.integers import integer
 from kvplan.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
 from kvplan.layout import KVLayout
 from kvplan.wording import words_of

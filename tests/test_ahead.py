@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import compiled, forks, jit
+from kvplan import compiled, jit
+from kvplan.base import process as forks
 from kvplan.engines.ahead import prepare
 from kvplan.execute.kernel_path import MAX_GROUPS
 from tests.patience import PATIENCE

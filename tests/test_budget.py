@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvplan import LayoutError
+from kvplan.base.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
 from kvplan.budget import Budget
-from kvplan.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.cached_property import cached_property
+from kvplan.base.cached_property import cached_property
 
 
 class Counted:

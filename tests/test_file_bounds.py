@@ -11,13 +11,13 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError, NotationError
+from kvplan.base.limits import COMPONENTS, HEADS, VIEWS
+from kvplan.base.quoting import MESSAGE
+from kvplan.base.reading import json_of, toml_of
 from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
 from kvplan.dump import document_of
 from kvplan.execute import nixl_card
-from kvplan.limits import COMPONENTS, HEADS, VIEWS
-from kvplan.quoting import MESSAGE
-from kvplan.reading import json_of, toml_of
 from kvplan.tune.profile import from_json
 
 SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}

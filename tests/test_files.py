@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kvplan.files import write_whole
+from kvplan.base.files import write_whole
 from tests.patience import PATIENCE
 
 

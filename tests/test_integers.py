@@ -11,14 +11,14 @@ import torch
 import kvplan
 from kvplan import KVLayout, KVPlanError
 from kvplan.backends import lmcache, mla, quantized, sglang, tensorrt_llm, vllm
+from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.quoting import quoted
 from kvplan.draw.block import block_picture
 from kvplan.engines.lmcache_objects import chunks_of
 from kvplan.engines.sglang import HostTransfers
 from kvplan.engines.vllm_jobs import ids_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.execute.transfer import check_layer
-from kvplan.integers import integer, integers, optional_integer
-from kvplan.quoting import quoted
 
 KINDS = {
     "int64": np.int64, "uint8": np.uint8, "uint64": np.uint64, "int32": np.int32, "array": np.array,

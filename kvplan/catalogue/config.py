@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.limits import HEADS, LAYERS, NUMBER
+from kvplan.base.quoting import quoted, shortened
+from kvplan.base.reading import json_of, read_whole, why_unread
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
-from kvplan.limits import HEADS, LAYERS, NUMBER
-from kvplan.quoting import quoted, shortened
-from kvplan.reading import json_of, read_whole, why_unread
 
 # Models whose sliding_window holds for every layer, though nothing in the file says so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")

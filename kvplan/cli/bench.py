@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.quoting import quoted
 from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.quoting import quoted
 from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
-from kvplan.quoting import quoted
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
 
 EXAMPLES = """examples:

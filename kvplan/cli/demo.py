@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from threading import Timer
 from time import perf_counter
 
+from kvplan.base.quoting import quoted
 from kvplan.cli import demo_engine, demo_tensors
 from kvplan.cli.demo_screen import facts_of, screen_of
 from kvplan.cli.demo_tensors import DemoError, MissingError, Note, Outcome, Tamper, Workload
 from kvplan.cli.screen import SCHEMAS, print_json, show
 from kvplan.errors import LayoutError
 from kvplan.execute.host import MAX_THREADS
-from kvplan.quoting import quoted
 
 PATIENCE_SECONDS = 2.0  # a progress bar appears after so long
 ENGINES = ("auto", "transformers", "torch", "numpy")

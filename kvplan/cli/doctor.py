@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from kvplan.base.quoting import quoted
 from kvplan.cli.screen import print_json, show
-from kvplan.quoting import quoted
 from kvplan.tune.doctor import Finding, examine, gather
 
 if TYPE_CHECKING:

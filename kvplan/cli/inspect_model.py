@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
@@ -13,7 +14,6 @@ from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
 from kvplan.layout import KVLayout
-from kvplan.quoting import quoted
 from kvplan.wording import binary
 
 EXAMPLES = """examples:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model
 from kvplan.cli.facts import extent_facts
 from kvplan.errors import KVPlanError
 from kvplan.facade import compile  # noqa: A004
 from kvplan.notation import parse
-from kvplan.quoting import quoted
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 

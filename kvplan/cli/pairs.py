@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, find_model
 from kvplan.cli.facts import extent_facts
@@ -13,7 +14,6 @@ from kvplan.cli.screen import count_of, fact_table, number_table, print_json, sh
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.facade import compile  # noqa: A004
 from kvplan.layout import KVLayout
-from kvplan.quoting import quoted
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first

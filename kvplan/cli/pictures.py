@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvplan.base.files import write_whole
+from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
-from kvplan.files import write_whole
 from kvplan.layout import KVLayout
-from kvplan.quoting import quoted
 
 if TYPE_CHECKING:
     from kvplan.draw.text import Line

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvplan.base.files import write_whole
+from kvplan.base.quoting import quoted
 from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.difference import difference_of
 from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
@@ -20,8 +22,6 @@ from kvplan.cli.sources import SOURCE, layout_of, pair_of, sizes
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
-from kvplan.files import write_whole
-from kvplan.quoting import quoted
 from kvplan.version import __version__
 from kvplan.where import locate
 

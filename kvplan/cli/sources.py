@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.quoting import bounded, quoted
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout import KVLayout
 from kvplan.notation import parse
-from kvplan.quoting import bounded, quoted
 
 SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."

@@ -7,11 +7,11 @@ import re
 from itertools import groupby
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.cli.screen import count_of, fact_table, print_json, show
 from kvplan.cli.sources import add_layout, layout_of
 from kvplan.components import INT64_MAX
 from kvplan.layout import KVLayout
-from kvplan.quoting import quoted
 from kvplan.where import Place, Row, locate
 from kvplan.wording import ADDRESSES, bytes_in_words
 

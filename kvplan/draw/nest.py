@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kvplan.algebra import Factors, span
-from kvplan.cached_property import cached_property
+from kvplan.base.cached_property import cached_property
+from kvplan.base.limits import WOVEN
 from kvplan.components import Component
 from kvplan.errors import LayoutError
-from kvplan.limits import WOVEN
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvplan.backends import lmcache as backend
+from kvplan.base.integers import integer
 from kvplan.engines.ahead import prepare
 from kvplan.engines.lmcache_objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.streams import current_stream
@@ -18,7 +19,6 @@ from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import compile  # noqa: A004
-from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.plan import join
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.backends import lmcache as backend
+from kvplan.base.integers import integer, integers
 from kvplan.engines.slots import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
-from kvplan.integers import integer, integers
 from kvplan.layout import KVLayout
 from kvplan.plan import Plan
 from kvplan.program import Int64Array

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan.backends import sglang as backend
+from kvplan.base.integers import integer, integers
 from kvplan.engines.ahead import prepare
 from kvplan.engines.slots import blocks_of, first_stray, slot_array
 from kvplan.engines.streams import current_stream
@@ -19,7 +20,6 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import CopyProgram, compile  # noqa: A004
-from kvplan.integers import integer, integers
 from kvplan.program import Int64Array
 
 WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here

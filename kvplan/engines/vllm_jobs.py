@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.base.integers import integer, integers
 from kvplan.blockmap import own_block_ids
 from kvplan.engines.vllm_pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.facade import CopyProgram, compile  # noqa: A004  # the contract's name
 from kvplan.groups import Groups, Plans
-from kvplan.integers import integer, integers
 from kvplan.plan import Plan, join
 from kvplan.program import Int64Array
 from kvplan.views import split_blocks

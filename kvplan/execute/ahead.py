@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from kvplan import compiled
-from kvplan.forks import compiling
+from kvplan.base.process import compiling
 from kvplan.layers import split_layers
 from kvplan.plan import Plan
 

@@ -16,7 +16,7 @@ from types import ModuleType, TracebackType
 
 import numpy as np
 
-from kvplan.cached_property import cached_property
+from kvplan.base.cached_property import cached_property
 from kvplan.errors import TransferError
 from kvplan.execute.driver import (
     DEFAULT_SHARED,

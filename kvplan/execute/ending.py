@@ -11,8 +11,8 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvplan.base.forked import generation
 from kvplan.errors import TransferError
-from kvplan.execute.forks import generation
 from kvplan.execute.threads import Worker
 
 if TYPE_CHECKING:

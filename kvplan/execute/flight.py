@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.forked import generation
+from kvplan.base.latch import Latch
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.cuda import NOT_READY
-from kvplan.execute.forks import generation
-from kvplan.execute.latch import Latch
 from kvplan.execute.threads import aside
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan import Plan

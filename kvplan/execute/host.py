@@ -17,17 +17,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvplan import compiled
+from kvplan.base.forked import check_process, generation
+from kvplan.base.latch import Latch, waking
+from kvplan.base.line import Line
+from kvplan.base.process import compiles, compiling
 from kvplan.compiled import spares, sparing
 from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
-from kvplan.execute.forks import check_process, generation
-from kvplan.execute.latch import Latch, waking
-from kvplan.execute.line import Line
 from kvplan.execute.runner import Runner, live
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
-from kvplan.forks import compiles, compiling
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.latch import Wake
+from kvplan.base.line import Line
 from kvplan.execute.cuda import Device
-from kvplan.execute.latch import Wake
-from kvplan.execute.line import Line
 from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:

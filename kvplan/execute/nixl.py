@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvplan.base.integers import integer
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.tally import ExecutorStats, Tally
-from kvplan.integers import integer
 from kvplan.layout import KVLayout
 from kvplan.nixl import memory_of
 from kvplan.plan import Plan

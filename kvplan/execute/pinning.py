@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.base.forked import generation
 from kvplan.build import Built
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import DEVICE_MAP, PORTABLE, Device, Uncaptured
-from kvplan.execute.forks import generation
 from kvplan.layout import KVLayout
 from kvplan.stretches import Rows, merged, registrations, stretches
 

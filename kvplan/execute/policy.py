@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan.base.integers import optional_integer
 from kvplan.errors import PathError
-from kvplan.integers import optional_integer
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]

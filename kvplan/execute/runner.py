@@ -8,8 +8,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from kvplan.base.latch import Wake, sleep
 from kvplan.execute.crew import Crew
-from kvplan.execute.latch import Wake, sleep
 from kvplan.execute.threads import Standby, Worker
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.base.forked import check_process, generation
+from kvplan.base.process import compiles
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute import ahead, ending, turns
 from kvplan.execute.after import Wait, waits_of
@@ -19,7 +21,6 @@ from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.cuda import Device, Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
-from kvplan.execute.forks import check_process, generation
 from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
@@ -32,7 +33,6 @@ from kvplan.execute.tables import Tables
 from kvplan.execute.tally import Tally
 from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
-from kvplan.forks import compiles
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
@@ -105,7 +105,7 @@ class Runtime:
         self.keeper.thread.start()
 
     def check_process(self) -> None:
-        """This process made it; see :func:`kvplan.execute.forks.check_process`."""
+        """This process made it; see :func:`kvplan.base.forked.check_process`."""
         check_process(self.generation)
 
     # Submitting.

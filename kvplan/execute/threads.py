@@ -9,8 +9,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
+from kvplan.base.latch import Latch, Wake, sleep
 from kvplan.errors import TransferError
-from kvplan.execute.latch import Latch, Wake, sleep
 from kvplan.execute.transfer import HostTransfer, wait_for
 
 Made = TypeVar("Made")

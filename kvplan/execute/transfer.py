@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from kvplan.base.forked import check_process
+from kvplan.base.integers import integer
+from kvplan.base.latch import Wake, sleep, waking
 from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
-from kvplan.execute.forks import check_process
-from kvplan.execute.latch import Wake, sleep, waking
 from kvplan.holding import check_held
-from kvplan.integers import integer
 from kvplan.layers import layers_of
 from kvplan.plan import Plan
 from kvplan.slicing import number_ranges

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.forked import generation
+from kvplan.base.latch import Latch, sleep, waking
 from kvplan.conflicts import conflict
 from kvplan.errors import TransferError
 from kvplan.execute.after import Wait, recorded
-from kvplan.execute.forks import generation
-from kvplan.execute.latch import Latch, sleep, waking
 from kvplan.execute.transfer import CLOSED_ERROR, cancellation
 from kvplan.plan import Plan
 

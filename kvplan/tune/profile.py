@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvplan.base.integers import optional_integer
+from kvplan.base.limits import NUMBER
+from kvplan.base.quoting import quoted
+from kvplan.base.reading import json_of
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
-from kvplan.integers import optional_integer
-from kvplan.limits import NUMBER
-from kvplan.quoting import quoted
-from kvplan.reading import json_of
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from kvplan.base.limits import PROFILE_NBYTES
 from kvplan.errors import KVPlanError
-from kvplan.limits import PROFILE_NBYTES
 from kvplan.tune.machine import Machine, machine
 from kvplan.tune.profile import DeviceProfile, default, from_json
 

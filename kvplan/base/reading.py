@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.limits import JSON_NBYTES, TOML_DOTS, TOML_NBYTES
+from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.limits import JSON_NBYTES, TOML_DOTS, TOML_NBYTES
-from kvplan.quoting import quoted
 
 _DOTTED = re.compile(r"[^.]\.")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError
-from kvplan.quoting import quoted
 
 _LARGEST = 1 << 128
 
