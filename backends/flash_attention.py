@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 PLANES = "layer: kv block token head dim"
 PAIR = "layer kv: block token head dim"

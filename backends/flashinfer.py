@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 # The order of a page's dims, by FlashInfer's name for it: N tokens, H heads, D dim.
 PAGE = {"NHD": "token head dim", "HND": "head token dim"}

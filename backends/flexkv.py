@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 # Order of the six dims, by FlexKV's name of the layout type.
 ORDER = {

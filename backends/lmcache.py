@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 # EngineKVFormat in the order of its numbers.
 ENGINE_FORMATS = (

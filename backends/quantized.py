@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 
 class RowFormat(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kvplan.backends._sglang_pages import parts_of
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 # One layer's dims where slots are flat, of K or of V and of a latent.
 SLOTS = "(block token) head dim"

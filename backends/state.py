@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 
 def describe(

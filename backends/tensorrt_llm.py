@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 # The order inside a block, by TensorRT-LLM's name for it: N tokens, H heads, D dim.
 INSIDE = {"HND": "head token dim", "NHD": "token head dim"}

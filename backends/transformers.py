@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 NOTATION = "block layer kv token head dim"
 

@@ -55,7 +55,7 @@ from kvplan.backends._vllm_orders import place
 from kvplan.backends._vllm_pages import steps_of
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 __all__ = ["FORMS", "describe", "place"]
 

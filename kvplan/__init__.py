@@ -18,7 +18,7 @@ from kvplan.errors import (
     PathError,
     TransferError,
 )
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
     from kvplan.facade import CopyProgram, compile  # noqa: A004
     from kvplan.groups import Groups
+    from kvplan.layout.where import Place, locate
     from kvplan.lower import StridedRows
     from kvplan.plan import Plan, join
     from kvplan.rank_pair import PairProgram
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from kvplan.shards import Shard
     from kvplan.twin import Descriptors
     from kvplan.verification import Verification, verify
-    from kvplan.where import Place, locate
 
 
 __all__ = [
@@ -77,7 +77,7 @@ _LATER = {
     "Executor": "kvplan.execute",
     "Groups": "kvplan.groups",
     "PairProgram": "kvplan.rank_pair",
-    "Place": "kvplan.where",
+    "Place": "kvplan.layout.where",
     "Plan": "kvplan.plan",
     "Policy": "kvplan.execute",
     "Resharding": "kvplan.resharding",
@@ -89,7 +89,7 @@ _LATER = {
     "allocate": "kvplan.allocation",
     "compile": "kvplan.facade",
     "join": "kvplan.plan",
-    "locate": "kvplan.where",
+    "locate": "kvplan.layout.where",
     "reshard": "kvplan.resharding",
     "verify": "kvplan.verification",
 }

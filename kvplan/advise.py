@@ -11,7 +11,7 @@ from kvplan.base.limits import ADVISED
 from kvplan.compare import evenly_layered
 from kvplan.compiler import passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.orders import Candidate, candidates, notation_of, spec_of
 from kvplan.program import Program
 

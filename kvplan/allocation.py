@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvplan.algebra import extent
 from kvplan.base.integers import integer, integers
 from kvplan.base.quoting import quoted
-from kvplan.build import Built
-from kvplan.components import Pool
-from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
-from kvplan.notation import Notation, parse
-from kvplan.slicing import number_ranges
-from kvplan.spec import extents_of, shape_of
+from kvplan.layout.build import Built
+from kvplan.layout.components import Pool
+from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.notation import Notation, parse
+from kvplan.layout.slicing import number_ranges
+from kvplan.layout.spec import extents_of, shape_of
+from kvplan.layout.strides import extent
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.algebra import Factor, Factors, extent, span
 from kvplan.base.limits import ROWS
 from kvplan.compiler import Passes
-from kvplan.components import Component, Form
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.components import Component, Form
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import number_ranges
+from kvplan.layout.strides import Factor, Factors, extent, span
 from kvplan.matching import Pair, heads_of
 from kvplan.program import Program
-from kvplan.slicing import number_ranges
 
 OUTSIDE = ("block", "unit", "end")
 

@@ -13,12 +13,12 @@ from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
 
-from kvplan.algebra import Loop, Piece, check_refined, coalesce, extent, offset, refine
 from kvplan.base.limits import COPIES, RUNS
-from kvplan.components import Component, Form
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.fold import limit_loops, merge_and_fold, unrolled
-from kvplan.layout import Geometry
+from kvplan.layout.components import Component, Form
+from kvplan.layout.kvlayout import Geometry
+from kvplan.layout.strides import Loop, Piece, check_refined, coalesce, extent, offset, refine
 from kvplan.matching import Pair, match
 from kvplan.program import BlockAxis, Int64Array, Program, Run, RunGroup, offsets_of
 

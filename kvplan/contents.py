@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.algebra import Factors
-from kvplan.components import NOT_HERE, Component, Region
 from kvplan.errors import LayoutError
+from kvplan.layout.components import NOT_HERE, Component, Region
+from kvplan.layout.strides import Factors
 from kvplan.program import Int64Array, offsets_of
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
 Bytes = NDArray[np.uint8]
 

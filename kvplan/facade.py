@@ -11,12 +11,12 @@ from kvplan.base.integers import optional_integer
 from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
 from kvplan.compiler import compile_geometry
 from kvplan.errors import KVPlanError, LayoutError
-from kvplan.holding import check_held, questions
-from kvplan.layout import KVLayout
+from kvplan.layout.holding import check_held, questions
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import common_heads
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
 from kvplan.program import Program
-from kvplan.slicing import common_heads
 
 # Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
 # as long as the entry lives; nothing here keeps a tensor alive.

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from kvplan.algebra import Loop, coalesce
+from kvplan.layout.strides import Loop, coalesce
 from kvplan.program import Run
 
 

@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.components import Region
 from kvplan.contents import Bytes, Contents
-from kvplan.padding import stretches_of
+from kvplan.layout.components import Region
+from kvplan.layout.padding import stretches_of
 from kvplan.program import Int64Array
 
 WINDOW = 64 << 10  # bytes that are read at once

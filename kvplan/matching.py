@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kvplan.algebra import extent
-from kvplan.components import Component
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.layout import Geometry
-from kvplan.slicing import common_heads, number_ranges
+from kvplan.layout.components import Component
+from kvplan.layout.kvlayout import Geometry
+from kvplan.layout.slicing import common_heads, number_ranges
+from kvplan.layout.strides import extent
 
 
 class Pair(NamedTuple):

@@ -7,15 +7,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvplan.algebra import Factors, extent
-from kvplan.components import Component
 from kvplan.contents import addresses_of
 from kvplan.guard import Stray, Stretches
-from kvplan.layout import KVLayout
+from kvplan.layout.components import Component
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import row_in_words
+from kvplan.layout.strides import Factors, extent
+from kvplan.layout.where import Place, Row, locate
 from kvplan.matching import Pair, match
 from kvplan.program import Int64Array
-from kvplan.where import Place, Row, locate
-from kvplan.wording import row_in_words
 
 Side = Literal[0, 1]  # source, destination
 

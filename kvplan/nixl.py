@@ -14,7 +14,7 @@ from kvplan.errors import KVPlanError, PathError
 from kvplan.program import Int64Array
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
     from kvplan.plan import Plan
 
 SIDES = ("src", "dst")

@@ -7,10 +7,10 @@ from fractions import Fraction
 from itertools import combinations, pairwise, permutations
 from typing import Any, NamedTuple
 
-from kvplan.algebra import Factors, extent
 from kvplan.compare import evenly_layered
-from kvplan.dtypes import ITEMSIZE
-from kvplan.layout import KVLayout
+from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Factors, extent
 
 MOST_BLOCK_TOKENS = 1024
 MOST_LAYERS_WHOLE = 8  # where layers are not alike all are compiled: with more of them fewer block sizes are tried

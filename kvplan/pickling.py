@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvplan.build import Built
-from kvplan.components import Pool, Region
+from kvplan.layout.build import Built
+from kvplan.layout.components import Pool, Region
 from kvplan.lower import Part, Seams
 from kvplan.program import Int64Array, Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
     from kvplan.plan import Plan
     from kvplan.shared import Shared
 
@@ -31,7 +31,7 @@ def facts_of(layout: KVLayout) -> tuple[Built, str]:
     """Parts and notation of a layout, without the tensors.
 
     >>> import numpy as np
-    >>> from kvplan.layout import KVLayout
+    >>> from kvplan.layout.kvlayout import KVLayout
     >>> facts_of(KVLayout.from_tensors("block dim", np.zeros((8, 64), np.int8)))[0].regions[0].recorded
     True
     """
@@ -44,7 +44,7 @@ def facts_of(layout: KVLayout) -> tuple[Built, str]:
 
 def layout_of_facts(built: Built, notation: str) -> KVLayout:
     """What a pickled layout is loaded as: over its pools where all of it lies in such that are in use, or a record."""
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
     return KVLayout(_mapped(built) or built, notation=notation)
 

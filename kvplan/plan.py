@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.base.integers import optional_integer
-from kvplan.components import touching_seams
 from kvplan.errors import KVPlanError, OverlapError, PathError
+from kvplan.layout.components import touching_seams
 from kvplan.lower import Part, Seams, StridedRows, flat, strided
 from kvplan.program import Int64Array
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
     from kvplan.nixl import NixlList
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

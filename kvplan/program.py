@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.algebra import Factors, Loop, offset
 from kvplan.base.cached_property import cached_property
+from kvplan.layout.strides import Factors, Loop, offset
 
 Int64Array = NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvplan.build import Built
-from kvplan.components import Component
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.build import Built
+from kvplan.layout.components import Component
+from kvplan.layout.kvlayout import KVLayout
 
 _PAGE = 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: no memory is set aside for pages nobody touches

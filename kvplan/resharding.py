@@ -12,13 +12,13 @@ from math import gcd
 from types import MappingProxyType
 from typing import Any
 
-from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError, OverlapError
-from kvplan.layout import KVLayout
+from kvplan.layout.disjoint import check_disjoint
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.plan import Plan, shares_memory
 from kvplan.rank_pair import PairProgram
 from kvplan.shards import Shard, shares
-from kvplan.slicing import common_heads, heads_held
 
 Side = KVLayout | Shard
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kvplan.base.integers import integer
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import common_heads, heads_held, number_ranges
 from kvplan.program import Int64Array
-from kvplan.slicing import common_heads, heads_held, number_ranges
 
 Heads = range | None  # None: content that belongs to no head
 

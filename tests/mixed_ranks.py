@@ -9,7 +9,7 @@ from math import lcm
 import numpy as np
 
 from kvplan import KVLayout, Shard
-from kvplan.algebra import extent, offset
+from kvplan.layout.strides import extent, offset
 
 HEADED = (
     "block token head dim", "block head token dim", "token.0 block token.1 head dim", "block head.0 token head.1 dim",

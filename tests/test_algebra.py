@@ -7,7 +7,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import algebra, overlap
+from kvplan.layout import overlap
+from kvplan.layout import strides as algebra
 
 FACTORS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=3).map(tuple)
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvplan import LayoutError
 from kvplan.base.limits import COMPONENTS, OVERLAP_STEPS, TENSORS, VIEWS
-from kvplan.budget import Budget
+from kvplan.layout.budget import Budget
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.cli import main
-from kvplan.notation import parse
+from kvplan.layout.notation import parse
 from tests.commands import GPU, HOST, ROOT, answer
 from tests.test_docs import DOCUMENTS
 

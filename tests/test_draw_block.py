@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan import BlockIndexError, KVLayout, LayoutError
-from kvplan.algebra import offset
 from kvplan.draw import nest
 from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
 from kvplan.draw.content import Gap
+from kvplan.layout.strides import offset
 from tests.commands import SPECS
 
 BASE = 0x1000

@@ -16,8 +16,8 @@ from kvplan.base.quoting import MESSAGE
 from kvplan.base.reading import json_of, toml_of
 from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
-from kvplan.dump import document_of
 from kvplan.execute import nixl_card
+from kvplan.layout.dump import document_of
 from kvplan.tune.profile import from_json
 
 SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
@@ -220,7 +220,7 @@ def test_messages_are_bounded_whatever_they_quote():
     assert str(LayoutError("short")) == "short"
     assert str(pickle.loads(pickle.dumps(LayoutError("short")))) == "short"
     with pytest.raises(NotationError) as caught:
-        kvplan.notation.parse("block " * 50_000 + "heads")
+        kvplan.layout.notation.parse("block " * 50_000 + "heads")
     assert len(str(caught.value)) < 400
     assert len(caught.value.text) == 300_005
     lines = str(caught.value).splitlines()

@@ -14,7 +14,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import ASKED, check_layouts
-from kvplan.holding import SUBMITS, Holding, questions
+from kvplan.layout.holding import SUBMITS, Holding, questions
 
 SHAPE = (8, 4096)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.notation import Atom, Notation, parse
+from kvplan.layout.notation import Atom, Notation, parse
 from tests.strategies import forms, logicals
 
 PUBLISHED = [

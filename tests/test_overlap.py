@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVLayout, LayoutError
-from kvplan.budget import Budget
-from kvplan.components import Component, Form
-from kvplan.disjoint import check_disjoint
-from kvplan.overlap import injective, meets, nests
+from kvplan.layout.budget import Budget
+from kvplan.layout.components import Component, Form
+from kvplan.layout.disjoint import check_disjoint
+from kvplan.layout.overlap import injective, meets, nests
 
 FACTORS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40)), max_size=5).map(tuple)
 

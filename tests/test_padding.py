@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from kvplan import KVLayout
-from kvplan.padding import Padding, padding_of
+from kvplan.layout.padding import Padding, padding_of
 from tests.strategies import cases, layout_of
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, shared
-from kvplan.build import Built
+from kvplan.layout.build import Built
 from kvplan.reserve import reserve
 from kvplan.shared import path_of
 from tests.patience import PATIENCE

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, expand, stretches
-from kvplan.components import Component, Form
+from kvplan import KVLayout, expand
 from kvplan.execute import cuda, memcpy, pinning
-from kvplan.stretches import Rows, registrations
+from kvplan.layout import address_ranges as stretches
+from kvplan.layout.address_ranges import Rows, registrations
+from kvplan.layout.components import Component, Form
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated.executors import executor_on

@@ -18,7 +18,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.execute import ending
 from kvplan.execute.cuda import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
-from kvplan.stretches import stretches
+from kvplan.layout.address_ranges import stretches
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests.gpu.caches import Move, Paged

@@ -9,7 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import IncompatibleLayoutsError, KVLayout, LayoutError, NotationError
-from kvplan.dump import document_of
+from kvplan.layout.dump import document_of
 
 
 def device(layers=2, pages=6, nbytes=8):

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
 from kvplan.contents import Contents, _torch
+from kvplan.layout.where import Row
 from kvplan.reserve import reserve
 from kvplan.twin import Descriptors
-from kvplan.where import Row
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from kvplan.catalogue.models import Group
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
-from kvplan.notation import parse
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.notation import parse
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class NamedLayout:
         name: as the command line knows it.
         side: ``"device"`` or ``"host"``, where engines keep it.
         kind: ``"mha"`` (K and V of each head), ``"mla"`` (one row a token) or ``"state"`` (opaque).
-        notation: see :mod:`kvplan.notation`.
+        notation: see :mod:`kvplan.layout.notation`.
         source: where the fact comes from.
         split: extents of split axes that no model tells, in elements; ``"tp"``: the tensor-parallel ranks.
     """

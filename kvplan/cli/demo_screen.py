@@ -8,7 +8,7 @@ from typing import Any
 import kvplan
 from kvplan.cli.demo_tensors import DESTROYED, Outcome
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, ranges
-from kvplan.wording import binary
+from kvplan.layout.place_words import binary
 
 NEIGHBOURS = 16  # blocks of the example that merges
 

@@ -11,9 +11,9 @@ from kvplan.cli.inspect import padding_words
 from kvplan.cli.screen import count_of, exact, ranges
 from kvplan.compare import OUTSIDE, untouched
 from kvplan.explain import match_lines
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import binary
 from kvplan.program import Program
-from kvplan.wording import binary
 
 FACT_HEADER = ("* differs", "", "A", "B")
 

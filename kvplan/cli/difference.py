@@ -9,7 +9,7 @@ from kvplan.cli.facts import layout_facts
 from kvplan.compare import Break, first_break
 from kvplan.compiler import Passes, passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.program import Program
 
 NAMES = {"src": "A", "dst": "B"}

@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from kvplan.algebra import Factors, extent
-from kvplan.components import Component, Form, Region
-from kvplan.layout import KVLayout
-from kvplan.padding import Padding, padding_of
+from kvplan.layout.components import Component, Form, Region
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.padding import Padding, padding_of
+from kvplan.layout.slicing import heads_held
+from kvplan.layout.strides import Factors, extent
 from kvplan.program import Program
-from kvplan.slicing import heads_held
 
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kvplan.cli.facts import layout_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
 from kvplan.cli.sources import add_layout, layout_of
-from kvplan.wording import ADDRESSES, percent
+from kvplan.layout.place_words import ADDRESSES, percent
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml

@@ -13,8 +13,8 @@ from kvplan.cli.model_facts import Question, choose, model_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
 from kvplan.errors import KVPlanError
-from kvplan.layout import KVLayout
-from kvplan.wording import binary
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import binary
 
 EXAMPLES = """examples:
   kvplan inspect --model

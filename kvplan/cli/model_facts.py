@@ -11,7 +11,7 @@ from kvplan.catalogue.models import Group, Model
 from kvplan.cli.facts import extent_facts
 from kvplan.errors import KVPlanError
 from kvplan.facade import compile  # noqa: A004
-from kvplan.notation import parse
+from kvplan.layout.notation import parse
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 

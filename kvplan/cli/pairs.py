@@ -13,7 +13,7 @@ from kvplan.cli.facts import extent_facts
 from kvplan.cli.screen import count_of, fact_table, number_table, print_json, show
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.facade import compile  # noqa: A004
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvplan.base.files import write_whole
 from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 if TYPE_CHECKING:
     from kvplan.draw.text import Line

@@ -22,11 +22,11 @@ from kvplan.cli.sources import SOURCE, layout_of, pair_of, sizes
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.layout.where import locate
 from kvplan.version import __version__
-from kvplan.where import locate
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
 EXAMPLES = """examples:
   kvplan report examples/specs/gpu_split_kv.toml --output report.html

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import KVPlanError
-from kvplan.wording import binary
+from kvplan.layout.place_words import binary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

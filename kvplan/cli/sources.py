@@ -9,8 +9,8 @@ from typing import Any
 
 from kvplan.base.quoting import bounded, quoted
 from kvplan.errors import KVPlanError, LayoutError
-from kvplan.layout import KVLayout
-from kvplan.notation import parse
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.notation import parse
 
 SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."

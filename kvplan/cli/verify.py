@@ -11,7 +11,7 @@ from typing import Any
 from kvplan.cli.plan import count
 from kvplan.cli.screen import count_of, exact, fact_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 EXAMPLES = """examples:
   kvplan verify examples/specs/gpu_split_kv.toml \\

@@ -10,10 +10,10 @@ from typing import Any
 from kvplan.base.quoting import quoted
 from kvplan.cli.screen import count_of, fact_table, print_json, show
 from kvplan.cli.sources import add_layout, layout_of
-from kvplan.components import INT64_MAX
-from kvplan.layout import KVLayout
-from kvplan.where import Place, Row, locate
-from kvplan.wording import ADDRESSES, bytes_in_words
+from kvplan.layout.components import INT64_MAX
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import ADDRESSES, bytes_in_words
+from kvplan.layout.where import Place, Row, locate
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml

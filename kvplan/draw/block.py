@@ -14,8 +14,8 @@ from kvplan.base.integers import integer
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
-from kvplan.layout import KVLayout
-from kvplan.padding import stretches_of
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.padding import stretches_of
 
 MAX_CELLS = 7  # bands and gaps of one row; more are folded, for a label needs room
 

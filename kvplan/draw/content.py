@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.algebra import Factors, extent, span
-from kvplan.budget import Budget
-from kvplan.layout import KVLayout
-from kvplan.overlap import meets
+from kvplan.layout.budget import Budget
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.overlap import meets
+from kvplan.layout.strides import Factors, extent, span
 
 
 @dataclass(frozen=True)

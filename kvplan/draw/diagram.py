@@ -8,8 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.explain import run_times
+from kvplan.layout.address_ranges import merged
 from kvplan.program import RunGroup
-from kvplan.stretches import merged
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram

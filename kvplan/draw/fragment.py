@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from kvplan.algebra import extent
 from kvplan.draw.block import block_picture, nbytes_text
 from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
-from kvplan.padding import padding_of
-from kvplan.slicing import number_ranges
-from kvplan.wording import ADDRESSES, percent
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.padding import padding_of
+from kvplan.layout.place_words import ADDRESSES, percent
+from kvplan.layout.slicing import number_ranges
+from kvplan.layout.strides import extent
 
 
 def layout_html(layout: KVLayout) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from kvplan.algebra import Factors, span
 from kvplan.base.cached_property import cached_property
 from kvplan.base.limits import WOVEN
-from kvplan.components import Component
 from kvplan.errors import LayoutError
+from kvplan.layout.components import Component
+from kvplan.layout.strides import Factors, span
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom, nbytes_text
 from kvplan.draw.content import Gap
-from kvplan.wording import binary
+from kvplan.layout.place_words import binary
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 Label = tuple[str, str]  # what it is, and its bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 
 def current_stream(layout: KVLayout) -> Any:

@@ -20,7 +20,7 @@ from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import compile  # noqa: A004
 from kvplan.groups import Groups
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 
 WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kvplan.execute.kernel_path import copies_of
 from kvplan.execute.mixed import LARGE_RUN, halves_of
 from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.lower import Part
 from kvplan.plan import Plan
 from kvplan.tune import cost

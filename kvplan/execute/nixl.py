@@ -20,7 +20,7 @@ from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.tally import ExecutorStats, Tally
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl import memory_of
 from kvplan.plan import Plan
 

@@ -10,10 +10,10 @@ from typing import Any
 from kvplan.base.limits import NAME_LENGTH
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
-from kvplan.budget import Budget
-from kvplan.dump import built_from_dump, document_of
 from kvplan.errors import LayoutError
-from kvplan.layout import KVLayout
+from kvplan.layout.budget import Budget
+from kvplan.layout.dump import built_from_dump, document_of
+from kvplan.layout.kvlayout import KVLayout
 
 SCHEMA = "kvplan.nixl/1"
 _KEYS = ("schema", "name", "layouts", "metadata")

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.base.forked import generation
-from kvplan.build import Built
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import DEVICE_MAP, PORTABLE, Device, Uncaptured
-from kvplan.layout import KVLayout
-from kvplan.stretches import Rows, merged, registrations, stretches
+from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
+from kvplan.layout.build import Built
+from kvplan.layout.kvlayout import KVLayout
 
 # Bytes of one registration at most: half a TiB at once fails and leaves an error behind (driver 580).
 MAX_REGISTERED = 32 << 30

@@ -6,10 +6,10 @@ import weakref
 from bisect import bisect_right
 from typing import NamedTuple
 
-from kvplan.components import Region
 from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
-from kvplan.layout import KVLayout
-from kvplan.stretches import stretches
+from kvplan.layout.address_ranges import stretches
+from kvplan.layout.components import Region
+from kvplan.layout.kvlayout import KVLayout
 
 
 class Facts(NamedTuple):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from kvplan.base.forked import check_process
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep, waking
-from kvplan.components import NOT_HERE
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
-from kvplan.holding import check_held
 from kvplan.layers import layers_of
+from kvplan.layout.components import NOT_HERE
+from kvplan.layout.holding import check_held
+from kvplan.layout.slicing import number_ranges
 from kvplan.plan import Plan
-from kvplan.slicing import number_ranges
 
 if TYPE_CHECKING:
     from kvplan.execute.host import HostPath
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
 
 ASKED = 2  # programs of joined plans that are all asked about their memory, which takes 0.3 us each
@@ -172,7 +172,7 @@ class Transfer(ABC):
 def check_layouts(plan: Plan) -> None:
     """Both sides can be moved.
 
-    Of each side one tensor is asked whether it still has its memory; see :func:`kvplan.holding.questions`. Of more than
+    Of each side one tensor is asked whether it still has its memory; see :func:`kvplan.layout.holding.questions`. Of more than
     two programs whose plans were joined, one is asked in its turn.
 
     Raises:

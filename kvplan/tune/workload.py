@@ -9,7 +9,7 @@ import numpy as np
 
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.facade import CopyProgram, compile  # noqa: A004
-from kvplan.layout import KVLayout
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan import Plan
 
 if TYPE_CHECKING:

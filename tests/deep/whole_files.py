@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.dump import document_of
 from kvplan.execute.nixl_card import SCHEMA as CARD
+from kvplan.layout.dump import document_of
 from kvplan.tune.profile import default
 
 SPECS: tuple[dict[str, Any], ...] = (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import gcd
 
-from kvplan.algebra import Factors, normal
-from kvplan.budget import Budget
+from kvplan.layout.budget import Budget
+from kvplan.layout.strides import Factors, normal
 
 
 def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvplan.algebra import extent, span
 from kvplan.base.integers import integer
-from kvplan.components import INT64_MAX, Component, Region, quoted_address
 from kvplan.errors import KVPlanError
-from kvplan.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
-from kvplan.layout import KVLayout
-from kvplan.wording import words_of
+from kvplan.layout.components import INT64_MAX, Component, Region, quoted_address
+from kvplan.layout.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import words_of
+from kvplan.layout.strides import extent, span
 
 Spans = tuple[tuple[int, int], ...]  # (first, one past the last), ascending
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.algebra import Factors, normal, offset
 from kvplan.base.integers import integer, integers
 from kvplan.base.limits import NAME_LENGTH, NUMBER
 from kvplan.base.quoting import listed, quoted
-from kvplan.budget import Budget
-from kvplan.components import (
+from kvplan.errors import LayoutError
+from kvplan.layout.budget import Budget
+from kvplan.layout.components import (
     INT64_MAX,
     Component,
     Form,
@@ -26,10 +26,10 @@ from kvplan.components import (
     seams_within,
     touching_seams,
 )
-from kvplan.disjoint import check_disjoint
-from kvplan.errors import LayoutError
-from kvplan.notation import Atom, Dim, Notation
-from kvplan.tensors import TensorFacts, facts, is_tensor
+from kvplan.layout.disjoint import check_disjoint
+from kvplan.layout.notation import Atom, Dim, Notation
+from kvplan.layout.strides import Factors, normal, offset
+from kvplan.layout.tensors import TensorFacts, facts, is_tensor
 
 
 class Built(NamedTuple):
@@ -198,7 +198,7 @@ def _names(dim: Dim) -> str:
 def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Sequence[int]) -> dict[str, Factors]:
     """Factors of each axis right of the colon, strides in bytes; not in normal form.
 
-    >>> from kvplan.notation import parse
+    >>> from kvplan.layout.notation import parse
     >>> n = parse("(block token) dim")
     >>> axis_factors(n, resolve(n, (64, 8), {"token": 16}), (16, 2))
     {'block': ((4, 256),), 'token': ((16, 16),), 'dim': ((8, 2),)}

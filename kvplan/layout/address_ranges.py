@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import NamedTuple
 
-from kvplan.algebra import Factors
-from kvplan.components import Component, Form
+from kvplan.layout.components import Component, Form
+from kvplan.layout.strides import Factors
 
 # Untouched bytes that part two stretches. Fewer are taken with them: a registration of its own, and the seams it
 # leaves, cost more than so many bytes pinned in vain.

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.algebra import span
-from kvplan.components import Component, Region
-from kvplan.layout import KVLayout
-from kvplan.stretches import merged
+from kvplan.layout.address_ranges import merged
+from kvplan.layout.components import Component, Region
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import span
 
 
 @dataclass(frozen=True, slots=True)

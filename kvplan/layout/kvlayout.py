@@ -7,17 +7,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from kvplan.algebra import extent, offset
 from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.base.quoting import listed, quoted
-from kvplan.build import Built, Naming, build, part_name
-from kvplan.components import Component, Region, subblocks_of
-from kvplan.consistency import sizes_of
 from kvplan.errors import BlockIndexError, LayoutError
-from kvplan.holding import Holding
-from kvplan.notation import parse
-from kvplan.slicing import heads_held, number_ranges, slice_heads
+from kvplan.layout.build import Built, Naming, build, part_name
+from kvplan.layout.components import Component, Region, subblocks_of
+from kvplan.layout.consistency import sizes_of
+from kvplan.layout.holding import Holding
+from kvplan.layout.notation import parse
+from kvplan.layout.slicing import heads_held, number_ranges, slice_heads
+from kvplan.layout.strides import extent, offset
 
 INT32_MAX = 2**31 - 1
 
@@ -92,7 +92,7 @@ class KVLayout:
         """Describe tensors that exist, by their real strides.
 
         Args:
-            notation: for example ``"layer: block kv token head dim"``; see :mod:`kvplan.notation`.
+            notation: for example ``"layer: block kv token head dim"``; see :mod:`kvplan.layout.notation`.
             tensors: nested lists or tuples as the notation's left side says, or one tensor. torch tensors, numpy
                 arrays, or anything with their members.
             sizes: extents in elements, by axis or factor, that shapes don't tell (``{"token": 16}``).
@@ -144,7 +144,7 @@ class KVLayout:
         ...                     "sizes": {"layer": 61, "block": 100, "token": 64, "dim": 576}}).block_nbytes
         4497408
         """
-        from kvplan.spec import built_from_spec
+        from kvplan.layout.spec import built_from_spec
 
         built, notation = built_from_spec(spec)
         return cls(built, notation=notation)
@@ -167,7 +167,7 @@ class KVLayout:
         ('ckv', 'kpe')
         """
         layouts = tuple(layouts) if isinstance(layouts, Iterable) else (layouts,)
-        from kvplan.merging import merged
+        from kvplan.layout.merging import merged
 
         built, notation = merged(layouts)
         return cls(built, notation=notation, tensors=[layout.tensors for layout in layouts])
@@ -321,7 +321,7 @@ class KVLayout:
         ...     KVLayout.from_spec(f"{folder}/cache.json") == layout
         True
         """
-        from kvplan.dump import save
+        from kvplan.layout.dump import save
 
         save(self, path)
 

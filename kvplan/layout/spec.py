@@ -12,13 +12,13 @@ from kvplan.base.integers import integer, integers
 from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
 from kvplan.base.quoting import listed, quoted
 from kvplan.base.reading import json_of, read_whole, toml_of, why_unread
-from kvplan.budget import Budget
-from kvplan.build import Built, Naming, assemble, part_name
-from kvplan.components import INT64_MAX, Region, quoted_address
-from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.notation import Notation, parse
-from kvplan.tensors import TensorFacts
+from kvplan.layout.budget import Budget
+from kvplan.layout.build import Built, Naming, assemble, part_name
+from kvplan.layout.components import INT64_MAX, Region, quoted_address
+from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.notation import Notation, parse
+from kvplan.layout.tensors import TensorFacts
 
 # Separate tensors of a spec begin at multiples of this, as those of a GPU allocator do.
 TENSOR_ALIGNMENT = 2 << 20
@@ -45,7 +45,7 @@ def built_from_spec(
     content = _load(spec)
     budget = budget or Budget()
     if "schema" in content:
-        from kvplan.dump import built_from_dump
+        from kvplan.layout.dump import built_from_dump
 
         try:
             return built_from_dump(content, budget)
@@ -60,8 +60,8 @@ def built_from_spec(
 
 def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> tuple[Built, str]:
     """The entries of ``layouts`` as one; those without an address begin after the one before, on the same device."""
-    from kvplan.layout import KVLayout  # merging is a verb of the public class
-    from kvplan.merging import merged
+    from kvplan.layout.kvlayout import KVLayout  # merging is a verb of the public class
+    from kvplan.layout.merging import merged
 
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
@@ -165,7 +165,7 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         LayoutError: a size that is missing, unknown, or no positive integer.
 
-    >>> from kvplan.notation import parse
+    >>> from kvplan.layout.notation import parse
     >>> extents_of(parse("block head.0 token head.1 dim"), {"block": 4, "head": 8, "head.1": 4, "token": 16, "dim": 64})
     {'block': 4, 'head': 8, 'head.1': 4, 'token': 16, 'dim': 64, 'head.0': 2}
     """

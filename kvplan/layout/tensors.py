@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.base.quoting import quoted
-from kvplan.components import Region
 from kvplan.errors import LayoutError
-from kvplan.holding import Holding
+from kvplan.layout.components import Region
+from kvplan.layout.holding import Holding
 
 
 class TensorFacts(NamedTuple):

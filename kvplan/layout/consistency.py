@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvplan.algebra import extent
 from kvplan.base.limits import DTYPE_LENGTH
 from kvplan.base.quoting import listed, quoted
-from kvplan.components import Component, Form
-from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError
-from kvplan.notation import Notation
+from kvplan.layout.components import Component, Form
+from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.notation import Notation
+from kvplan.layout.strides import extent
 
 _MORE = " + "  # between the notations and dtypes of merged layouts
 
@@ -63,7 +63,7 @@ def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: s
         sizes: of the whole layout.
         dtype: of the whole layout; of merged layouts there are several.
 
-    >>> from kvplan.components import Component, Form
+    >>> from kvplan.layout.components import Component, Form
     >>> kept = Component(3, "scale", 0, Form(((9, 64),), ((4, 16),), (), ((8, 1),), headed=False))
     >>> sizes_of([kept], {"layer": 6, "kv": 2, "block": 9, "token": 4, "head": 2, "dim": 64}, "bf16 + fp32")
     {'layer': 1, 'kv': 1, 'block': 9, 'token': 4, 'head': 2, 'dim': 2}

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvplan.algebra import Factors, span
-from kvplan.budget import Budget
-from kvplan.components import Component, Form, check_places
 from kvplan.errors import LayoutError
-from kvplan.overlap import injective, meets, nests
+from kvplan.layout.budget import Budget
+from kvplan.layout.components import Component, Form, check_places
+from kvplan.layout.overlap import injective, meets, nests
+from kvplan.layout.strides import Factors, span
 from kvplan.program import Int64Array, offsets_of
 
 

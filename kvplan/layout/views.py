@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from kvplan.algebra import cut, extent, normal, offset
-from kvplan.build import Built
-from kvplan.components import Component, Form
-from kvplan.layout import KVLayout
+from kvplan.layout.build import Built
+from kvplan.layout.components import Component, Form
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import cut, extent, normal, offset
 
 
 def stretch_of(layouts: Iterable[KVLayout], most: int) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from kvplan.algebra import extent, normal, offset
 from kvplan.base.quoting import quoted
-from kvplan.components import Component, Form
 from kvplan.errors import LayoutError
+from kvplan.layout.components import Component, Form
+from kvplan.layout.strides import extent, normal, offset
 
 
 def number_ranges(numbers: Sequence[int]) -> str:

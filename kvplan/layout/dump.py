@@ -13,23 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvplan.algebra import Factors, extent, normal
 from kvplan.base.files import write_whole
 from kvplan.base.integers import integer
 from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
 from kvplan.base.quoting import listed, quoted
-from kvplan.budget import Budget
-from kvplan.build import Built, part_name
-from kvplan.components import INT64_MAX, Component, Form, Region, check_bounds, subblocks_of
-from kvplan.consistency import check_dtype, check_told
-from kvplan.disjoint import check_disjoint
-from kvplan.dtypes import ITEMSIZE
 from kvplan.errors import LayoutError, NotationError
-from kvplan.notation import Notation, parse
-from kvplan.slicing import heads_held
+from kvplan.layout.budget import Budget
+from kvplan.layout.build import Built, part_name
+from kvplan.layout.components import INT64_MAX, Component, Form, Region, check_bounds, subblocks_of
+from kvplan.layout.consistency import check_dtype, check_told
+from kvplan.layout.disjoint import check_disjoint
+from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.notation import Notation, parse
+from kvplan.layout.slicing import heads_held
+from kvplan.layout.strides import Factors, extent, normal
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
 NAME, VERSION = "kvplan.layout", 1
 SCHEMA = f"{NAME}/{VERSION}"

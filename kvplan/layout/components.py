@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.algebra import Factors, extent, offset, span
 from kvplan.base.limits import PLACES
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
+from kvplan.layout.strides import Factors, extent, offset, span
 
 INT64_MAX = 2**63 - 1
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvplan.algebra import extent
-from kvplan.components import Component
-from kvplan.slicing import number_ranges
+from kvplan.layout.components import Component
+from kvplan.layout.slicing import number_ranges
+from kvplan.layout.strides import extent
 
 if TYPE_CHECKING:
-    from kvplan.where import Place, Row, Spans
+    from kvplan.layout.where import Place, Row, Spans
 
 # What is said of a layout's addresses, by :attr:`kvplan.KVLayout.addresses`.
 ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}

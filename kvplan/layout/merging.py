@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvplan.budget import Budget
-from kvplan.build import Built
-from kvplan.components import Region, seams_within, subblocks_of, touching_seams
-from kvplan.disjoint import check_disjoint
 from kvplan.errors import LayoutError
+from kvplan.layout.budget import Budget
+from kvplan.layout.build import Built
+from kvplan.layout.components import Region, seams_within, subblocks_of, touching_seams
+from kvplan.layout.disjoint import check_disjoint
 
 if TYPE_CHECKING:
-    from kvplan.layout import KVLayout
+    from kvplan.layout.kvlayout import KVLayout
 
 
 def merged(layouts: Sequence[KVLayout], budget: Budget | None = None) -> tuple[Built, str]:
@@ -23,7 +23,7 @@ def merged(layouts: Sequence[KVLayout], budget: Budget | None = None) -> tuple[B
         layouts: at least one.
         budget: of the document that they come from.
     """
-    from kvplan.layout import KVLayout  # the public class, whose verb this is
+    from kvplan.layout.kvlayout import KVLayout  # the public class, whose verb this is
 
     if not layouts:
         raise LayoutError("merge of no layouts; give at least one")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.algebra import span
 from kvplan.base.limits import ROWS
-from kvplan.components import Component, Form, Region
 from kvplan.errors import KVPlanError
+from kvplan.layout.components import Component, Form, Region
+from kvplan.layout.strides import span
 
 BLOCK, TOKEN, HEAD, BYTE = range(4)
 
