@@ -20,7 +20,7 @@ from benchmarks.problems import (
 )
 from benchmarks.record import Row
 from kvplan import CopyProgram
-from kvplan.compiler import compile_geometry, passes
+from kvplan.program.passes import compile_geometry, passes
 
 LARGE = 10_000  # descriptors from which on a plan is large, and held to the floor
 FLOOR, COMPILED, BROADCAST, BY_LAYER = "numpy fill", "compiled fill", "numpy, one broadcast", "numpy, layer by layer"

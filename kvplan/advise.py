@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from kvplan.base.limits import ADVISED
 from kvplan.compare import evenly_layered
-from kvplan.compiler import passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.orders import Candidate, candidates, notation_of, spec_of
-from kvplan.program import Program
+from kvplan.program.passes import passes
+from kvplan.program.program import Program
 
 FEW = (2, 3)  # layers that are compiled where layers are alike: what two counts say grows by the same a layer
 SHOWN = 3

@@ -15,7 +15,7 @@ from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
-from kvplan.program import BlockAxis, Int64Array, Program
+from kvplan.program.program import BlockAxis, Int64Array, Program
 from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
 _INT64 = np.dtype(np.int64)

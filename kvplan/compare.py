@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.base.limits import ROWS
-from kvplan.compiler import Passes
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import number_ranges
 from kvplan.layout.strides import Factor, Factors, extent, span
-from kvplan.matching import Pair, heads_of
-from kvplan.program import Program
+from kvplan.program.matching import Pair, heads_of
+from kvplan.program.passes import Passes
+from kvplan.program.program import Program
 
 OUTSIDE = ("block", "unit", "end")
 
@@ -78,7 +78,7 @@ def first_break(src: KVLayout, dst: KVLayout, made: Passes) -> Break:
         src, dst: the layouts.
         made: what the compiler's passes made of them.
 
-    >>> from kvplan.compiler import passes
+    >>> from kvplan.program.passes import passes
     >>> sizes = {"block": 4, "token": 16, "head": 2, "dim": 128}
     >>> hnd, nhd = (KVLayout.from_spec({"notation": n, "sizes": sizes})
     ...             for n in ("block head token dim", "block token head dim"))

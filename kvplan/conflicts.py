@@ -6,7 +6,7 @@ import numpy as np
 
 from kvplan.lower import Part
 from kvplan.plan import Plan
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 READ, WRITTEN = 0, 1  # rows of a part's units
 

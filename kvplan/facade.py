@@ -9,14 +9,14 @@ import numpy as np
 
 from kvplan.base.integers import optional_integer
 from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
-from kvplan.compiler import compile_geometry
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.holding import check_held, questions
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads
 from kvplan.lower import Part, Seams
 from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
-from kvplan.program import Program
+from kvplan.program.passes import compile_geometry
+from kvplan.program.program import Program
 
 # Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
 # as long as the entry lives; nothing here keeps a tensor alive.
@@ -168,7 +168,7 @@ class CopyProgram:
         Args:
             width: characters that no line exceeds, at least 40; by default each fact is one line, however long.
         """
-        from kvplan.explain import explain
+        from kvplan.program.explain import explain
 
         return explain(self.src, self.dst, optional_integer("width", width, least=1, error=KVPlanError))
 

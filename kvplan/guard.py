@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvplan.contents import Bytes, Contents
 from kvplan.layout.components import Region
 from kvplan.layout.padding import stretches_of
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 WINDOW = 64 << 10  # bytes that are read at once
 PAGE = 4 << 10  # bytes that share a checksum

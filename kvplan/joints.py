@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.program import BlockAxis, Int64Array, RunGroup
+from kvplan.program.program import BlockAxis, Int64Array, RunGroup
 
 # Past this many candidates or joints a program is irregular enough that sorting its descriptors is the better way.
 MAX_CANDIDATES = 1 << 20

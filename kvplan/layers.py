@@ -9,7 +9,7 @@ import numpy as np
 from kvplan.facade import CopyProgram
 from kvplan.lower import Part
 from kvplan.plan import Plan
-from kvplan.program import Program, RunGroup
+from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
 

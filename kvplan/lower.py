@@ -15,7 +15,7 @@ import numpy as np
 from kvplan import compiled, twin
 from kvplan.compiled import loops
 from kvplan.joints import Joint, joints
-from kvplan.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Int64Array, Run, RunGroup
 from kvplan.twin import Descriptors
 
 NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow

@@ -14,8 +14,8 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import row_in_words
 from kvplan.layout.strides import Factors, extent
 from kvplan.layout.where import Place, Row, locate
-from kvplan.matching import Pair, match
-from kvplan.program import Int64Array
+from kvplan.program.matching import Pair, match
+from kvplan.program.program import Int64Array
 
 Side = Literal[0, 1]  # source, destination
 

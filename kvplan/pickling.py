@@ -16,7 +16,7 @@ import numpy as np
 from kvplan.layout.build import Built
 from kvplan.layout.components import Pool, Region
 from kvplan.lower import Part, Seams
-from kvplan.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Int64Array, Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram

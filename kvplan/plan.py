@@ -12,7 +12,7 @@ from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
 from kvplan.lower import Part, Seams, StridedRows, flat, strided
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:

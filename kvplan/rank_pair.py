@@ -17,7 +17,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, number_ranges
 from kvplan.layout.views import some_tokens, split_blocks, stretch_of
 from kvplan.plan import Plan, check_not_read, shares_memory, together
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 from kvplan.shards import Shard, Share
 
 

@@ -16,7 +16,7 @@ from kvplan.base.integers import integer
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held, number_ranges
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 Heads = range | None  # None: content that belongs to no head
 

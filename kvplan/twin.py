@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from kvplan.program import Int64Array, merge_adjacent
+from kvplan.program.program import Int64Array, merge_adjacent
 
 # What placing units finds; of both twins.
 PLACED: Final = 0

@@ -22,7 +22,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import row_in_words
 from kvplan.layout.where import Row
 from kvplan.moved import Moved, stray_in_words, stray_row
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 MAX_NBYTES = 64 << 20  # that one verification moves at most
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8

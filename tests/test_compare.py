@@ -12,7 +12,7 @@ import kvplan
 from kvplan import IncompatibleLayoutsError, KVLayout
 from kvplan.advise import Numbers, advise, numbers_of
 from kvplan.compare import evenly_layered, first_break, untouched
-from kvplan.compiler import passes
+from kvplan.program.passes import passes
 
 # Llama-3-70B at tensor parallel 4: a token row is 2 heads x 128 x 2 bytes = 512, a page of one layer and part 8 KiB.
 SIZES = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.explain import LEAST_WIDTH
-from kvplan.fold import limit_loops, merge_and_fold
-from kvplan.program import Run
+from kvplan.program.explain import LEAST_WIDTH
+from kvplan.program.fold import limit_loops, merge_and_fold
+from kvplan.program.program import Run
 from tests.strategies import cases
 from tests.test_laws import compiled
 

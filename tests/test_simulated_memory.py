@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.compiler import compile_geometry
 from kvplan.joints import joints
+from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream

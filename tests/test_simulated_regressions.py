@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import kvplan
-from kvplan.compiler import compile_geometry
 from kvplan.layers import split_layers
+from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (

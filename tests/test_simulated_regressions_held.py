@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 import kvplan
-from kvplan.compiler import compile_geometry
 from kvplan.execute import ending
+from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream

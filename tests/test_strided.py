@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.lower import two_dimensional
-from kvplan.program import Run
+from kvplan.program.program import Run
 
 
 def test_the_longest_loop_becomes_the_rows_and_the_other_is_unrolled():

@@ -12,9 +12,9 @@ from kvplan.cli.facts import extent_facts
 from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.compare import Break, Onward, untouched
-from kvplan.compiler import Passes
 from kvplan.plan import direction_of
-from kvplan.program import Program
+from kvplan.program.passes import Passes
+from kvplan.program.program import Program
 
 EXAMPLES = """examples:
   kvplan diff examples/specs/gpu_split_kv.toml \\

@@ -10,10 +10,10 @@ from kvplan.cli.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
 from kvplan.cli.screen import count_of, exact, ranges
 from kvplan.compare import OUTSIDE, untouched
-from kvplan.explain import match_lines
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import binary
-from kvplan.program import Program
+from kvplan.program.explain import match_lines
+from kvplan.program.program import Program
 
 FACT_HEADER = ("* differs", "", "A", "B")
 

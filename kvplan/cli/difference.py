@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from kvplan.advise import Advice, advise
 from kvplan.cli.facts import layout_facts
 from kvplan.compare import Break, first_break
-from kvplan.compiler import Passes, passes
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.program import Program
+from kvplan.program.passes import Passes, passes
+from kvplan.program.program import Program
 
 NAMES = {"src": "A", "dst": "B"}
 FACTS = (

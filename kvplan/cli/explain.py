@@ -12,9 +12,9 @@ from kvplan.cli.plan import block_ids, count, expanded, run_lengths
 from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.explain import fitted
 from kvplan.facade import CopyProgram, compile  # noqa: A004
-from kvplan.program import BlockAxis, Run, RunGroup
+from kvplan.program.explain import fitted
+from kvplan.program.program import BlockAxis, Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute import Policy

@@ -14,7 +14,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.padding import Padding, padding_of
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent
-from kvplan.program import Program
+from kvplan.program.program import Program
 
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvplan.explain import run_times
 from kvplan.layout.address_ranges import merged
-from kvplan.program import RunGroup
+from kvplan.program.explain import run_times
+from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
     from kvplan.facade import CopyProgram

@@ -20,7 +20,7 @@ from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.views import split_blocks
 from kvplan.plan import Plan
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 MOST_POOLS = 256  # kept described; a buffer in pieces of one size is one
 

@@ -20,7 +20,7 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.facade import CopyProgram, compile  # noqa: A004
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here
 logger = logging.getLogger(__name__)

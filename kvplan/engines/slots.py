@@ -8,7 +8,7 @@ import numpy as np
 
 from kvplan.blockmap import own_block_ids
 from kvplan.errors import BlockIndexError
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 
 def slot_array(slots: Any, name: str) -> Int64Array:

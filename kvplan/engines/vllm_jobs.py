@@ -18,7 +18,7 @@ from kvplan.facade import CopyProgram, compile  # noqa: A004  # the contract's n
 from kvplan.groups import Groups, Plans
 from kvplan.layout.views import split_blocks
 from kvplan.plan import Plan, join
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 # Blocks of a job up to which its groups are one plan. Groups lie over one another in memory, so that joining looks at
 # every copy for two that meet; beyond this a submission for each group costs less than that.

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import Device, DriverError, Uncaptured
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:

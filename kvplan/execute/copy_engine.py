@@ -16,7 +16,7 @@ from kvplan.execute.policy import Policy
 from kvplan.layers import split_layers
 from kvplan.lower import exploded, flat, strided, two_dimensional
 from kvplan.plan import Plan
-from kvplan.program import Int64Array, RunGroup
+from kvplan.program.program import Int64Array, RunGroup
 from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:

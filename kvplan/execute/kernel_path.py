@@ -15,7 +15,7 @@ from kvplan.execute.policy import Policy
 from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.lower import Part, together
 from kvplan.plan import Plan
-from kvplan.program import Int64Array, RunGroup
+from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

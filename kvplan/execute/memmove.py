@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 
 
 def copy_units(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvplan.execute.policy import Policy
 from kvplan.lower import Part
 from kvplan.plan import Plan
-from kvplan.program import RunGroup
+from kvplan.program.program import RunGroup
 from kvplan.tune.cost import MIXED
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.layers import split_layers
 from kvplan.lower import Seams
 from kvplan.plan import Plan
-from kvplan.program import RunGroup
+from kvplan.program.program import RunGroup
 from kvplan.staging import Staging, stage
 from kvplan.tune.cost import Candidate
 from kvplan.tune.profile import DeviceProfile

@@ -23,7 +23,7 @@ from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS
 from kvplan.execute.shape import MAX_WIDTH, shape_of
 from kvplan.lower import Part, Seams, cut
 from kvplan.plan import Plan
-from kvplan.program import Int64Array
+from kvplan.program.program import Int64Array
 from kvplan.staging import GRAIN, Staging
 from kvplan.twin import Descriptors
 

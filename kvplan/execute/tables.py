@@ -13,7 +13,7 @@ from kvplan.errors import TransferError
 from kvplan.execute.cuda import NOT_READY, Uncaptured
 from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.execute.threads import aside
-from kvplan.program import Int64Array, RunGroup
+from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.memory import Arena, Piece

@@ -12,7 +12,7 @@ from kvplan.layout.budget import Budget
 from kvplan.layout.components import Component, Form, check_places
 from kvplan.layout.overlap import injective, meets, nests
 from kvplan.layout.strides import Factors, span
-from kvplan.program import Int64Array, offsets_of
+from kvplan.program.program import Int64Array, offsets_of
 
 
 def check_disjoint(components: Sequence[Component], budget: Budget | None = None) -> None:

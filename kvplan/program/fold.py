@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from kvplan.layout.strides import Loop, coalesce
-from kvplan.program import Run
+from kvplan.program.program import Run
 
 
 def merge_and_fold(runs: list[Run]) -> list[Run]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
 
-from kvplan.compiler import Passes, passes
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.slicing import number_ranges
 from kvplan.layout.strides import Factors, Loop
-from kvplan.matching import Pair, heads_of
-from kvplan.program import BlockAxis, Program, Run, RunGroup
+from kvplan.program.matching import Pair, heads_of
+from kvplan.program.passes import Passes, passes
+from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
 MAX_ROWS = 8  # lines of one kind before the rest is counted
 TITLE = 13  # columns

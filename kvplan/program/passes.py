@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from kvplan.base.limits import COPIES, RUNS
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.fold import limit_loops, merge_and_fold, unrolled
 from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import Geometry
 from kvplan.layout.strides import Loop, Piece, check_refined, coalesce, extent, offset, refine
-from kvplan.matching import Pair, match
-from kvplan.program import BlockAxis, Int64Array, Program, Run, RunGroup, offsets_of
+from kvplan.program.fold import limit_loops, merge_and_fold, unrolled
+from kvplan.program.matching import Pair, match
+from kvplan.program.program import BlockAxis, Int64Array, Program, Run, RunGroup, offsets_of
 
 
 class Box(NamedTuple):

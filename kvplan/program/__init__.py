@@ -1,0 +1,1 @@
+"""Two layouts compiled into a copy program."""
