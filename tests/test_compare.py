@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import IncompatibleLayoutsError, KVLayout
-from kvplan.advise import Numbers, advise, numbers_of
-from kvplan.compare import evenly_layered, first_break, untouched
+from kvplan.advise.advise import Numbers, advise, numbers_of
+from kvplan.advise.compare import evenly_layered, first_break, untouched
 from kvplan.program.passes import passes
 
 # Llama-3-70B at tensor parallel 4: a token row is 2 heads x 128 x 2 bytes = 512, a page of one layer and part 8 KiB.
@@ -267,7 +267,7 @@ def test_advice_is_never_worse_and_exactly_so(pair, change):
 @given(pairs(), st.sampled_from(("src", "dst")))
 @settings(max_examples=6, deadline=None, phases=UNSHRUNK)
 def test_few_layers_tell_how_all_go(pair, change):
-    import kvplan.advise as room
+    import kvplan.advise.advise as room
 
     src, dst = pair
     found = advise(src, dst, change)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvplan.advise import Advice, Numbers
+from kvplan.advise.advise import Advice, Numbers
+from kvplan.advise.compare import Break, Onward, untouched
 from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.difference import NAMES, Difference, difference_of, differing
 from kvplan.cli.facts import extent_facts
 from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
-from kvplan.compare import Break, Onward, untouched
 from kvplan.plan import direction_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program

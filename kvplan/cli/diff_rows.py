@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.advise import Numbers, Order
+from kvplan.advise.advise import Numbers, Order
+from kvplan.advise.compare import OUTSIDE, untouched
 from kvplan.cli.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
 from kvplan.cli.screen import count_of, exact, ranges
-from kvplan.compare import OUTSIDE, untouched
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import binary
 from kvplan.program.explain import match_lines

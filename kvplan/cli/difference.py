@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvplan.advise import Advice, advise
+from kvplan.advise.advise import Advice, advise
+from kvplan.advise.compare import Break, first_break
 from kvplan.cli.facts import layout_facts
-from kvplan.compare import Break, first_break
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.passes import Passes, passes

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise, permutations
 from typing import Any, NamedTuple
 
-from kvplan.compare import evenly_layered
+from kvplan.advise.compare import evenly_layered
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Factors, extent

@@ -7,11 +7,11 @@ from fractions import Fraction
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+from kvplan.advise.compare import evenly_layered
+from kvplan.advise.orders import Candidate, candidates, notation_of, spec_of
 from kvplan.base.limits import ADVISED
-from kvplan.compare import evenly_layered
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.orders import Candidate, candidates, notation_of, spec_of
 from kvplan.program.passes import passes
 from kvplan.program.program import Program
 

@@ -1,0 +1,1 @@
+"""Which order of a host pool's dimensions would be better."""
