@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import TransferError
-from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan import Plan
+from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.plan import Plan
 from kvplan.tune.workload import DIRECTIONS
 
 if TYPE_CHECKING:

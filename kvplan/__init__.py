@@ -24,15 +24,15 @@ from kvplan.version import __version__
 if TYPE_CHECKING:
     from kvplan.allocation import allocate
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
-    from kvplan.facade import CopyProgram, compile  # noqa: A004
     from kvplan.groups import Groups
     from kvplan.layout.where import Place, locate
-    from kvplan.lower import StridedRows
-    from kvplan.plan import Plan, join
+    from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+    from kvplan.plan.descriptors import StridedRows
+    from kvplan.plan.loops_numpy import Descriptors
+    from kvplan.plan.plan import Plan, join
     from kvplan.rank_pair import PairProgram
     from kvplan.resharding import Resharding, reshard
     from kvplan.shards import Shard
-    from kvplan.twin import Descriptors
     from kvplan.verification import Verification, verify
 
 
@@ -72,23 +72,23 @@ __all__ = [
 
 # Later stages load when they are first asked for, so that `import kvplan` stays light.
 _LATER = {
-    "CopyProgram": "kvplan.facade",
-    "Descriptors": "kvplan.twin",
+    "CopyProgram": "kvplan.plan.copy_program",
+    "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute",
     "Groups": "kvplan.groups",
     "PairProgram": "kvplan.rank_pair",
     "Place": "kvplan.layout.where",
-    "Plan": "kvplan.plan",
+    "Plan": "kvplan.plan.plan",
     "Policy": "kvplan.execute",
     "Resharding": "kvplan.resharding",
     "Shard": "kvplan.shards",
-    "StridedRows": "kvplan.lower",
+    "StridedRows": "kvplan.plan.descriptors",
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
     "Verification": "kvplan.verification",
     "allocate": "kvplan.allocation",
-    "compile": "kvplan.facade",
-    "join": "kvplan.plan",
+    "compile": "kvplan.plan.copy_program",
+    "join": "kvplan.plan.plan",
     "locate": "kvplan.layout.where",
     "reshard": "kvplan.resharding",
     "verify": "kvplan.verification",

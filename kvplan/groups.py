@@ -7,10 +7,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from kvplan.base.integers import optional_integer
-from kvplan.blockmap import block_ids
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
-from kvplan.facade import CopyProgram
-from kvplan.plan import Plan, join
+from kvplan.plan.copy_program import CopyProgram
+from kvplan.plan.placement import block_ids
+from kvplan.plan.plan import Plan, join
 from kvplan.rank_pair import PairProgram
 
 

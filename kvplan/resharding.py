@@ -16,7 +16,7 @@ from kvplan.errors import LayoutError, OverlapError
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
-from kvplan.plan import Plan, shares_memory
+from kvplan.plan.plan import Plan, shares_memory
 from kvplan.rank_pair import PairProgram
 from kvplan.shards import Shard, shares
 

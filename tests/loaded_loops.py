@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from numba.core.dispatcher import Dispatcher
 
 import kvplan
-from kvplan import expand
 from kvplan.execute import calls, dealing, memcpy
+from kvplan.plan import loops_numba as expand
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import Drawn, executor_on
 from tests.strategies import cases

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import compiled, jit
 from kvplan.base import process as forks
 from kvplan.engines.ahead import prepare
 from kvplan.execute.kernel_path import MAX_GROUPS
+from kvplan.plan import jit
+from kvplan.plan import loops as compiled
 from tests.patience import PATIENCE
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn

@@ -9,7 +9,7 @@ import pytest
 
 from kvplan import verification
 from kvplan.cli import main
-from kvplan.twin import Descriptors
+from kvplan.plan.loops_numpy import Descriptors
 from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
 from tests.test_verify import Wrong, exchanged, without
 from tests.unknown import FIVE

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.conflicts import conflict
+from kvplan.plan.conflicts import conflict
 from tests import oracle
 
 SHAPES = {"layer block dim": (3, 6, 8), "block layer dim": (6, 3, 8), "block dim layer": (6, 8, 3)}

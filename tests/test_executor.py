@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, TransferError, jit
+from kvplan import KVLayout, TransferError
 from kvplan.execute import host, memcpy, runner
+from kvplan.plan import jit
 from tests.patience import PATIENCE, once, takes_no_more
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import expand, twin
-from kvplan.blockmap import block_ids, own_block_ids, sides
 from kvplan.engines.slots import slot_array
 from kvplan.engines.vllm_jobs import ids_of
 from kvplan.errors import BlockIndexError
-from kvplan.twin import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
+from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numpy as twin
+from kvplan.plan.loops_numpy import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
+from kvplan.plan.placement import block_ids, own_block_ids, sides
 
 FAR = 10**12  # what the other thread writes; no block
 

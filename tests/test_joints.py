@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, expand
-from kvplan import joints as module
-from kvplan.joints import joints
+from kvplan import KVLayout
+from kvplan.plan import loops_numba as expand
+from kvplan.plan import merges as module
+from kvplan.plan.merges import joints
 
 
 def layout(notation: str, *shape: int) -> KVLayout:

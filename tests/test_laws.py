@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import twin
+from kvplan.plan import loops_numpy as twin
 from tests import oracle
 from tests.strategies import Case, cases, layout_of, neighbour_cases, opaque_beside_rows
 

@@ -19,7 +19,7 @@ from kvplan import KVLayout, KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute import nixl_transfer
 from kvplan.execute.nixl import NixlAgent
 from kvplan.layout.dump import document_of
-from kvplan.nixl import NixlList, nixl_lists
+from kvplan.plan.nixl_lists import NixlList, nixl_lists
 from tests import oracle
 from tests.nixl_double import Agent, Network
 from tests.patience import PATIENCE, until

@@ -204,7 +204,7 @@ def moved_apart(layout, shifts):
 
 @pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
 def test_runs_of_a_group_go_each_with_its_region(shifts):
-    from kvplan.pickling import _moved_group, _Shifts
+    from kvplan.plan.pickling import _moved_group, _Shifts
 
     spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
     sides = [
@@ -219,7 +219,7 @@ def test_runs_of_a_group_go_each_with_its_region(shifts):
     dst = _Shifts.between([r.address for r in sides[1].regions], sides[1].regions)
     (part,) = plan.parts
     group, far = _moved_group(part.group, src, dst)
-    made = kvplan.plan.flat([part._replace(group=group, units=part.units + far)], plan.seams, None)
+    made = kvplan.plan.plan.flat([part._replace(group=group, units=part.units + far)], plan.seams, None)
     found = sorted(zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True))
     wanted = sorted(
         ((1 << 32) + k * (1 << 24) + shifts[k] + 64 * a, (1 << 34) + k * (1 << 24) + 64 * b, 64)

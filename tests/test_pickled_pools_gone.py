@@ -181,7 +181,7 @@ def test_who_loads_unlinks_a_pool_whose_last_user_leaves_meanwhile(name, monkeyp
 def test_programs_of_a_plan_move_nothing_where_a_pool_went_between_two_layouts(name, monkeypatch):
     pool, other = pool_of(name), pool_of(f"{name}-2")
     pickled = pickle.dumps(kvplan.compile(pool, other).plan([0], [1]))
-    from kvplan import pickling
+    from kvplan.plan import pickling
 
     real, asked = pickling._attach, []
 

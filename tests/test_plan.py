@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, blockmap, expand, joints, lower, twin
+from kvplan import KVLayout
+from kvplan.plan import descriptors as lower
+from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numpy as twin
+from kvplan.plan import merges as joints
+from kvplan.plan import placement as blockmap
 from tests import oracle
 from tests.strategies import cases, neighbour_cases
 from tests.test_laws import by_dst, compiled, twin_of

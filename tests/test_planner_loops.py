@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import expand, twin
-from kvplan.lower import NO_CAP
+from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numpy as twin
+from kvplan.plan.descriptors import NO_CAP
 
 NONE = np.empty(0, np.int64)
 

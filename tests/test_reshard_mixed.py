@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import BlockIndexError, Groups, IncompatibleLayoutsError, KVLayout, OverlapError, Shard
-from kvplan.plan import check_written_once
+from kvplan.plan.plan import check_written_once
 from tests.mixed_ranks import held_bytes, mixed
 from tests.oracle import byte_moves
 

@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, expand
-from kvplan.blockmap import _Scratch
+from kvplan import KVLayout
+from kvplan.plan import loops_numba as expand
+from kvplan.plan.placement import _Scratch
 
 BLOCKS = 200  # marks of three words, so that those of one word are told from those of another
 
@@ -55,7 +56,7 @@ def test_the_first_unit_named_twice_is_found_and_every_mark_is_taken_back(case):
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_a_refused_plan_leaves_no_mark_that_the_next_one_finds(size, monkeypatch):
-    monkeypatch.setattr("kvplan.blockmap._scratch", scratch := _Scratch())
+    monkeypatch.setattr("kvplan.plan.placement._scratch", scratch := _Scratch())
     sides = [KVLayout.from_tensors("block token dim", np.zeros((BLOCKS, n, 1), np.uint8)) for n in (4, size)]
     program, units = kvplan.compile(*sides), size // 4
     for ids in ([70, 130, 5, 70], [199, 0, 199], [64, 63, 128, 63]):

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, expand
+from kvplan import KVLayout
 from kvplan.execute import cuda, memcpy, pinning
 from kvplan.layout import address_ranges as stretches
 from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form
+from kvplan.plan import loops_numba as expand
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated.executors import executor_on

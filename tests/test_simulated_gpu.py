@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.staging import stage
+from kvplan.plan.staging import stage
 from tests.simulated import Device, Stream
 from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on, limits, paths_in_turn
 from tests.strategies import cases

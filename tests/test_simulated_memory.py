@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.joints import joints
+from kvplan.plan.merges import joints
 from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more

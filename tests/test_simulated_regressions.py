@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import kvplan
-from kvplan.layers import split_layers
+from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
 from tests.simulated import Device, Event, Stream

@@ -11,10 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, compiled, expand, twin
+from kvplan import KVLayout
 from kvplan.cli import main
-from kvplan.compiled import LITTLE, loops, spares, sparing
 from kvplan.execute import host, memcpy, memmove
+from kvplan.plan import loops as compiled
+from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numpy as twin
+from kvplan.plan.loops import LITTLE, loops, spares, sparing
 from kvplan.tune.statistics import chains, follow, statistics_of
 from tests import oracle
 from tests.commands import GPU, HOST

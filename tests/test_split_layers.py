@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.layers import split_layers
+from kvplan.plan.layers import split_layers
 from tests import oracle
 from tests.strategies import cases, layout_of
 
@@ -66,7 +66,7 @@ def test_layers_are_dealt_out_evenly(count, sizes):
 
 
 def test_layers_that_would_be_cut_into_other_units_stay_one_plan():
-    from kvplan import layers as module
+    from kvplan.plan import layers as module
 
     cache = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 4, 2, 8), np.int8))
     plan = kvplan.compile(cache, cache.slice()).plan([1], [2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.lower import two_dimensional
+from kvplan.plan.descriptors import two_dimensional
 from kvplan.program.program import Run
 
 

@@ -12,7 +12,7 @@ from kvplan.cli.difference import NAMES, Difference, difference_of, differing
 from kvplan.cli.facts import extent_facts
 from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
-from kvplan.plan import direction_of
+from kvplan.plan.plan import direction_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program
 

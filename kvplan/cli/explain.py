@@ -12,13 +12,13 @@ from kvplan.cli.plan import block_ids, count, expanded, run_lengths
 from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute import Policy
-    from kvplan.plan import Plan
+    from kvplan.plan.plan import Plan
     from kvplan.tune.profile import DeviceProfile
 
 EXAMPLES = """examples:

@@ -19,7 +19,7 @@ from kvplan.program.program import Program
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:
     """Everything a layout tells about itself; bytes unless the name says otherwise."""
-    from kvplan.facade import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
     padding = padding_of(layout)

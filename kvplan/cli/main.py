@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvplan.base.quoting import bounded
-from kvplan.compiled import sparing
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
+from kvplan.plan.loops import sparing
 from kvplan.version import __version__
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130

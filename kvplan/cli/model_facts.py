@@ -10,8 +10,8 @@ from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layou
 from kvplan.catalogue.models import Group, Model
 from kvplan.cli.facts import extent_facts
 from kvplan.errors import KVPlanError
-from kvplan.facade import compile  # noqa: A004
 from kvplan.layout.notation import parse
+from kvplan.plan.copy_program import compile  # noqa: A004
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 

@@ -12,8 +12,8 @@ from kvplan.catalogue.models import Group, find_model
 from kvplan.cli.facts import extent_facts
 from kvplan.cli.screen import count_of, fact_table, number_table, print_json, show
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
-from kvplan.facade import compile  # noqa: A004
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.copy_program import compile  # noqa: A004
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first

@@ -64,7 +64,7 @@ def plan_facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[s
     """The plan as plain facts; descriptors in order of destination."""
     import numpy as np
 
-    from kvplan.facade import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile  # noqa: A004
 
     program = compile(src, dst)
     plan = program.plan(

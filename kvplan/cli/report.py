@@ -125,7 +125,7 @@ def _picture(layout: KVLayout) -> str:
 
 def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
     from kvplan.execute import Policy
-    from kvplan.facade import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile  # noqa: A004
 
     policy = Policy(overlap=args.overlap)
     if args.profile is not None and not (args.blocks or args.src or args.dst):

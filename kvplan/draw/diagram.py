@@ -12,7 +12,7 @@ from kvplan.program.explain import run_times
 from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.facade import CopyProgram
+    from kvplan.plan.copy_program import CopyProgram
 
 WIDTH, MARGIN = 960, 24
 BAND, GAP, CAPTION = 28, 72, 20  # heights: a band of bytes, the space that runs cross, a line of text

@@ -18,9 +18,9 @@ from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
-from kvplan.facade import compile  # noqa: A004
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan import join
+from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.plan import join
 
 WRITTEN_FOR = "0.5.6"  # the version of LMCache whose members are used here
 

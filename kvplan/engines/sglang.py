@@ -19,7 +19,7 @@ from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
-from kvplan.facade import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.program.program import Int64Array
 
 WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.blockmap import own_block_ids
 from kvplan.errors import BlockIndexError
+from kvplan.plan.placement import own_block_ids
 from kvplan.program.program import Int64Array
 
 

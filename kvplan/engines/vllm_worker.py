@@ -18,7 +18,7 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.flight import current_stream
 from kvplan.execute.policy import BESIDE_COMPUTE
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")
 

@@ -16,7 +16,7 @@ from kvplan.execute.policy import GPU_PATHS, PATHS, Policy
 from kvplan.execute.ranges import ranged
 from kvplan.execute.tally import ExecutorStats, FlowStats, PathStats, Tally
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.tune.cost import Candidate

@@ -5,10 +5,10 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from kvplan import compiled
 from kvplan.base.process import compiling
-from kvplan.layers import split_layers
-from kvplan.plan import Plan
+from kvplan.plan import loops as compiled
+from kvplan.plan.layers import split_layers
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime

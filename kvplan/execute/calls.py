@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvplan.jit import compiled as _compiled
+from kvplan.plan.jit import compiled as _compiled
 
 WORD, CODE = ir.IntType(64), ir.IntType(32)
 

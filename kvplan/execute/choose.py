@@ -15,8 +15,8 @@ from kvplan.execute.mixed import LARGE_RUN, halves_of
 from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.lower import Part
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part
+from kvplan.plan.plan import Plan
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.tune.statistics import chains, facts_of, follow, statistics_of

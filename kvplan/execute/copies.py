@@ -9,8 +9,8 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.execute.cuda import Device, DriverError, Uncaptured
+from kvplan.plan.loops_numpy import Descriptors
 from kvplan.program.program import Int64Array
-from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

@@ -13,11 +13,11 @@ import numpy as np
 from kvplan.execute.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
 from kvplan.execute.cuda import INVALID_VALUE
 from kvplan.execute.policy import Policy
-from kvplan.layers import split_layers
-from kvplan.lower import exploded, flat, strided, two_dimensional
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
+from kvplan.plan.layers import split_layers
+from kvplan.plan.loops_numpy import Descriptors
+from kvplan.plan.plan import Plan
 from kvplan.program.program import Int64Array, RunGroup
-from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvplan.jit import compiled as _compiled
+from kvplan.plan.jit import compiled as _compiled
 
 
 @_compiled

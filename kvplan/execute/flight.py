@@ -13,7 +13,7 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.cuda import NOT_READY
 from kvplan.execute.threads import aside
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.kernel_path import Launch

@@ -8,7 +8,7 @@ from kvplan.errors import PathError
 from kvplan.execute.cuda import Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, event_handle, stream_handle
 from kvplan.execute.lane import Fork
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Runtime

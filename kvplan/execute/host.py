@@ -16,19 +16,19 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvplan import compiled
 from kvplan.base.forked import check_process, generation
 from kvplan.base.latch import Latch, waking
 from kvplan.base.line import Line
 from kvplan.base.process import compiles, compiling
-from kvplan.compiled import spares, sparing
-from kvplan.conflicts import conflict
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.crew import Crew, Task
 from kvplan.execute.runner import Runner, live
 from kvplan.execute.tally import Tally
 from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
-from kvplan.plan import Plan
+from kvplan.plan import loops as compiled
+from kvplan.plan.conflicts import conflict
+from kvplan.plan.loops import spares, sparing
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.tune.cost import Candidate

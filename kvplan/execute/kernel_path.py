@@ -13,8 +13,8 @@ from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import Policy
 from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
-from kvplan.lower import Part, together
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part, together
+from kvplan.plan.plan import Plan
 from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:

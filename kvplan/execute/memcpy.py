@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvplan.jit import compiled as _compiled
+from kvplan.plan.jit import compiled as _compiled
 
 LINE = 64  # bytes: a cache line, and one streaming store
 # Streamed runs are copied as two halves side by side, each fetched a little ahead: two pages in flight are what one

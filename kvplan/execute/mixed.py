@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.execute.policy import Policy
-from kvplan.lower import Part
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part
+from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 from kvplan.tune.cost import MIXED
 

@@ -21,8 +21,8 @@ from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.tally import ExecutorStats, Tally
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl import memory_of
-from kvplan.plan import Plan
+from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.plan import Plan
 
 Span = tuple[int, int, str]  # address, bytes, device
 

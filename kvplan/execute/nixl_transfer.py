@@ -10,8 +10,8 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult
-from kvplan.nixl import nixl_lists
-from kvplan.plan import Plan
+from kvplan.plan.nixl_lists import nixl_lists
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.nixl import NixlPeer

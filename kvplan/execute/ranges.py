@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import PathError
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.transfer import Transfer

@@ -33,11 +33,11 @@ from kvplan.execute.tables import Tables
 from kvplan.execute.tally import Tally
 from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
-from kvplan.layers import split_layers
-from kvplan.lower import Seams
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Seams
+from kvplan.plan.layers import split_layers
+from kvplan.plan.plan import Plan
+from kvplan.plan.staging import Staging, stage
 from kvplan.program.program import RunGroup
-from kvplan.staging import Staging, stage
 from kvplan.tune.cost import Candidate
 from kvplan.tune.profile import DeviceProfile
 

@@ -21,11 +21,11 @@ from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.execute.shape import MAX_WIDTH, shape_of
-from kvplan.lower import Part, Seams, cut
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part, Seams, cut
+from kvplan.plan.loops_numpy import Descriptors
+from kvplan.plan.plan import Plan
+from kvplan.plan.staging import GRAIN, Staging
 from kvplan.program.program import Int64Array
-from kvplan.staging import GRAIN, Staging
-from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvplan.base.forked import generation
 from kvplan.execute.transfer import TransferResult
-from kvplan.plan import Plan
+from kvplan.plan.plan import Plan
 
 log = logging.getLogger("kvplan.execute")
 

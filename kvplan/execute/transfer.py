@@ -13,11 +13,11 @@ from kvplan.base.forked import check_process
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep, waking
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
-from kvplan.layers import layers_of
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held
 from kvplan.layout.slicing import number_ranges
-from kvplan.plan import Plan
+from kvplan.plan.layers import layers_of
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.host import HostPath

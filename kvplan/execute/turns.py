@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.forked import generation
 from kvplan.base.latch import Latch, sleep, waking
-from kvplan.conflicts import conflict
 from kvplan.errors import TransferError
 from kvplan.execute.after import Wait, recorded
 from kvplan.execute.transfer import CLOSED_ERROR, cancellation
-from kvplan.plan import Plan
+from kvplan.plan.conflicts import conflict
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

@@ -70,7 +70,7 @@ class KVLayout:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from kvplan.pickling import facts_of, layout_of_facts
+        from kvplan.plan.pickling import facts_of, layout_of_facts
 
         return layout_of_facts, facts_of(self)
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.compiled import loops
-from kvplan.lower import Part, together
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part, together
+from kvplan.plan.loops import loops
+from kvplan.plan.plan import Plan
+from kvplan.plan.staging import Staging, stage
 from kvplan.program.program import Int64Array, RunGroup
-from kvplan.staging import Staging, stage
 
 # The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
 LARGE = 28 << 10

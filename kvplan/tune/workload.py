@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.facade import CopyProgram, compile  # noqa: A004
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan import Plan
+from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvplan.facade import CopyProgram
-from kvplan.lower import Part
-from kvplan.plan import Plan
+from kvplan.plan.copy_program import CopyProgram
+from kvplan.plan.descriptors import Part
+from kvplan.plan.plan import Plan
 from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]

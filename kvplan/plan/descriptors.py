@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan import compiled, twin
-from kvplan.compiled import loops
-from kvplan.joints import Joint, joints
+from kvplan.plan import loops as compiled
+from kvplan.plan import loops_numpy as twin
+from kvplan.plan.loops import loops
+from kvplan.plan.loops_numpy import Descriptors
+from kvplan.plan.merges import Joint, joints
 from kvplan.program.program import Int64Array, Run, RunGroup
-from kvplan.twin import Descriptors
 
 NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
 
@@ -51,7 +52,7 @@ class Seams(NamedTuple):
 
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
-    """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`. The compiled twin of :func:`kvplan.twin.flat`."""
+    """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`. The compiled twin of :func:`kvplan.plan.loops_numpy.flat`."""
     parts = together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))

@@ -2,7 +2,7 @@
 
 Flat lowering sorts where the compiled loops reason, so it holds several times the descriptors in memory and takes any
 input: irregular programs go by it, too. The others have the names and arguments of the loops that they stand for, so
-that :func:`kvplan.compiled.loops` can give either module.
+that :func:`kvplan.plan.loops.loops` can give either module.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def place_units(
     src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, src_axes: Int64Array, dst_axes: Int64Array,
     src_tables: Int64Array, dst_tables: Int64Array, src_blocks: int, dst_blocks: int, seen: Any, out: Int64Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`. ``seen`` is not needed.
+    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.plan.placement.place`. ``seen`` is not needed.
 
     Each given id is read once, as by the compiled loop.
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from kvplan.jit import compiled as _compiled
-from kvplan.twin import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
+from kvplan.plan.jit import compiled as _compiled
+from kvplan.plan.loops_numpy import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
 
 TILE: Final = 1024  # units whose addresses stay in the first-level cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
@@ -170,7 +170,7 @@ def _place_side(skip, axes, tables, out, side):
 def place_units(
     src_ids, dst_ids, src_skip, dst_skip, src_axes, dst_axes, src_tables, dst_tables, src_blocks, dst_blocks, seen, out
 ):
-    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.blockmap.place`.
+    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.plan.placement.place`.
 
     Each given id is read once: what is checked and used are copies, in ``out[0]``. No list is longer than the units
     that it covers. Where an id is outside, its copy is left there.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvplan.lower import Part
-from kvplan.plan import Plan
+from kvplan.plan.descriptors import Part
+from kvplan.plan.plan import Plan
 from kvplan.program.program import Int64Array
 
 READ, WRITTEN = 0, 1  # rows of a part's units

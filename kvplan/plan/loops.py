@@ -42,7 +42,7 @@ def spares(work: int) -> bool:
 
 
 def loops(work: int) -> ModuleType:
-    """:mod:`kvplan.expand`; or, where numba is spared and not loaded, :mod:`kvplan.twin`, which has its functions.
+    """:mod:`kvplan.plan.loops_numba`; or, where numba is spared and not loaded, :mod:`kvplan.plan.loops_numpy`, which has its functions.
 
     An import statement in a function costs a third of a microsecond a call; this does not.
 
@@ -55,11 +55,11 @@ def loops(work: int) -> ModuleType:
 def _chosen(work: int) -> ModuleType:
     global loaded  # noqa: PLW0603
     if spares(work):
-        from kvplan import twin
+        from kvplan.plan import loops_numpy as twin
 
         return twin
     with compiling():
-        from kvplan import expand
+        from kvplan.plan import loops_numba as expand
 
         loaded = expand
     return expand
@@ -69,7 +69,7 @@ def load() -> None:
     """Load numba's loops, and compile them where its cache has them not: what the first plans would else wait for."""
     global loaded  # noqa: PLW0603
     with compiling():
-        from kvplan import expand
+        from kvplan.plan import loops_numba as expand
 
         expand.load()
         loaded = expand

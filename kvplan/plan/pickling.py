@@ -15,13 +15,13 @@ import numpy as np
 
 from kvplan.layout.build import Built
 from kvplan.layout.components import Pool, Region
-from kvplan.lower import Part, Seams
+from kvplan.plan.descriptors import Part, Seams
 from kvplan.program.program import Int64Array, Run, RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.facade import CopyProgram
     from kvplan.layout.kvlayout import KVLayout
-    from kvplan.plan import Plan
+    from kvplan.plan.copy_program import CopyProgram
+    from kvplan.plan.plan import Plan
     from kvplan.shared import Shared
 
 Starts = tuple[int, ...]  # address of each region of a layout, when it was pickled
@@ -137,7 +137,7 @@ def plan_of_facts(
     starts: tuple[tuple[Starts, Starts], ...],
 ) -> Plan:
     """What a pickled plan is loaded as; its addresses are moved as far as those of its layouts were."""
-    from kvplan.plan import Plan
+    from kvplan.plan.plan import Plan
 
     if starts:
         src, dst = (

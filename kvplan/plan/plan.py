@@ -11,14 +11,14 @@ import numpy as np
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
-from kvplan.lower import Part, Seams, StridedRows, flat, strided
+from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided
+from kvplan.plan.loops_numpy import Descriptors
 from kvplan.program.program import Int64Array
-from kvplan.twin import Descriptors
 
 if TYPE_CHECKING:
-    from kvplan.facade import CopyProgram
     from kvplan.layout.kvlayout import KVLayout
-    from kvplan.nixl import NixlList
+    from kvplan.plan.copy_program import CopyProgram
+    from kvplan.plan.nixl_lists import NixlList
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -69,7 +69,7 @@ class Plan:
         self.programs = programs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from kvplan.pickling import facts_of_plan, plan_of_facts
+        from kvplan.plan.pickling import facts_of_plan, plan_of_facts
 
         return plan_of_facts, facts_of_plan(self)
 
@@ -135,7 +135,7 @@ class Plan:
         >>> plan.nixl("dst", strided=True).rows.tolist()
         [[1048832, 64, 1, 64, 4]]
         """
-        from kvplan.nixl import check_side, nixl_lists
+        from kvplan.plan.nixl_lists import check_side, nixl_lists
 
         return nixl_lists(self, strided=strided)[check_side(side)]
 

@@ -8,13 +8,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from kvplan.base.integers import optional_integer
-from kvplan.blockmap import block_ids, count_units, place, sides, skipped_units
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.holding import check_held, questions
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads
-from kvplan.lower import Part, Seams
-from kvplan.plan import Plan, check_not_read, direction_of, shares_memory
+from kvplan.plan.descriptors import Part, Seams
+from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
+from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
 from kvplan.program.passes import compile_geometry
 from kvplan.program.program import Program
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
-from kvplan.compiled import loops
 from kvplan.errors import BlockIndexError, OverlapError
+from kvplan.plan.loops import loops
+from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE
 from kvplan.program.program import BlockAxis, Int64Array, Program
-from kvplan.twin import PLACED, SRC_OUTSIDE, TWICE
 
 _INT64 = np.dtype(np.int64)
 

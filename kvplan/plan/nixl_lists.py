@@ -15,7 +15,7 @@ from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
-    from kvplan.plan import Plan
+    from kvplan.plan.plan import Plan
 
 SIDES = ("src", "dst")
 

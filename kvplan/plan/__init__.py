@@ -1,0 +1,1 @@
+"""Block ids in, copies out."""
