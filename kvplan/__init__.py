@@ -24,15 +24,15 @@ from kvplan.version import __version__
 if TYPE_CHECKING:
     from kvplan.allocation import allocate
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
-    from kvplan.groups import Groups
     from kvplan.layout.where import Place, locate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
     from kvplan.plan.descriptors import StridedRows
     from kvplan.plan.loops_numpy import Descriptors
     from kvplan.plan.plan import Plan, join
-    from kvplan.rank_pair import PairProgram
-    from kvplan.resharding import Resharding, reshard
-    from kvplan.shards import Shard
+    from kvplan.ranks.groups import Groups
+    from kvplan.ranks.rank_pair import PairProgram
+    from kvplan.ranks.resharding import Resharding, reshard
+    from kvplan.ranks.shards import Shard
     from kvplan.verification import Verification, verify
 
 
@@ -75,13 +75,13 @@ _LATER = {
     "CopyProgram": "kvplan.plan.copy_program",
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute",
-    "Groups": "kvplan.groups",
-    "PairProgram": "kvplan.rank_pair",
+    "Groups": "kvplan.ranks.groups",
+    "PairProgram": "kvplan.ranks.rank_pair",
     "Place": "kvplan.layout.where",
     "Plan": "kvplan.plan.plan",
     "Policy": "kvplan.execute",
-    "Resharding": "kvplan.resharding",
-    "Shard": "kvplan.shards",
+    "Resharding": "kvplan.ranks.resharding",
+    "Shard": "kvplan.ranks.shards",
     "StridedRows": "kvplan.plan.descriptors",
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
@@ -90,7 +90,7 @@ _LATER = {
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",
     "locate": "kvplan.layout.where",
-    "reshard": "kvplan.resharding",
+    "reshard": "kvplan.ranks.resharding",
     "verify": "kvplan.verification",
 }
 

@@ -17,8 +17,8 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import number_ranges
 
 if TYPE_CHECKING:
-    from kvplan.resharding import Resharding
-    from kvplan.shards import Shard
+    from kvplan.ranks.resharding import Resharding
+    from kvplan.ranks.shards import Shard
 
 WIDTH, MARGIN = 960, 24
 BAND, GAP, CAPTION = 30, 110, 18  # heights: a rank's bytes, the space that runs cross, a line of text
@@ -99,7 +99,7 @@ def _one_part(
     resharding: Resharding,
 ) -> tuple[int, tuple[str, ...], tuple[Sequence[Shard], Sequence[Shard]], list[_Run], str]:
     """The first layer and part that anything moves, the ranks, the copies between them, and of which blocks."""
-    from kvplan.resharding import reshard
+    from kvplan.ranks.resharding import reshard
 
     sides = resharding.sources, resharding.destinations
     first = min(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from kvplan.execute import Executor
-from kvplan.groups import Plans
+from kvplan.ranks.groups import Plans
 
 logger = logging.getLogger(__name__)
 

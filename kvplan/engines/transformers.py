@@ -18,9 +18,9 @@ from kvplan.engines.ahead import prepare
 from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.policy import BESIDE_COMPUTE
-from kvplan.groups import Groups
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.ranks.groups import Groups
 
 WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
 logger = logging.getLogger(__name__)

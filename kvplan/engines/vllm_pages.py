@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.shards import Turn
+from kvplan.ranks.shards import Turn
 
 
 class Steps(NamedTuple):

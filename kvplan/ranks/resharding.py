@@ -17,8 +17,8 @@ from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.plan.plan import Plan, shares_memory
-from kvplan.rank_pair import PairProgram
-from kvplan.shards import Shard, shares
+from kvplan.ranks.rank_pair import PairProgram
+from kvplan.ranks.shards import Shard, shares
 
 Side = KVLayout | Shard
 

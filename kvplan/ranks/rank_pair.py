@@ -18,7 +18,7 @@ from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, shares_memory, together
 from kvplan.program.program import Int64Array
-from kvplan.shards import Shard, Share
+from kvplan.ranks.shards import Shard, Share
 
 
 class _Tokens(NamedTuple):

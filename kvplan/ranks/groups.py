@@ -11,7 +11,7 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.placement import block_ids
 from kvplan.plan.plan import Plan, join
-from kvplan.rank_pair import PairProgram
+from kvplan.ranks.rank_pair import PairProgram
 
 
 class Plans(Protocol):

@@ -1,0 +1,1 @@
+"""Transfers between tensor-parallel and pipeline-parallel ranks, and between groups of layers."""
