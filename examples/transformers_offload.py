@@ -28,8 +28,8 @@ import torch
 import transformers
 
 import kvplan
+from kvplan.cuda.machine import machine
 from kvplan.engines import transformers as kvplan_engine
-from kvplan.tune.machine import machine
 
 MODELS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,

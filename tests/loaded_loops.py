@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from numba.core.dispatcher import Dispatcher
 
 import kvplan
-from kvplan.execute import calls, dealing, memcpy
+from kvplan.cuda import calls
+from kvplan.execute import dealing, memcpy
 from kvplan.plan import loops_numba as expand
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import Drawn, executor_on

@@ -11,10 +11,10 @@ import torch
 
 import kvplan
 from kvplan import KVPlanError
+from kvplan.cuda.machine import Link, Machine
 from kvplan.tune import calibrate as made_by
 from kvplan.tune.calibrate import ONE_PROGRAM, Sample, ceilings_of, geometries, profile_of
 from kvplan.tune.cost import features, total
-from kvplan.tune.machine import Link, Machine
 from kvplan.tune.profile import DIRECTIONS, TERMS, default, from_json
 from kvplan.tune.statistics import Pieces, Statistics, statistics_of
 from kvplan.tune.timing import Timing, timed

@@ -13,8 +13,9 @@ import kvplan.tune
 from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cli.screen import show
+from kvplan.cuda import machine
 from kvplan.errors import TransferError
-from kvplan.tune import machine, rivals
+from kvplan.tune import rivals
 from kvplan.tune.grid import COUNTS, KINDS, SIZES, Bench, paths_of
 from kvplan.tune.rows import Ceilings, Missing, row_of
 from tests.bench_rows import ALONE, LINK, row, rows

@@ -9,8 +9,9 @@ import pytest
 
 from kvplan import KVPlanError, TransferError
 from kvplan.cli import main
-from kvplan.tune import calibrate, machine, store
-from kvplan.tune.machine import Link, Machine
+from kvplan.cuda import machine
+from kvplan.cuda.machine import Link, Machine
+from kvplan.tune import calibrate, store
 from kvplan.tune.profile import DeviceProfile, default
 from tests.commands import document
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvplan.cli import doctor, main
-from kvplan.tune.machine import Link
+from kvplan.cuda.machine import Link
 from tests.commands import answer, document
 from tests.test_cli_process import BLOCKED, python
 from tests.test_doctor import H100, HEALTHY

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from kvplan.cuda.machine import Link, Machine
 from kvplan.tune import host
 from kvplan.tune.doctor import CHECKS, Facts, examine
 from kvplan.tune.facts import ProfileInUse
-from kvplan.tune.machine import Link, Machine
 from tests.test_machine import PCI
 
 GIB = 1 << 30

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan.tune
+from kvplan.cuda import device as cuda
+from kvplan.cuda.machine import Link, Machine
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute import cuda
 from kvplan.tune import facts as gathering
 from kvplan.tune import host, store
 from kvplan.tune.doctor import Finding, examine, gather
 from kvplan.tune.facts import ProfileInUse
-from kvplan.tune.machine import Link, Machine
 from tests.test_machine import PCI, libraries, sysfs, written
 
 GIB = 1 << 30

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute import calls, cuda, pinning
-from kvplan.execute import driver as driver_entries
-from kvplan.execute.cuda import Device, Driver, DriverError, Uncaptured
+from kvplan.cuda import calls
+from kvplan.cuda import device as cuda
+from kvplan.cuda import driver as driver_entries
+from kvplan.cuda.device import Device, Driver, DriverError, Uncaptured
+from kvplan.execute import pinning
 from kvplan.execute.flight import current_stream
 from tests.simulated.entries import Entries, SimpleEntry
 

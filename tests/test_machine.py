@@ -7,8 +7,8 @@ import ctypes
 import pytest
 
 import kvplan
-from kvplan.execute import cuda
-from kvplan.tune.machine import Link, Machine, machine
+from kvplan.cuda import device as cuda
+from kvplan.cuda.machine import Link, Machine, machine
 from tests.simulated.entries import Entries
 
 PCI = "0000:0f:00.0"

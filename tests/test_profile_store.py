@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvplan import KVPlanError, TransferError
+from kvplan.cuda.machine import Link, Machine
 from kvplan.tune import store
-from kvplan.tune.machine import Link, Machine
 from kvplan.tune.profile import default
 from tests.patience import PATIENCE
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute import cuda, memcpy, pinning
+from kvplan.cuda import device as cuda
+from kvplan.execute import memcpy, pinning
 from kvplan.layout import address_ranges as stretches
 from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.execute import ending
-from kvplan.execute.cuda import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.layout.address_ranges import stretches
 from kvplan.tune import cost
 from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default

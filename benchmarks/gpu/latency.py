@@ -25,7 +25,7 @@ from benchmarks.gpu.memory import Work
 from benchmarks.gpu.sizes import spell
 from benchmarks.measure import no_collection
 from benchmarks.record import Row
-from kvplan.execute.cuda import NOT_READY
+from kvplan.cuda.device import NOT_READY
 from kvplan.execute.flight import DeviceTransfer
 
 SMALL_PATHS = ("auto", "staged", "kernel")

@@ -199,7 +199,7 @@ def _slower(row: Row | None) -> str:
 
 def _found(device: str | None) -> tuple[str, str]:
     """The device, and its name; where none was asked for and there is no GPU, the CPU, which is said."""
-    from kvplan.tune.machine import machine
+    from kvplan.cuda.machine import machine
 
     if device == "cpu":
         return device, "CPU"

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save, and say what was found."""
-    from kvplan.tune.machine import machine
+    from kvplan.cuda.machine import machine
     from kvplan.tune.prior import weighed
     from kvplan.tune.store import check_writable, find, path_of, save
 

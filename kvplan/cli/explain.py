@@ -97,7 +97,7 @@ def profile_named(name: str | None) -> tuple[DeviceProfile, str]:
     if name is not None:
         return by_name(name), ""
     try:
-        from kvplan.execute.driver import driver
+        from kvplan.cuda.driver import driver
 
         driver()
         return find_for(0), ""

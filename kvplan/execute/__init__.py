@@ -237,7 +237,7 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Bac
         return HostPath(policy.threads)
     if policy.path == "host":
         raise PathError(f"path 'host' cannot serve device {device!r}: copies between CPU memories only")
-    from kvplan.execute.cuda import Device
+    from kvplan.cuda.device import Device
     from kvplan.execute.runtime import Runtime
 
     try:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from kvplan.cuda.device import Device, DriverError, Uncaptured
 from kvplan.errors import TransferError
-from kvplan.execute.cuda import Device, DriverError, Uncaptured
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.program.program import Int64Array
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.forked import generation
 from kvplan.base.latch import Latch
+from kvplan.cuda.device import NOT_READY
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.cuda import NOT_READY
 from kvplan.execute.threads import aside
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan.plan import Plan

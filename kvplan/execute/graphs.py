@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.cuda.device import Uncaptured
 from kvplan.errors import PathError
-from kvplan.execute.cuda import Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, event_handle, stream_handle
 from kvplan.execute.lane import Fork
 from kvplan.plan.plan import Plan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
-from kvplan.execute.cuda import Device
+from kvplan.cuda.device import Device
 from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:

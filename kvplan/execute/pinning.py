@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.base.forked import generation
+from kvplan.cuda.device import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.errors import TransferError
-from kvplan.execute.cuda import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
 from kvplan.layout.build import Built
 from kvplan.layout.kvlayout import KVLayout

@@ -6,7 +6,7 @@ import weakref
 from bisect import bisect_right
 from typing import NamedTuple
 
-from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
+from kvplan.cuda.device import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
 from kvplan.layout.address_ranges import stretches
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout

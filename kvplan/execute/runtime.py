@@ -14,12 +14,12 @@ import numpy as np
 
 from kvplan.base.forked import check_process, generation
 from kvplan.base.process import compiles
+from kvplan.cuda.device import Device, Uncaptured
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute import ahead, ending, turns
 from kvplan.execute.after import Wait, waits_of
 from kvplan.execute.choose import Candidates
 from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
-from kvplan.execute.cuda import Device, Uncaptured
 from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
 from kvplan.execute.graphs import Graphs
 from kvplan.execute.kernel_path import KernelPath

@@ -14,9 +14,9 @@ from weakref import ref
 
 import numpy as np
 
+from kvplan.cuda.device import DriverError
 from kvplan.errors import PathError
 from kvplan.execute.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
-from kvplan.execute.cuda import DriverError
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
 from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
@@ -320,6 +320,6 @@ def dealing() -> ModuleType:
 @cache
 def writing() -> ModuleType:
     """The loop that writes calls down, loaded likewise."""
-    from kvplan.execute import calls as loaded
+    from kvplan.cuda import calls as loaded
 
     return loaded

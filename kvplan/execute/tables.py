@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
-from kvplan.execute.cuda import NOT_READY, Uncaptured
 from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.execute.threads import aside
 from kvplan.program.program import Int64Array, RunGroup

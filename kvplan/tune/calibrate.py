@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute import Executor
 from kvplan.execute.policy import IDLE_PROGRAMS, Policy
@@ -19,7 +20,6 @@ from kvplan.tune import ceilings
 from kvplan.tune.beside import measure_beside
 from kvplan.tune.cost import features
 from kvplan.tune.fit import fit
-from kvplan.tune.machine import Machine
 from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
 from kvplan.tune.statistics import Statistics, statistics_of
 from kvplan.tune.timing import Timing, timed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvplan.execute.driver import BATCH_VERSION
+from kvplan.cuda.driver import BATCH_VERSION
 from kvplan.tune.facts import Facts, gather
 from kvplan.tune.host import UNLIMITED, numbers
 

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvplan.execute.driver import driver
+from kvplan.cuda.driver import driver
+from kvplan.cuda.machine import ROOT, Machine, machine
 from kvplan.tune import host
-from kvplan.tune.machine import ROOT, Machine, machine
 
 AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
 AWAKE_SECONDS = 0.2
@@ -172,7 +172,7 @@ def _lowered(gpu: Machine) -> bool:
 
 def _woken(ordinal: int, root: Path) -> Machine:
     """The machine again, read while copies are under way."""
-    from kvplan.execute.cuda import Device
+    from kvplan.cuda.device import Device
 
     device = Device(ordinal)
     cu = device.driver

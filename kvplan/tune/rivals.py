@@ -123,7 +123,7 @@ class _Line:
     def __init__(self, device: str) -> None:
         import torch
 
-        from kvplan.execute.cuda import Device
+        from kvplan.cuda.device import Device
 
         torch.empty(1, device=device)  # torch takes the context first
         self.device = Device(int(device.removeprefix("cuda:")))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from kvplan.cuda.machine import machine
 from kvplan.tune.doctor import examine, gather
 from kvplan.tune.facts import _woken
-from kvplan.tune.machine import machine
 
 pytestmark = [
     pytest.mark.gpu,

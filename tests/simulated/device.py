@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.execute import calls, copies
-from kvplan.execute.cuda import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
+from kvplan.cuda import calls
+from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
+from kvplan.execute import copies
 from kvplan.execute.shape import Shape
 from tests.patience import PATIENCE
 from tests.simulated.graph import Graph
@@ -71,7 +72,7 @@ class Driver:
 
 
 class Device(Memory):
-    """Has the methods of `kvplan.execute.cuda.Device`.
+    """Has the methods of `kvplan.cuda.device.Device`.
 
     Args:
         seed: of the order in which streams advance.

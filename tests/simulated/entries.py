@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.execute import cuda
+from kvplan.cuda import device as cuda
 
 
 class Entries:

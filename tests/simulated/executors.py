@@ -88,7 +88,7 @@ def open_executor(
     device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
 ) -> kvplan.Executor:
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
-    with mock.patch("kvplan.execute.cuda.Device", return_value=device):
+    with mock.patch("kvplan.cuda.device.Device", return_value=device):
         executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), profile or default())
     tables = executor._backend.tables
     whole = tables.function

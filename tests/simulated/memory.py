@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from kvplan.execute.cuda import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from kvplan.cuda.device import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
 
 
 class Memory:

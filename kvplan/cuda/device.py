@@ -17,8 +17,7 @@ from types import ModuleType, TracebackType
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
-from kvplan.errors import TransferError
-from kvplan.execute.driver import (
+from kvplan.cuda.driver import (
     DEFAULT_SHARED,
     DEVICE_MAP,
     DEVICE_POINTER,
@@ -42,6 +41,7 @@ from kvplan.execute.driver import (
     DriverError,
     driver,
 )
+from kvplan.errors import TransferError
 from kvplan.program.program import Int64Array
 
 __all__ = [
@@ -241,7 +241,7 @@ class Device:
         """Calls that are written down, in a compiled loop.
 
         Args:
-            rows: (n, 4) int64, as :mod:`kvplan.execute.calls` has them.
+            rows: (n, 4) int64, as :mod:`kvplan.cuda.calls` has them.
             columns: (3, m) int64: source, destination and bytes of the descriptors that they copy.
             kernel: of their launches: function, threads of a program, bytes of shared memory.
             programs: of a launch.
@@ -265,7 +265,7 @@ class Device:
     @cached_property
     def _calls(self) -> ModuleType:
         """The compiled loops, loaded with the first such call."""
-        from kvplan.execute import calls
+        from kvplan.cuda import calls
 
         return calls
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvplan.cuda.driver import SUCCESS, Driver, driver
 from kvplan.errors import TransferError
-from kvplan.execute.driver import SUCCESS, Driver, driver
 
 ROOT = Path("/")
 
