@@ -22,9 +22,9 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.allocation import allocate
     from kvplan.execute import Executor, Policy, Transfer, TransferResult
     from kvplan.layout.where import Place, locate
+    from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
     from kvplan.plan.descriptors import StridedRows
     from kvplan.plan.loops_numpy import Descriptors
@@ -86,7 +86,7 @@ _LATER = {
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
     "Verification": "kvplan.verification",
-    "allocate": "kvplan.allocation",
+    "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",
     "locate": "kvplan.layout.where",

@@ -12,7 +12,7 @@ import numpy as np
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.shared import path_of
+from kvplan.memory.shared import path_of
 
 _numbers = count()
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 import kvplan
-from kvplan import shared
-from kvplan.shared import share
+from kvplan.memory import shared
+from kvplan.memory.shared import share
 from tests.patience import PATIENCE
 
 LAYERS, HEADS, BLOCKS, TOKENS, DIM = range(4), range(8), 40, 4, 16

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError
 from kvplan.layout.dump import SCHEMA, document_of, text_of
-from kvplan.reserve import reserve
+from kvplan.memory.reserve import reserve
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, padded_split_kv
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan import KVLayout, LayoutError, shared
+from kvplan import KVLayout, LayoutError
+from kvplan.memory import shared
 from tests.deep import fuzz_files
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import KVLayout, shared
+from kvplan import KVLayout
 from kvplan.layout.build import Built
-from kvplan.reserve import reserve
-from kvplan.shared import path_of
+from kvplan.memory import shared
+from kvplan.memory.reserve import reserve
+from kvplan.memory.shared import path_of
 from tests.patience import PATIENCE
 from tests.pickled_pools import again, check_gone, new_name, pool_of, rows
 from tests.shared_workers import take, take_later

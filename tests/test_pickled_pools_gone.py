@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import kvplan
-from kvplan import shared
-from kvplan.shared import path_of, share
+from kvplan.memory import shared
+from kvplan.memory.shared import path_of, share
 from tests.pickled_pools import again, check_gone, new_name, pool_of
 
 ROOT = Path(__file__).parents[1]

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cuda import device as cuda
-from kvplan.execute import memcpy, pinning
+from kvplan.execute import memcpy
 from kvplan.layout import address_ranges as stretches
 from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form
+from kvplan.memory import pinning
 from kvplan.plan import loops_numba as expand
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry

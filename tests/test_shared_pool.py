@@ -20,8 +20,9 @@ import pytest
 import torch
 
 import kvplan
-from kvplan import KVLayout, shared
-from kvplan.shared import path_of, share
+from kvplan import KVLayout
+from kvplan.memory import shared
+from kvplan.memory.shared import path_of, share
 from tests.patience import PATIENCE
 
 NOTATION = "block layer kv token head dim"
@@ -595,7 +596,7 @@ def test_children_that_multiprocessing_forks_are_told_to_leave(monkeypatch):
 
 SCRIPT = """
 import multiprocessing, os, signal, sys, time
-from kvplan.shared import share
+from kvplan.memory.shared import share
 name, what = sys.argv[1:]
 def use(name):
     pool = share(name, "mine", [100])

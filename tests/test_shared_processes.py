@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.shared import path_of, share
+from kvplan.memory.shared import path_of, share
 from tests.patience import PATIENCE
 from tests.shared_workers import (
     BLOCKS,

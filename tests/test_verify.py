@@ -14,8 +14,8 @@ import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
 from kvplan.contents import Contents, _torch
 from kvplan.layout.where import Row
+from kvplan.memory.reserve import reserve
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.reserve import reserve
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
 

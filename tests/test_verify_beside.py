@@ -14,7 +14,7 @@ import kvplan
 from kvplan import KVLayout, KVPlanError, guard
 from kvplan.contents import Contents, _torch
 from kvplan.guard import Guard, Stray, Stretches
-from kvplan.reserve import reserve
+from kvplan.memory.reserve import reserve
 from tests.strategies import cases, layout_of
 from tests.test_verify import Failing, Wrong
 

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, Any]:
     """Both directions as plain facts."""
+    from kvplan.memory.reserve import reserve
     from kvplan.plan.copy_program import compile  # noqa: A004
-    from kvplan.reserve import reserve
     from kvplan.verification import Verification, block_counts, number_of_blocks, verify
 
     compile(src, dst)  # before memory is asked for: it may be refused

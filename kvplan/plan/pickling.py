@@ -20,9 +20,9 @@ from kvplan.program.program import Int64Array, Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
+    from kvplan.memory.shared import Shared
     from kvplan.plan.copy_program import CopyProgram
     from kvplan.plan.plan import Plan
-    from kvplan.shared import Shared
 
 Starts = tuple[int, ...]  # address of each region of a layout, when it was pickled
 
@@ -78,7 +78,7 @@ def _mapped(built: Built) -> Built | None:
 
 
 def _attach(pool: Pool) -> Shared | None:
-    from kvplan.shared import attach
+    from kvplan.memory.shared import attach
 
     return attach(pool.path, pool.geometry, [pool.nbytes] * pool.tensors, pool.token)
 

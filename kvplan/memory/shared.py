@@ -25,8 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import HostMemoryError, LayoutError
-from kvplan.shared_header import MAGIC, WHOLE, check_header, header_in, in_use, mark_use, new_header, token_in, told
-from kvplan.shared_path import path_of
+from kvplan.memory.shared_header import (
+    MAGIC,
+    WHOLE,
+    check_header,
+    header_in,
+    in_use,
+    mark_use,
+    new_header,
+    token_in,
+    told,
+)
+from kvplan.memory.shared_path import path_of
 
 FORMAT = 1  # of the file; told in the header, so that another version is refused
 ATTEMPTS = 1000  # about 20 seconds, in which the file is half made or locked, and does not grow

@@ -29,7 +29,7 @@ from kvplan.layout.strides import extent
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvplan.shared import Shared
+    from kvplan.memory.shared import Shared
 
 # Short names that specs may have, as torch and numpy write them.
 _DTYPES = {
@@ -125,8 +125,8 @@ def allocate(
     if shared is not None:
         if device != "cpu":
             raise LayoutError(f"shared memory is of the CPU; device is {device!r}")
-        from kvplan.shared import share
-        from kvplan.shared_path import path_of
+        from kvplan.memory.shared import share
+        from kvplan.memory.shared_path import path_of
 
         sized = " ".join(f"{name}={size}" for name, size in sorted(extents.items()))
         numbered = f"layers {number_ranges(held)} | heads {number_ranges(span)} | part {part}"
@@ -259,7 +259,7 @@ def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[
 
     if not torch.cuda.is_available():
         return pool
-    from kvplan.execute.pinning import pin_used
+    from kvplan.memory.pinning import pin_used
 
     used = pool.slice(layers=like.layers)
     if any(component.form.headed for component in used.components):
@@ -296,7 +296,7 @@ def _torch_tensors(
 
 
 def _pinned(nbytes: int, row: int, ordinal: int) -> tuple[Any, tuple[int, ...]]:
-    from kvplan.execute.pinning import pinned
+    from kvplan.memory.pinning import pinned
 
     return pinned(nbytes, row, ordinal)
 
