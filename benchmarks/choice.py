@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.choice_pairs import PAIRS, Case
-from kvplan.execute.policy import Policy
-from kvplan.tune.cost import candidates
-from kvplan.tune.profile import TERMS, DeviceProfile, from_json
-from kvplan.tune.statistics import Pieces, Statistics
+from kvplan.cost.model import candidates
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import TERMS, DeviceProfile, from_json
+from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.tune.workload import DIRECTIONS
 
 SCHEMA, VERSION = "kvplan.choice", 2

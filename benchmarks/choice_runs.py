@@ -12,14 +12,14 @@ from typing import Any
 
 from benchmarks.choice import CASE_SECONDS, HOPELESS, SAMPLES, Point, plan_of
 from benchmarks.choice_pairs import Memory, cases, work
+from kvplan.cost.blend import weighed
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import TERMS, DeviceProfile
+from kvplan.cost.store import shipped
 from kvplan.cuda.machine import Link, Machine, machine
 from kvplan.execute import Executor
-from kvplan.execute.policy import Policy
 from kvplan.tune.calibrate import Sample, calibrate, ceilings_of, profile_of
 from kvplan.tune.calibrate import measure as measured
-from kvplan.tune.prior import weighed
-from kvplan.tune.profile import TERMS, DeviceProfile
-from kvplan.tune.store import shipped
 from kvplan.tune.timing import Timing
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
+from kvplan.cost.model import Candidate
 from kvplan.errors import PathError, TransferError
 from kvplan.execute import Executor
 from kvplan.tune import bench, rivals
 from kvplan.tune.bench import Run
 from kvplan.tune.compute import Window
-from kvplan.tune.cost import Candidate
 from kvplan.tune.grid import KINDS, Bench, paths_of
 from kvplan.tune.rows import Ceilings, Missing
 from kvplan.tune.workload import DIRECTIONS, HOSTS, Buffers

@@ -11,12 +11,12 @@ import torch
 
 import kvplan
 from kvplan import KVPlanError
+from kvplan.cost.model import features, total
+from kvplan.cost.profile import DIRECTIONS, TERMS, default, from_json
+from kvplan.cost.statistics import Pieces, Statistics, statistics_of
 from kvplan.cuda.machine import Link, Machine
 from kvplan.tune import calibrate as made_by
 from kvplan.tune.calibrate import ONE_PROGRAM, Sample, ceilings_of, geometries, profile_of
-from kvplan.tune.cost import features, total
-from kvplan.tune.profile import DIRECTIONS, TERMS, default, from_json
-from kvplan.tune.statistics import Pieces, Statistics, statistics_of
 from kvplan.tune.timing import Timing, timed
 from kvplan.tune.workload import HOSTS, Buffers, Geometry, work
 

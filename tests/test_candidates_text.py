@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import Policy
-from kvplan.tune.cost import candidates
-from kvplan.tune.explain import WIDTH, explain
-from kvplan.tune.profile import default
+from kvplan.cost.explain import WIDTH, explain
+from kvplan.cost.model import candidates
+from kvplan.cost.profile import default
 from tests.test_cost import PLAN, profile
 
 PROFILE = replace(

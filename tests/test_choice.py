@@ -10,8 +10,8 @@ import kvplan
 from benchmarks import choice, choice_pairs
 from benchmarks.choice import Point, agreement, by_profile, findings, from_file, regret, to_json
 from benchmarks.choice_pairs import BLOCKS, PAIRS, RUN_NBYTES, Case, Memory, cases, work
-from kvplan.tune.profile import TERMS, default
-from kvplan.tune.statistics import Pieces, Statistics
+from kvplan.cost.profile import TERMS, default
+from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.tune.workload import DIRECTIONS
 from tests.simulated.executors import favouring
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan import PathError, Policy
-from kvplan.tune import cost
-from kvplan.tune.cost import (
+from kvplan.cost import model as cost
+from kvplan.cost.model import (
     COMPUTE_WEIGHT,
     MIXED,
     PREFERRED,
@@ -23,8 +23,8 @@ from kvplan.tune.cost import (
     predict,
     total,
 )
-from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default
-from kvplan.tune.statistics import Pieces, Statistics
+from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default
+from kvplan.cost.statistics import Pieces, Statistics
 
 PLAN = Statistics(
     "load", nbytes=1_000_000, groups=1, runs=100, alignment=16, copies=Pieces(40, 200_000, 10, 800_000),

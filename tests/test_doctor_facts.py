@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan.tune
+from kvplan.cost import store
 from kvplan.cuda import device as cuda
 from kvplan.cuda.machine import Link, Machine
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.tune import facts as gathering
-from kvplan.tune import host, store
+from kvplan.tune import host
 from kvplan.tune.doctor import Finding, examine, gather
 from kvplan.tune.facts import ProfileInUse
 from tests.test_machine import PCI, libraries, sysfs, written

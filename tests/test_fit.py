@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvplan import KVPlanError
-from kvplan.tune.cost import features
+from kvplan.cost.model import features
+from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.tune.fit import fit, fit_ratio
-from kvplan.tune.statistics import Pieces, Statistics
 
 COUNTS = st.integers(0, 1000)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
 from kvplan.plan.merges import joints
-from kvplan.tune.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
 

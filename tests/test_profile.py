@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVPlanError
-from kvplan.tune.prior import weighed
-from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default, from_json
+from kvplan.cost.blend import weighed
+from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default, from_json
 
 KINDS = ("decode", "prefill")
 CEILINGS = ("load", "store", "sm_load", "sm_store", "memory")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvplan import KVPlanError, TransferError
+from kvplan.cost import store
+from kvplan.cost.profile import default
 from kvplan.cuda.machine import Link, Machine
-from kvplan.tune import store
-from kvplan.tune.profile import default
 from tests.patience import PATIENCE
 
 H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)

@@ -13,8 +13,9 @@ from kvplan import KVLayout, KVPlanError
 from kvplan.cli import doctor, main
 from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import SCHEMAS, schema_of
+from kvplan.cost import store
 from kvplan.cuda import machine
-from kvplan.tune import calibrate, store
+from kvplan.tune import calibrate
 from kvplan.tune.doctor import gather
 from tests.bench_rows import rows
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.cost import model as cost
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import default
+from kvplan.cost.statistics import statistics_of
 from kvplan.execute.mixed import LARGE_RUN, halves_of
-from kvplan.execute.policy import Policy
-from kvplan.tune import cost
-from kvplan.tune.profile import default
-from kvplan.tune.statistics import statistics_of
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import both_ways, executor_on, paths_in_turn
 

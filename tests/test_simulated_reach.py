@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.cost import model as cost
+from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.execute import ending
 from kvplan.layout.address_ranges import stretches
-from kvplan.tune import cost
-from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests.gpu.caches import Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream, Tensor

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cli import main
+from kvplan.cost.statistics import chains, follow, statistics_of
 from kvplan.execute import host, memcpy, memmove
 from kvplan.plan import loops as compiled
 from kvplan.plan import loops_numba as expand
 from kvplan.plan import loops_numpy as twin
 from kvplan.plan.loops import LITTLE, loops, spares, sparing
-from kvplan.tune.statistics import chains, follow, statistics_of
 from tests import oracle
 from tests.commands import GPU, HOST
 from tests.strategies import cases, neighbour_cases
@@ -120,7 +120,7 @@ def test_units_that_touch_are_one_chain_without_numba():
 
 def statistics_part():
     """A store of blocks 0 to 2 onto neighbouring host blocks: two of them follow another."""
-    from kvplan.tune.statistics import facts_of
+    from kvplan.cost.statistics import facts_of
     from tests.simulated.objects import Tensor
 
     sides = (

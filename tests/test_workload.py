@@ -7,8 +7,8 @@ import pytest
 
 import kvplan
 from kvplan import KVPlanError
-from kvplan.tune.profile import DIRECTIONS
-from kvplan.tune.statistics import statistics_of
+from kvplan.cost.profile import DIRECTIONS
+from kvplan.cost.statistics import statistics_of
 from kvplan.tune.workload import HOSTS, Buffers, Geometry, work
 
 BOTH = [(direction, host) for direction in DIRECTIONS for host in HOSTS]

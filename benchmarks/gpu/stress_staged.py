@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
+from kvplan.cost.policy import Policy
 from kvplan.cuda.device import NOT_READY, SUCCESS
 from kvplan.execute import Executor
-from kvplan.execute.policy import Policy
 from kvplan.execute.shape import cut
 from kvplan.execute.staged import StagedPath, granules_of
 from kvplan.tune.workload import Buffers, Geometry, work

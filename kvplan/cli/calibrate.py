@@ -12,8 +12,8 @@ from typing import Any
 
 from kvplan.base.quoting import quoted
 from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
+from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.errors import KVPlanError
-from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
 
 EXAMPLES = """examples:
   kvplan calibrate
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save, and say what was found."""
+    from kvplan.cost.blend import weighed
+    from kvplan.cost.store import check_writable, find, path_of, save
     from kvplan.cuda.machine import machine
-    from kvplan.tune.prior import weighed
-    from kvplan.tune.store import check_writable, find, path_of, save
 
     match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
     if match is None:
@@ -87,7 +87,7 @@ def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DevicePro
 def screen(profile: DeviceProfile) -> list[Any]:
     """A profile as tables: what it is of, ceilings, and what each path costs.
 
-    >>> from kvplan.tune.profile import default
+    >>> from kvplan.cost.profile import default
     >>> len(screen(default()))
     3
     """

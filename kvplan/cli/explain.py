@@ -17,9 +17,9 @@ from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
 
 if TYPE_CHECKING:
+    from kvplan.cost.profile import DeviceProfile
     from kvplan.execute import Policy
     from kvplan.plan.plan import Plan
-    from kvplan.tune.profile import DeviceProfile
 
 EXAMPLES = """examples:
   kvplan explain examples/specs/gpu_split_kv.toml \\
@@ -92,7 +92,7 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
 
 def profile_named(name: str | None) -> tuple[DeviceProfile, str]:
     """The profile, and a line that says whose it is where nobody asked for it."""
-    from kvplan.tune.store import all_shipped, by_name, find_for
+    from kvplan.cost.store import all_shipped, by_name, find_for
 
     if name is not None:
         return by_name(name), ""
@@ -108,11 +108,11 @@ def profile_named(name: str | None) -> tuple[DeviceProfile, str]:
 
 def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy, width: int = 80) -> tuple[dict[str, Any], str]:
     """The plan's candidates as facts and as text of so many columns; of plans that have none, why."""
+    from kvplan.cost import model as cost
+    from kvplan.cost.explain import explain, facts
+    from kvplan.cost.profile import DIRECTIONS
+    from kvplan.cost.statistics import statistics_of
     from kvplan.execute.mixed import halves_of
-    from kvplan.tune import cost
-    from kvplan.tune.explain import explain, facts
-    from kvplan.tune.profile import DIRECTIONS
-    from kvplan.tune.statistics import statistics_of
 
     size = plan.descriptors().size
     sizes = sorted(size.tolist(), reverse=True)

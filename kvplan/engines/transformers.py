@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvplan.backends import transformers as backend
+from kvplan.cost.policy import BESIDE_COMPUTE
 from kvplan.engines.ahead import prepare
 from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
-from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.memory.allocate import allocate
 from kvplan.plan.copy_program import compile  # noqa: A004

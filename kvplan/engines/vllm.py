@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from kvplan.cost.policy import BESIDE_COMPUTE
 from kvplan.engines.vllm_pages import canonical_nbytes
 from kvplan.engines.vllm_worker import Worker
 from kvplan.errors import PathError
 from kvplan.execute import Policy
-from kvplan.execute.policy import BESIDE_COMPUTE
 
 NAMES = (
     "KVPlanOffloadingConnector",

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kvplan.cost.policy import BESIDE_COMPUTE
 from kvplan.engines.ahead import prepare
 from kvplan.engines.vllm_jobs import Jobs
 from kvplan.engines.vllm_pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.flight import current_stream
-from kvplan.execute.policy import BESIDE_COMPUTE
 from kvplan.plan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")

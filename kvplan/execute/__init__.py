@@ -10,17 +10,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.host import HostPath
-from kvplan.execute.policy import GPU_PATHS, PATHS, Policy
 from kvplan.execute.ranges import ranged
 from kvplan.execute.tally import ExecutorStats, FlowStats, PathStats, Tally
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.tune.cost import Candidate
-    from kvplan.tune.profile import DeviceProfile
+    from kvplan.cost.model import Candidate
+    from kvplan.cost.profile import DeviceProfile
 
 __all__ = ["PATHS", "Executor", "ExecutorStats", "FlowStats", "PathStats", "Policy", "Transfer", "TransferResult"]
 
@@ -86,7 +86,7 @@ class Executor:
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         if profile is not None and not hasattr(profile, "costs"):
             raise PathError(
-                f"profile is {profile!r}; give a kvplan.tune.profile.DeviceProfile, or None for this GPU's own"
+                f"profile is {profile!r}; give a kvplan.cost.profile.DeviceProfile, or None for this GPU's own"
             )
         self.policy = policy or Policy()
         self.device = _device_name(device)
@@ -177,7 +177,7 @@ class Executor:
     def candidates(self, plan: Plan) -> list[Candidate]:
         """What each path is expected to do to a plan: the one that ``auto`` takes first, those that cannot serve last.
 
-        Nothing is moved. :func:`kvplan.tune.explain.explain` makes it a text.
+        Nothing is moved. :func:`kvplan.cost.explain.explain` makes it a text.
 
         Raises:
             KVPlanError: what is not a plan.

@@ -9,17 +9,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from kvplan.cost import model as cost
+from kvplan.cost.policy import GPU_PATHS
+from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
+from kvplan.cost.statistics import chains, facts_of, follow, statistics_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.kernel_path import copies_of
 from kvplan.execute.mixed import LARGE_RUN, halves_of
-from kvplan.execute.policy import GPU_PATHS
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan
-from kvplan.tune import cost
-from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile
-from kvplan.tune.statistics import chains, facts_of, follow, statistics_of
 
 if TYPE_CHECKING:
     from kvplan.execute.runtime import Path, Runtime
@@ -76,7 +76,7 @@ class Candidates:
     def profile(self) -> DeviceProfile:
         """Of the device, found when first asked for."""
         if self._profile is None:
-            from kvplan.tune.store import find_for
+            from kvplan.cost.store import find_for
 
             self._profile = find_for(self._runtime.device.ordinal)
         return self._profile

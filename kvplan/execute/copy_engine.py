@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from kvplan.cost.policy import Policy
 from kvplan.cuda.device import INVALID_VALUE
 from kvplan.execute.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
-from kvplan.execute.policy import Policy
 from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
 from kvplan.plan.layers import split_layers
 from kvplan.plan.loops_numpy import Descriptors

@@ -31,7 +31,7 @@ from kvplan.plan.loops import spares, sparing
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.tune.cost import Candidate
+    from kvplan.cost.model import Candidate
 
 # Bytes a task: large enough that handing it to a thread costs nothing beside it, small enough to share evenly.
 TASK_NBYTES = 4 << 20

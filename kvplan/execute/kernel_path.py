@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvplan.cost.policy import Policy
 from kvplan.errors import PathError
 from kvplan.execute.memory import Piece
-from kvplan.execute.policy import Policy
 from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvplan.execute.policy import Policy
+from kvplan.cost.model import MIXED
+from kvplan.cost.policy import Policy
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
-from kvplan.tune.cost import MIXED
 
 if TYPE_CHECKING:
     from kvplan.execute.flight import DeviceTransfer

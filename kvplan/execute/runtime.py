@@ -14,6 +14,9 @@ import numpy as np
 
 from kvplan.base.forked import check_process, generation
 from kvplan.base.process import compiles
+from kvplan.cost.model import Candidate
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute import ahead, ending, turns
@@ -26,7 +29,6 @@ from kvplan.execute.kernel_path import KernelPath
 from kvplan.execute.lane import Lane
 from kvplan.execute.memory import Arena
 from kvplan.execute.mixed import MixedPath
-from kvplan.execute.policy import Policy
 from kvplan.execute.reach import Reach
 from kvplan.execute.staged import StagedPath
 from kvplan.execute.tables import Tables
@@ -38,8 +40,6 @@ from kvplan.plan.layers import split_layers
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import Staging, stage
 from kvplan.program.program import RunGroup
-from kvplan.tune.cost import Candidate
-from kvplan.tune.profile import DeviceProfile
 
 Path = KernelPath | CopyEnginePath | CopyEngine2DPath | StagedPath | MixedPath
 # A transfer by layers is cut into at most this many, of not less than these bytes: each is a submit of its own.

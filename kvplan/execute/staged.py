@@ -14,12 +14,12 @@ from weakref import ref
 
 import numpy as np
 
+from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.cuda.device import DriverError
 from kvplan.errors import PathError
 from kvplan.execute.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
 from kvplan.execute.kernel_path import HEADER, write_flat
 from kvplan.execute.memory import Piece
-from kvplan.execute.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.execute.shape import MAX_WIDTH, shape_of
 from kvplan.plan.descriptors import Part, Seams, cut
 from kvplan.plan.loops_numpy import Descriptors

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute import Executor
-from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.tune import ceilings, rivals
 from kvplan.tune.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
 from kvplan.tune.compute import Compute, Window, window

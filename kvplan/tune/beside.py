@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from kvplan.cost.profile import DIRECTIONS, Beside
 from kvplan.errors import PathError
 from kvplan.execute import Executor
 from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
-from kvplan.tune.profile import DIRECTIONS, Beside
 from kvplan.tune.workload import Buffers, Geometry, work
 
 # Products of hundreds of tiles: of few, one SM less may cost a whole wave. Weights of 128 MiB, which no cache holds.

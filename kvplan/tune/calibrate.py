@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from kvplan.cost.model import features
+from kvplan.cost.policy import IDLE_PROGRAMS, Policy
+from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
+from kvplan.cost.statistics import Statistics, statistics_of
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute import Executor
-from kvplan.execute.policy import IDLE_PROGRAMS, Policy
 from kvplan.execute.transfer import Transfer
 from kvplan.tune import ceilings
 from kvplan.tune.beside import measure_beside
-from kvplan.tune.cost import features
 from kvplan.tune.fit import fit
-from kvplan.tune.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
-from kvplan.tune.statistics import Statistics, statistics_of
 from kvplan.tune.timing import Timing, timed
 from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__

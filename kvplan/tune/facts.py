@@ -240,7 +240,7 @@ def _numba_cache() -> str:
 
 def _profile(gpu: Machine) -> ProfileInUse | None:
     try:
-        from kvplan.tune import store
+        from kvplan.cost import store
     except ImportError:
         return None
     found = store.find(gpu)

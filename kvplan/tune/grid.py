@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from kvplan.cost.policy import GPU_PATHS
 from kvplan.errors import KVPlanError
-from kvplan.execute.policy import GPU_PATHS
 from kvplan.tune import rivals
 from kvplan.tune.rows import IDLE, named, spelled
 from kvplan.tune.workload import DIRECTIONS, HOSTS, WORD, Geometry

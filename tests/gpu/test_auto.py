@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kvplan
-from kvplan.tune.profile import default
-from kvplan.tune.store import find_for
+from kvplan.cost.profile import default
+from kvplan.cost.store import find_for
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, pair_of
 
 pytestmark = [

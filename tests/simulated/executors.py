@@ -16,8 +16,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from kvplan.execute.choose import Candidates, Choice
-from kvplan.tune.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device

@@ -6,10 +6,10 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from kvplan.cost.policy import BESIDE_PROGRAMS, Policy
+from kvplan.cost.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
+from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.errors import PathError
-from kvplan.execute.policy import BESIDE_PROGRAMS, Policy
-from kvplan.tune.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
-from kvplan.tune.statistics import Pieces, Statistics
 
 NS = 1e-9
 # Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
@@ -55,7 +55,7 @@ class Candidate:
 
 
 def features(path: str, plan: Statistics) -> tuple[float, ...]:
-    """How often each term of a path counts in a plan; in the order of :data:`kvplan.tune.profile.TERMS`."""
+    """How often each term of a path counts in a plan; in the order of :data:`kvplan.cost.profile.TERMS`."""
     if path == "kernel":
         return 1.0, plan.runs, plan.nbytes
     if path == "copy_engine":
@@ -152,7 +152,7 @@ def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Pol
         policy: its ``path`` is not asked.
         refused: paths that cannot serve; the kernel is none of them.
 
-    >>> from kvplan.tune.profile import default
+    >>> from kvplan.cost.profile import default
     >>> few, many = (Statistics("load", n << 12, 1, n, 16, Pieces.of(n, n << 12), n, n, Pieces(), Pieces(), 0)
     ...              for n in (4, 4096))
     >>> [kernel_whatever_merges(one, default(), Policy(), ("staged",)) for one in (few, many)]
@@ -204,7 +204,7 @@ def candidates(
     Raises:
         PathError: a plan of another direction than ``"load"`` and ``"store"``, of which nothing was measured.
 
-    >>> from kvplan.tune.profile import default
+    >>> from kvplan.cost.profile import default
     >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)
     >>> [candidate.path for candidate in candidates(many, default(), Policy(), {"staged": "no"})]
     ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']

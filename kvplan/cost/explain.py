@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvplan.execute.policy import Policy
-from kvplan.tune.cost import MIXED, NS, Candidate, features
-from kvplan.tune.profile import TERMS, DeviceProfile
-from kvplan.tune.statistics import Statistics
+from kvplan.cost.model import MIXED, NS, Candidate, features
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import TERMS, DeviceProfile
+from kvplan.cost.statistics import Statistics
 
 LEAST_SHARE = 0.01  # of a candidate's time that is told
 PARTS = 3  # of a candidate's time that are told, the largest first
@@ -30,7 +30,7 @@ class Share(NamedTuple):
     """What one term adds to a path's time.
 
     Attributes:
-        term: its name, of :data:`kvplan.tune.profile.TERMS`.
+        term: its name, of :data:`kvplan.cost.profile.TERMS`.
         times: how often it counts.
         seconds: what all of them take.
     """
@@ -43,8 +43,8 @@ class Share(NamedTuple):
 def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
     """What a path's time is made of, the largest first; from submit to the known end, nothing beside it.
 
-    >>> from kvplan.tune.profile import default
-    >>> from kvplan.tune.statistics import Pieces
+    >>> from kvplan.cost.profile import default
+    >>> from kvplan.cost.statistics import Pieces
     >>> plan = Statistics("load", 1 << 20, 1, 16, 16, Pieces.of(16, 1 << 20), 1, 16, Pieces(), Pieces(), 0)
     >>> [(share.term, share.times) for share in shares("kernel", plan, default())]
     [('fixed', 1.0), ('byte', 1048576), ('run', 16)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from kvplan.tune.profile import Beside, DeviceProfile, PathCosts
+from kvplan.cost.profile import Beside, DeviceProfile, PathCosts
 
 # An earlier profile counts as at most so many calibrations, so that what changed for good gets through.
 MOST_WEIGHT = 14
@@ -22,7 +22,7 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
         earlier: calibrated here, or shipped. It is not weighed in where it is a default, or of another GPU, other
             ceilings or another number of the kernel's programs.
 
-    >>> from kvplan.tune.profile import default
+    >>> from kvplan.cost.profile import default
     >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
     >>> faster = replace(one, ceilings=dict(one.ceilings, load=26.0))
     >>> weighed(faster, replace(one, calibrations=3)).ceilings["load"], weighed(faster, default()) == faster

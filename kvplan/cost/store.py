@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.base.limits import PROFILE_NBYTES
+from kvplan.cost.profile import DeviceProfile, default, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
-from kvplan.tune.profile import DeviceProfile, default, from_json
 
 CHOSEN = "KVPLAN_PROFILE"  # environment variable: a profile's file, instead of all others
 SHIPPED = Path(__file__).parent / "profiles"

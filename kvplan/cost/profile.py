@@ -11,8 +11,8 @@ from kvplan.base.integers import optional_integer
 from kvplan.base.limits import NUMBER
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
+from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
 from kvplan.errors import KVPlanError, LayoutError
-from kvplan.execute.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")

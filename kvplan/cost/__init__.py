@@ -1,0 +1,1 @@
+"""Which path is the cheapest, by what was measured."""
