@@ -10,7 +10,8 @@ from numba.core.dispatcher import Dispatcher
 
 import kvplan
 from kvplan.cuda import calls
-from kvplan.execute import dealing, memcpy
+from kvplan.execute.gpu import ring_loops as dealing
+from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba as expand
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import Drawn, executor_on

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.execute.shape import WORDS, Shape, shape_of
+from kvplan.execute.gpu.shape import WORDS, Shape, shape_of
 from tests import simulated
 from tests.patience import PATIENCE
 
@@ -70,7 +70,7 @@ class Copies:
 
 
 def check(copies: Copies, shape: Shape, programs: int) -> None:
-    from kvplan.execute.kernel import interpret
+    from kvplan.execute.gpu.kernel import interpret
 
     before, want = copies.src.copy(), copies.expected()
     header = copies.header(shape.width)
@@ -168,7 +168,7 @@ def test_widths_are_read_from_any_spelling():
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("word", WORDS)
 def test_words_travel_whole(word, arch):
-    from kvplan.execute.kernel import compile_kernel
+    from kvplan.execute.gpu.kernel import compile_kernel
 
     ptx = compile_kernel(variant(word), arch).ptx
     assert f".target sm_{arch}" in ptx
@@ -184,7 +184,7 @@ def test_words_travel_whole(word, arch):
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_the_widest_variants_spill_nothing_that_is_copied(arch, tile, longest, tmp_path):
-    from kvplan.execute.kernel import compile_kernel
+    from kvplan.execute.gpu.kernel import compile_kernel
 
     tool = cuobjdump()
     if tool is None:
@@ -209,7 +209,7 @@ def cuobjdump() -> Path | None:
 
 
 def test_a_compiled_kernel_says_what_its_launch_needs():
-    from kvplan.execute.kernel import compile_kernel
+    from kvplan.execute.gpu.kernel import compile_kernel
 
     shape = variant(16)
     made = compile_kernel(shape, 90)

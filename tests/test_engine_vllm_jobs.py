@@ -91,7 +91,7 @@ def test_a_job_of_nothing_is_done(made):
 
 
 def test_a_transfer_that_fails_is_a_job_that_failed_and_others_go_on(made, monkeypatch, caplog):
-    from kvplan.execute import host
+    from kvplan.execute.host import path as host
 
     real, worst = host._run, [2]
 

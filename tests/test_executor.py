@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute import host, memcpy, runner
+from kvplan.execute.host import memcpy, runner
+from kvplan.execute.host import path as host
 from kvplan.plan import jit
 from tests.patience import PATIENCE, once, takes_no_more
 
@@ -211,7 +212,7 @@ def check():
 
 atexit.register(check)
 import kvplan
-from kvplan.execute import host
+from kvplan.execute.host import path as host
 src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
 dst = np.zeros_like(src)
 program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
@@ -444,7 +445,7 @@ compiled = []
 
 class Watch(transfer.Stopwatch):
     def __init__(self):
-        from kvplan.execute import memcpy
+        from kvplan.execute.host import memcpy
         self.loops = memcpy.copy_units, memcpy.copy_flat
         self.before = [len(loop.signatures) for loop in self.loops]
         super().__init__()
@@ -461,7 +462,7 @@ def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
 executor.prepare()
 assert "kvplan.execute.memcpy" in sys.modules
-from kvplan.execute import memcpy
+from kvplan.execute.host import memcpy
 assert memcpy.copy_units.signatures and memcpy.copy_flat.signatures
 executor.submit(program.plan(range(64), range(64))).synchronize()
 long = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t.reshape(4, -1)) for t in (src, dst)))

@@ -10,8 +10,9 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute import host, memcpy
-from kvplan.execute.crew import Crew
+from kvplan.execute.host import memcpy
+from kvplan.execute.host import path as host
+from kvplan.execute.host.crew import Crew
 from tests.patience import PATIENCE
 
 MIB = 1 << 20

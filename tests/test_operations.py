@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVPlanError, PathError, TransferError
-from kvplan.execute import ExecutorStats, FlowStats, TransferResult, tally
+from kvplan.execute import ExecutorStats, FlowStats, TransferResult
+from kvplan.execute import stats as tally
 from kvplan.execute.ranges import SWITCH
-from kvplan.execute.tally import BUCKETS, Tally
+from kvplan.execute.stats import BUCKETS, Tally
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, executor_on, pair_on
 from tests.test_executor import Broken, pair, python
@@ -110,7 +111,7 @@ def registry():
 
 
 def collector(sources):
-    from kvplan.metrics import Collector
+    from kvplan.execute.metrics import Collector
 
     return Collector(sources)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, TransferError
-from kvplan.execute import host
+from kvplan.execute.host import path as host
 from tests.patience import PATIENCE, takes_no_more, until
 from tests.test_executor import EXITS, Broken, pair, python
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.execute.memory import CARVED, Arena
-from kvplan.execute.shape import MAX_WARPS, WORDS, cut, shape_of
+from kvplan.execute.gpu.arena import CARVED, Arena
+from kvplan.execute.gpu.shape import MAX_WARPS, WORDS, cut, shape_of
 
 KIB = 1 << 10
 

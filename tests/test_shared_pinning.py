@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cuda import device as cuda
-from kvplan.execute import memcpy
+from kvplan.execute.host import memcpy
 from kvplan.layout import address_ranges as stretches
 from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form

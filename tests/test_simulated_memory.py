@@ -248,7 +248,7 @@ def check():
     print("at exit", all(bool((got == want).all()) for got, want in zip(pair.dst_roots, pair.dst_bytes)))
 
 atexit.register(check)  # the first is called last
-from kvplan.execute import ending
+from kvplan.execute.gpu import reaper as ending
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, open_executor, pair_on

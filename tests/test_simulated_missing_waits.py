@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.execute.staged import Ring
+from kvplan.execute.gpu.staged import Ring
 from tests.simulated import Device
 from tests.simulated.executors import POOL, both_ways, executor_on, limits, pair_on
 from tests.simulated.overwrites import TINY_RING, overwrites

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute import turns
+from kvplan.execute.gpu import turns
 from tests.gpu.caches import Move, Pair
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream

@@ -19,7 +19,7 @@ from kvplan import KVLayout
 from kvplan.cost import model as cost
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
-from kvplan.execute import ending
+from kvplan.execute.gpu import reaper as ending
 from kvplan.layout.address_ranges import stretches
 from tests.gpu.caches import Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 import kvplan
-from kvplan.execute import ending
+from kvplan.execute.gpu import reaper as ending
 from kvplan.program.passes import compile_geometry
 from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE

@@ -14,7 +14,8 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow, statistics_of
-from kvplan.execute import host, memcpy, memmove
+from kvplan.execute.host import memcpy, memmove
+from kvplan.execute.host import path as host
 from kvplan.plan import loops as compiled
 from kvplan.plan import loops_numba as expand
 from kvplan.plan import loops_numpy as twin

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.dealing import deal
+from kvplan.execute.gpu.ring_loops import deal
 from kvplan.plan.staging import GRAIN, stage
 from tests import oracle
 from tests.strategies import cases, layout_of, neighbour_cases

@@ -11,7 +11,7 @@ import pytest
 
 import kvplan
 from kvplan.execute import ExecutorStats, PathStats, TransferResult
-from kvplan.execute.tally import BUCKETS, PENDING, Tally
+from kvplan.execute.stats import BUCKETS, PENDING, Tally
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, pair_on
 
@@ -265,7 +265,7 @@ def test_a_child_of_a_fork_has_a_lock_of_its_own_and_this_process_keeps_its_own(
     assert tally.stats().transfers == 1
     assert tally._lock is lock
     tally._lock = Held()
-    monkeypatch.setattr("kvplan.execute.tally.generation", lambda: 99)
+    monkeypatch.setattr("kvplan.execute.stats.generation", lambda: 99)
     assert tally.stats().transfers == 1
     lock = tally._lock
     tally.add(result())

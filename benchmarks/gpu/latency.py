@@ -26,7 +26,7 @@ from benchmarks.gpu.sizes import spell
 from benchmarks.measure import no_collection
 from benchmarks.record import Row
 from kvplan.cuda.device import NOT_READY
-from kvplan.execute.flight import DeviceTransfer
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 
 SMALL_PATHS = ("auto", "staged", "kernel")
 BARE = "the driver's calls alone"

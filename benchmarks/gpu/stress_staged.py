@@ -21,8 +21,8 @@ from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import NOT_READY, SUCCESS
 from kvplan.execute import Executor
-from kvplan.execute.shape import cut
-from kvplan.execute.staged import StagedPath, granules_of
+from kvplan.execute.gpu.shape import cut
+from kvplan.execute.gpu.staged import StagedPath, granules_of
 from kvplan.tune.workload import Buffers, Geometry, work
 
 seen = {}

@@ -16,7 +16,7 @@ from kvplan.cli.demo_screen import facts_of, screen_of
 from kvplan.cli.demo_tensors import DemoError, MissingError, Note, Outcome, Tamper, Workload
 from kvplan.cli.screen import SCHEMAS, print_json, show
 from kvplan.errors import LayoutError
-from kvplan.execute.host import MAX_THREADS
+from kvplan.execute.host.path import MAX_THREADS
 
 PATIENCE_SECONDS = 2.0  # a progress bar appears after so long
 ENGINES = ("auto", "transformers", "torch", "numpy")

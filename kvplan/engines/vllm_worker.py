@@ -17,7 +17,7 @@ from kvplan.engines.vllm_jobs import Jobs
 from kvplan.engines.vllm_pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
-from kvplan.execute.flight import current_stream
+from kvplan.execute.gpu.device_transfer import current_stream
 from kvplan.plan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")

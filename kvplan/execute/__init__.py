@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute.host import HostPath
+from kvplan.execute.host.path import HostPath
 from kvplan.execute.ranges import ranged
-from kvplan.execute.tally import ExecutorStats, FlowStats, PathStats, Tally
+from kvplan.execute.stats import ExecutorStats, FlowStats, PathStats, Tally
 from kvplan.execute.transfer import Transfer, TransferResult, check_after
 from kvplan.plan.plan import Plan
 
@@ -238,7 +238,7 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Bac
     if policy.path == "host":
         raise PathError(f"path 'host' cannot serve device {device!r}: copies between CPU memories only")
     from kvplan.cuda.device import Device
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
 
     try:
         return Runtime(Device(int(device.removeprefix("cuda:"))), policy, profile)

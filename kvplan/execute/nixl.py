@@ -19,7 +19,7 @@ from kvplan.base.integers import integer
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute import nixl_card
 from kvplan.execute.nixl_transfer import NixlTransfer
-from kvplan.execute.tally import ExecutorStats, Tally
+from kvplan.execute.stats import ExecutorStats, Tally
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
 from kvplan.plan.plan import Plan

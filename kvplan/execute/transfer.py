@@ -20,7 +20,7 @@ from kvplan.plan.layers import layers_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.host import HostPath
+    from kvplan.execute.host.path import HostPath
     from kvplan.layout.kvlayout import KVLayout
 
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from kvplan.cuda import calls
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
-from kvplan.execute import copies
-from kvplan.execute.shape import Shape
+from kvplan.execute.gpu import copies
+from kvplan.execute.gpu.shape import Shape
 from tests.patience import PATIENCE
 from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words

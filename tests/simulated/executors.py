@@ -17,7 +17,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
-from kvplan.execute.choose import Candidates, Choice
+from kvplan.execute.gpu.selection import Candidates, Choice
 from tests import oracle
 from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from kvplan.execute.shape import Shape
+from kvplan.execute.gpu.shape import Shape
 
 
 def words(address: int, count: int) -> np.ndarray:

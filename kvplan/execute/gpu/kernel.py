@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from kvplan.execute.shape import Shape
+from kvplan.execute.gpu.shape import Shape
 
 # Element by word size: of 16 bytes, two that travel as one instruction.
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
@@ -159,7 +159,7 @@ def _constants(shape: Shape) -> dict[str, Any]:
 def compile_kernel(shape: Shape, arch: int) -> Compiled:
     """Compile for an architecture (80, 90, 100, …); needs no GPU. Triton keeps the result on disk.
 
-    >>> from kvplan.execute.shape import Shape
+    >>> from kvplan.execute.gpu.shape import Shape
     >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32, split=4), 90).ptx
     True
     """

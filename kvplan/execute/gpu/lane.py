@@ -15,7 +15,7 @@ from kvplan.cuda.device import Device
 from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
 
 STREAMS = ("copy", "kernel", "other", "gate")
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cuda.device import Uncaptured
 from kvplan.errors import PathError
-from kvplan.execute.flight import DeviceTransfer, current_stream, event_handle, stream_handle
-from kvplan.execute.lane import Fork
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, current_stream, event_handle, stream_handle
+from kvplan.execute.gpu.lane import Fork
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
 
 
 class Graphs:

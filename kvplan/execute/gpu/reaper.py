@@ -16,7 +16,7 @@ from kvplan.errors import TransferError
 from kvplan.execute.threads import Worker
 
 if TYPE_CHECKING:
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
 
 LOOK_SECONDS = 0.02  # between two looks at what is in flight
 # Looks with nothing in flight before its thread sleeps until woken: waking it costs the submit that does, and a thread

@@ -13,7 +13,7 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
 
 # Copies of one call. The engine begins when the call returns, so large batches go in slices; and 52,000 copies in one
 # call have crashed a driver (580).

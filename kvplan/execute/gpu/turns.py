@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from kvplan.base.forked import generation
 from kvplan.base.latch import Latch, sleep, waking
 from kvplan.errors import TransferError
-from kvplan.execute.after import Wait, recorded
+from kvplan.execute.gpu.waits import Wait, recorded
 from kvplan.execute.transfer import CLOSED_ERROR, cancellation
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Lane
-    from kvplan.execute.runtime import Path, Runtime
+    from kvplan.execute.gpu.backend import Path, Runtime
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+    from kvplan.execute.gpu.lane import Lane
 
 # Calls in flight on a lane from which on its own thread issues: the driver's queue has an end, of about a thousand, and
 # a call that finds it full waits for the GPU.

@@ -16,9 +16,9 @@ from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.kernel_path import Launch
-    from kvplan.execute.memory import Arena, Held, Piece
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.arena import Arena, Held, Piece
+    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.kernel_path import Launch
 
 
 class DeviceTransfer(Transfer):

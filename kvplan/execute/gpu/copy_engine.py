@@ -12,7 +12,7 @@ import numpy as np
 
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import INVALID_VALUE
-from kvplan.execute.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
+from kvplan.execute.gpu.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
 from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
 from kvplan.plan.layers import split_layers
 from kvplan.plan.loops_numpy import Descriptors
@@ -20,9 +20,9 @@ from kvplan.plan.plan import Plan
 from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Lane
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+    from kvplan.execute.gpu.lane import Lane
 
 SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
 # Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.

@@ -19,20 +19,22 @@ from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute import ahead, ending, turns
-from kvplan.execute.after import Wait, waits_of
-from kvplan.execute.choose import Candidates
-from kvplan.execute.copy_engine import CopyEngine2DPath, CopyEnginePath
-from kvplan.execute.flight import DeviceTransfer, current_stream, stream_handle
-from kvplan.execute.graphs import Graphs
-from kvplan.execute.kernel_path import KernelPath
-from kvplan.execute.lane import Lane
-from kvplan.execute.memory import Arena
-from kvplan.execute.mixed import MixedPath
-from kvplan.execute.reach import Reach
-from kvplan.execute.staged import StagedPath
-from kvplan.execute.tables import Tables
-from kvplan.execute.tally import Tally
+from kvplan.execute.gpu import reaper as ending
+from kvplan.execute.gpu import turns
+from kvplan.execute.gpu import warmup as ahead
+from kvplan.execute.gpu.arena import Arena
+from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, current_stream, stream_handle
+from kvplan.execute.gpu.graphs import Graphs
+from kvplan.execute.gpu.kernel_path import KernelPath
+from kvplan.execute.gpu.lane import Lane
+from kvplan.execute.gpu.mixed import MixedPath
+from kvplan.execute.gpu.reach import Reach
+from kvplan.execute.gpu.selection import Candidates
+from kvplan.execute.gpu.staged import StagedPath
+from kvplan.execute.gpu.tables import Tables
+from kvplan.execute.gpu.waits import Wait, waits_of
+from kvplan.execute.stats import Tally
 from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.plan.descriptors import Seams

@@ -11,17 +11,17 @@ import numpy as np
 
 from kvplan.cost.policy import Policy
 from kvplan.errors import PathError
-from kvplan.execute.memory import Piece
-from kvplan.execute.shape import MAX_WIDTH, Shape, shape_of
+from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Fork, Lane
-    from kvplan.execute.runtime import Runtime
-    from kvplan.execute.tables import Kernel
+    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+    from kvplan.execute.gpu.lane import Fork, Lane
+    from kvplan.execute.gpu.tables import Kernel
 
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
 # A transfer of so few tiles a program goes in smaller ones, so that all programs end together.

@@ -17,10 +17,10 @@ import numpy as np
 from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.cuda.device import DriverError
 from kvplan.errors import PathError
-from kvplan.execute.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
-from kvplan.execute.kernel_path import HEADER, write_flat
-from kvplan.execute.memory import Piece
-from kvplan.execute.shape import MAX_WIDTH, shape_of
+from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
+from kvplan.execute.gpu.kernel_path import HEADER, write_flat
+from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.plan.descriptors import Part, Seams, cut
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
@@ -28,10 +28,10 @@ from kvplan.plan.staging import GRAIN, Staging
 from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Lane
-    from kvplan.execute.runtime import Runtime
-    from kvplan.execute.tables import Kernel
+    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+    from kvplan.execute.gpu.lane import Lane
+    from kvplan.execute.gpu.tables import Kernel
 
 SLOTS = 4
 TILE = 32 << 10  # bytes
@@ -312,7 +312,7 @@ def granules_of(nbytes: int, granule: int, slot: int) -> int:
 @cache
 def dealing() -> ModuleType:
     """The compiled loop, loaded with the first staged transfer."""
-    from kvplan.execute import dealing as loaded
+    from kvplan.execute.gpu import ring_loops as loaded
 
     return loaded
 

@@ -21,9 +21,9 @@ from kvplan.base.latch import Latch, waking
 from kvplan.base.line import Line
 from kvplan.base.process import compiles, compiling
 from kvplan.errors import PathError, TransferError
-from kvplan.execute.crew import Crew, Task
-from kvplan.execute.runner import Runner, live
-from kvplan.execute.tally import Tally
+from kvplan.execute.host.crew import Crew, Task
+from kvplan.execute.host.runner import Runner, live
+from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
 from kvplan.plan import loops as compiled
 from kvplan.plan.conflicts import conflict

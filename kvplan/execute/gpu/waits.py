@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import KVPlanError
-from kvplan.execute.flight import DeviceTransfer, event_handle, stream_handle
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, event_handle, stream_handle
 
 if TYPE_CHECKING:
-    from kvplan.execute.lane import Lane
+    from kvplan.execute.gpu.lane import Lane
 
 Wait = int | DeviceTransfer  # an event, or a transfer, whose event may be given back meanwhile
 

@@ -11,7 +11,7 @@ from kvplan.plan.layers import split_layers
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
 
 
 def prepare(runtime: Runtime, plan: Plan | None, *, most_groups: int) -> None:

@@ -19,9 +19,9 @@ from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.execute.flight import DeviceTransfer
-    from kvplan.execute.lane import Lane
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+    from kvplan.execute.gpu.lane import Lane
 
 LARGE_RUN = 64 << 10  # bytes: from here on the copy engine takes a run
 

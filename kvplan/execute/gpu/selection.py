@@ -14,15 +14,15 @@ from kvplan.cost.policy import GPU_PATHS
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.cost.statistics import chains, facts_of, follow, statistics_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
-from kvplan.execute.kernel_path import copies_of
-from kvplan.execute.mixed import LARGE_RUN, halves_of
+from kvplan.execute.gpu.kernel_path import copies_of
+from kvplan.execute.gpu.mixed import LARGE_RUN, halves_of
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.runtime import Path, Runtime
+    from kvplan.execute.gpu.backend import Path, Runtime
 
 MOST_DECISIONS = 4096  # that are remembered
 MOST_PARTS = 8  # of a plan whose decision is

@@ -11,13 +11,13 @@ import numpy as np
 
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
-from kvplan.execute.shape import MAX_WARPS, Shape, cut, shape_of
+from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.execute.threads import aside
 from kvplan.program.program import Int64Array, RunGroup
 
 if TYPE_CHECKING:
-    from kvplan.execute.memory import Arena, Piece
-    from kvplan.execute.runtime import Runtime
+    from kvplan.execute.gpu.arena import Arena, Piece
+    from kvplan.execute.gpu.backend import Runtime
 
 
 Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
@@ -112,7 +112,7 @@ class Tables:
         return aside(partial(self._compile, shape)) if made is None else made
 
     def _compile(self, shape: Shape) -> Kernel:
-        from kvplan.execute.kernel import compile_kernel
+        from kvplan.execute.gpu.kernel import compile_kernel
 
         device = self._runtime.device
         with self._compiling, device.current(), Uncaptured(device):  # a lock of its own: it takes long

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from kvplan.errors import KVPlanError
-from kvplan.execute.tally import BUCKETS, ExecutorStats, FlowStats
+from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats
 
 Source = Callable[[], ExecutorStats | None]
 

@@ -9,11 +9,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from kvplan.base.latch import Wake, sleep
-from kvplan.execute.crew import Crew
+from kvplan.execute.host.crew import Crew
 from kvplan.execute.threads import Standby, Worker
 
 if TYPE_CHECKING:
-    from kvplan.execute.host import HostPath
+    from kvplan.execute.host.path import HostPath
     from kvplan.execute.transfer import HostTransfer
 
 live: set[Runner] = set()  # those whose thread may still have something to do; an exit waits for it

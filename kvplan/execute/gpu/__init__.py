@@ -1,0 +1,1 @@
+"""Copies between host memory and one GPU, and within it."""

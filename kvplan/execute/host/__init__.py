@@ -1,0 +1,1 @@
+"""Copies within CPU memory."""
