@@ -20,7 +20,7 @@ from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile, from_json
 from kvplan.cost.statistics import Pieces, Statistics
-from kvplan.tune.workload import DIRECTIONS
+from kvplan.measure.workload import DIRECTIONS
 
 SCHEMA, VERSION = "kvplan.choice", 2
 CALIBRATIONS = 3

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.measure.workload import DIRECTIONS
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
-from kvplan.tune.workload import DIRECTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor

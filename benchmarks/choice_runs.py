@@ -18,9 +18,9 @@ from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.store import shipped
 from kvplan.cuda.machine import Link, Machine, machine
 from kvplan.execute import Executor
-from kvplan.tune.calibrate import Sample, calibrate, ceilings_of, profile_of
-from kvplan.tune.calibrate import measure as measured
-from kvplan.tune.timing import Timing
+from kvplan.measure.calibrate import Sample, calibrate, ceilings_of, profile_of
+from kvplan.measure.calibrate import measure as measured
+from kvplan.measure.timing import Timing
 
 
 def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.tune.rows import Ceilings, Row
+from kvplan.measure.rows import Ceilings, Row
 
 LINK = Ceilings(55.1, 55.2)
 SIZES = (512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 1 << 20)

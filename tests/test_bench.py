@@ -10,12 +10,13 @@ import pytest
 from kvplan.cost.model import Candidate
 from kvplan.errors import PathError, TransferError
 from kvplan.execute import Executor
-from kvplan.tune import bench, rivals
-from kvplan.tune.bench import Run
-from kvplan.tune.compute import Window
-from kvplan.tune.grid import KINDS, Bench, paths_of
-from kvplan.tune.rows import Ceilings, Missing
-from kvplan.tune.workload import DIRECTIONS, HOSTS, Buffers
+from kvplan.measure import baselines as rivals
+from kvplan.measure import bench
+from kvplan.measure.bench import Run
+from kvplan.measure.compute import Window
+from kvplan.measure.grid import KINDS, Bench, paths_of
+from kvplan.measure.rows import Ceilings, Missing
+from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.errors import KVPlanError
-from kvplan.tune.rows import Ceilings, pareto
+from kvplan.measure.rows import Ceilings, pareto
 from tests.bench_rows import BESIDE, LINK, row, rows
 from tests.test_cli_process import python
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import KVPlanError
-from kvplan.tune.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks
-from kvplan.tune.rows import Ceilings, Missing, Row, at_largest_count, figures, grouped, judged, pareto, row_of
-from kvplan.tune.workload import DIRECTIONS, HOSTS, Geometry
+from kvplan.measure.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks
+from kvplan.measure.rows import Ceilings, Missing, Row, at_largest_count, figures, grouped, judged, pareto, row_of
+from kvplan.measure.workload import DIRECTIONS, HOSTS, Geometry
 from tests.bench_rows import LINK, row, rows
 
 GPU = "cuda:0"

@@ -15,10 +15,10 @@ from kvplan.cost.model import features, total
 from kvplan.cost.profile import DIRECTIONS, TERMS, default, from_json
 from kvplan.cost.statistics import Pieces, Statistics, statistics_of
 from kvplan.cuda.machine import Link, Machine
-from kvplan.tune import calibrate as made_by
-from kvplan.tune.calibrate import ONE_PROGRAM, Sample, ceilings_of, geometries, profile_of
-from kvplan.tune.timing import Timing, timed
-from kvplan.tune.workload import HOSTS, Buffers, Geometry, work
+from kvplan.measure import calibrate as made_by
+from kvplan.measure.calibrate import ONE_PROGRAM, Sample, ceilings_of, geometries, profile_of
+from kvplan.measure.timing import Timing, timed
+from kvplan.measure.workload import HOSTS, Buffers, Geometry, work
 
 H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
 CEILINGS = {"load": 50.0, "store": 40.0, "sm_load": 45.0, "sm_store": 32.0, "memory": 1500.0}

@@ -12,7 +12,7 @@ from benchmarks.choice import Point, agreement, by_profile, findings, from_file,
 from benchmarks.choice_pairs import BLOCKS, PAIRS, RUN_NBYTES, Case, Memory, cases, work
 from kvplan.cost.profile import TERMS, default
 from kvplan.cost.statistics import Pieces, Statistics
-from kvplan.tune.workload import DIRECTIONS
+from kvplan.measure.workload import DIRECTIONS
 from tests.simulated.executors import favouring
 
 GPU = {"name": "made up"}

@@ -15,9 +15,9 @@ from kvplan.cli import main
 from kvplan.cli.screen import show
 from kvplan.cuda import machine
 from kvplan.errors import TransferError
-from kvplan.tune import rivals
-from kvplan.tune.grid import COUNTS, KINDS, SIZES, Bench, paths_of
-from kvplan.tune.rows import Ceilings, Missing, row_of
+from kvplan.measure import baselines as rivals
+from kvplan.measure.grid import COUNTS, KINDS, SIZES, Bench, paths_of
+from kvplan.measure.rows import Ceilings, Missing, row_of
 from tests.bench_rows import ALONE, LINK, row, rows
 from tests.commands import answer, document
 from tests.test_cli_process import python
@@ -103,7 +103,7 @@ def found(monkeypatch):
                     self.progress(0.5, "half")
                 yield from some
 
-        monkeypatch.setattr("kvplan.tune.bench.Run", Run)
+        monkeypatch.setattr("kvplan.measure.bench.Run", Run)
         monkeypatch.setattr(command, "_need_torch", lambda device: None)
         named = machine.Machine("NVIDIA H100 80GB HBM3", "580.159.04", machine.Link(5, 16), 13000, "", None)
         monkeypatch.setattr(machine, "machine", lambda ordinal: named)

@@ -13,7 +13,7 @@ from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default
 from kvplan.cuda import machine
 from kvplan.cuda.machine import Link, Machine
-from kvplan.tune import calibrate
+from kvplan.measure import calibrate
 from tests.commands import document
 
 H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 import pytest
 
 from kvplan.cuda.machine import Link, Machine
-from kvplan.tune import host
-from kvplan.tune.doctor import CHECKS, Facts, examine
-from kvplan.tune.facts import ProfileInUse
+from kvplan.measure import host
+from kvplan.measure.doctor import CHECKS, Facts, examine
+from kvplan.measure.facts import ProfileInUse
 from tests.test_machine import PCI
 
 GIB = 1 << 30

@@ -14,10 +14,10 @@ from kvplan.cost import store
 from kvplan.cuda import device as cuda
 from kvplan.cuda.machine import Link, Machine
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.tune import facts as gathering
-from kvplan.tune import host
-from kvplan.tune.doctor import Finding, examine, gather
-from kvplan.tune.facts import ProfileInUse
+from kvplan.measure import facts as gathering
+from kvplan.measure import host
+from kvplan.measure.doctor import Finding, examine, gather
+from kvplan.measure.facts import ProfileInUse
 from tests.test_machine import PCI, libraries, sysfs, written
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvplan import KVPlanError
 from kvplan.cost.model import features
 from kvplan.cost.statistics import Pieces, Statistics
-from kvplan.tune.fit import fit, fit_ratio
+from kvplan.measure.fit import fit, fit_ratio
 
 COUNTS = st.integers(0, 1000)
 

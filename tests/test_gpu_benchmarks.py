@@ -20,7 +20,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import driver, environment, limits, sizes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
-from kvplan.tune import compute
+from kvplan.measure import compute
 
 
 @pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)

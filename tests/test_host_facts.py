@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvplan.tune import host
+from kvplan.measure import host
 from tests.test_machine import PCI, sysfs, written
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvplan.errors import PathError, TransferError
-from kvplan.tune import rivals
-from kvplan.tune.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
+from kvplan.measure import baselines as rivals
+from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 torch = pytest.importorskip("torch")
 

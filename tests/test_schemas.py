@@ -15,8 +15,8 @@ from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import SCHEMAS, schema_of
 from kvplan.cost import store
 from kvplan.cuda import machine
-from kvplan.tune import calibrate
-from kvplan.tune.doctor import gather
+from kvplan.measure import calibrate
+from kvplan.measure.doctor import gather
 from tests.bench_rows import rows
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
 from tests.test_cli_calibrate import H100, MEASURED

@@ -9,7 +9,7 @@ import kvplan
 from kvplan import KVPlanError
 from kvplan.cost.profile import DIRECTIONS
 from kvplan.cost.statistics import statistics_of
-from kvplan.tune.workload import HOSTS, Buffers, Geometry, work
+from kvplan.measure.workload import HOSTS, Buffers, Geometry, work
 
 BOTH = [(direction, host) for direction in DIRECTIONS for host in HOSTS]
 

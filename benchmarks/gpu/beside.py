@@ -21,7 +21,7 @@ from benchmarks.gpu.limits import (
 )
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
-from kvplan.tune.compute import DECODE_BATCH, InFlight, Products, Window, window
+from kvplan.measure.compute import DECODE_BATCH, InFlight, Products, Window, window
 
 KINDS = ("decode", "prefill")
 

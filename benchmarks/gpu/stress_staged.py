@@ -23,7 +23,7 @@ from kvplan.cuda.device import NOT_READY, SUCCESS
 from kvplan.execute import Executor
 from kvplan.execute.gpu.shape import cut
 from kvplan.execute.gpu.staged import StagedPath, granules_of
-from kvplan.tune.workload import Buffers, Geometry, work
+from kvplan.measure.workload import Buffers, Geometry, work
 
 seen = {}
 returns = Counter()  # of waits on the CPU: how they came back

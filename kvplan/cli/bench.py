@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from kvplan.base.quoting import quoted
 from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
 
 if TYPE_CHECKING:
-    from kvplan.tune.grid import Bench
+    from kvplan.measure.grid import Bench
 
 EXAMPLES = """examples:
   kvplan bench
@@ -46,7 +46,7 @@ NAMED = 4  # of what was not measured for one reason, so many are named
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    from kvplan.tune.grid import paths_of
+    from kvplan.measure.grid import paths_of
 
     parser.epilog = EXAMPLES
     add = parser.add_argument
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, keep and draw; 1 where bytes did not arrive or a figure is broken."""
-    from kvplan.tune.bench import Run
+    from kvplan.measure.bench import Run
 
     for path in (args.output, args.plot):
         if path is not None and not path.parent.is_dir():
@@ -151,8 +151,8 @@ def _some(what: Sequence[str]) -> str:
 
 def _ordered(rows: Iterable[Row]) -> list[str]:
     """Paths: ours, then rivals."""
-    from kvplan.tune import rivals
-    from kvplan.tune.grid import paths_of
+    from kvplan.measure import baselines as rivals
+    from kvplan.measure.grid import paths_of
 
     known = dict.fromkeys((*paths_of("cuda:0"), *paths_of("cpu")))
     others = {*rivals.names("cuda:0"), *rivals.names("cpu")}
@@ -227,7 +227,7 @@ def _need_torch(device: str) -> None:
 
 
 def _asked(args: argparse.Namespace, device: str) -> Bench:
-    from kvplan.tune.grid import KINDS, Bench
+    from kvplan.measure.grid import KINDS, Bench
 
     told: dict[str, Any] = {name: value for name, value in (
         ("sizes", args.sizes), ("counts", args.counts), ("directions", args.directions), ("hosts", args.hosts),
@@ -262,7 +262,7 @@ def _plots() -> Any:
         KVPlanError: it cannot, for want of matplotlib.
     """
     try:
-        from kvplan.tune import plots
+        from kvplan.measure import plots
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise

@@ -63,7 +63,7 @@ def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DevicePro
         import torch  # noqa: F401  # the buffers, and the compute beside them
     except ModuleNotFoundError:
         raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
-    from kvplan.tune.calibrate import SECONDS, calibrate
+    from kvplan.measure.calibrate import SECONDS, calibrate
 
     left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load where the disk is slow
     if quiet or not sys.stderr.isatty():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.base.quoting import quoted
 from kvplan.cli.screen import print_json, show
-from kvplan.tune.doctor import Finding, examine, gather
+from kvplan.measure.doctor import Finding, examine, gather
 
 if TYPE_CHECKING:
     from rich.table import Table

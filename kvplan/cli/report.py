@@ -162,7 +162,7 @@ def _address(layout: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
 
 
 def _machine() -> Section:
-    from kvplan.tune.doctor import examine, gather
+    from kvplan.measure.doctor import examine, gather
 
     found = examine(gather(busy=False))
     rows = [(one.name, one.state, f"{one.what}\n{one.advice}".strip()) for one in found]

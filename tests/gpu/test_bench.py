@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kvplan.errors import PathError
-from kvplan.tune import rivals
-from kvplan.tune.bench import Run
-from kvplan.tune.grid import Bench, paths_of
-from kvplan.tune.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
+from kvplan.measure import baselines as rivals
+from kvplan.measure.bench import Run
+from kvplan.measure.grid import Bench, paths_of
+from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 DEVICE = "cuda:0"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvplan.cuda.machine import machine
-from kvplan.tune.doctor import examine, gather
-from kvplan.tune.facts import _woken
+from kvplan.measure.doctor import examine, gather
+from kvplan.measure.facts import _woken
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute import Executor
-from kvplan.tune import ceilings, rivals
-from kvplan.tune.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
-from kvplan.tune.compute import Compute, Window, window
-from kvplan.tune.grid import HOST, ONE_THREAD, Bench, Task, tasks
-from kvplan.tune.rows import IDLE, Ceilings, Missing, Row, figures, spelled
-from kvplan.tune.timing import timed
-from kvplan.tune.workload import Buffers, Work, work
+from kvplan.measure import baselines as rivals
+from kvplan.measure import ceilings
+from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
+from kvplan.measure.compute import Compute, Window, window
+from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
+from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures, spelled
+from kvplan.measure.timing import timed
+from kvplan.measure.workload import Buffers, Work, work
 
 PROGRAMS = (1, 2, 4, 8)  # of the kernel beside decode: the frontier
 MEMCPY_SAMPLES = 5
@@ -35,7 +36,7 @@ class _Case(NamedTuple):
 
     Attributes:
         begin: starts a transfer.
-        verify: see :class:`kvplan.tune.rivals.Rival`.
+        verify: see :class:`kvplan.measure.baselines.Rival`.
         expect: what the cost model expects, asked of a kind of compute.
     """
 

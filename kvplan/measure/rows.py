@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kvplan.errors import KVPlanError
-from kvplan.tune.workload import Geometry
+from kvplan.measure.workload import Geometry
 
 TOLERANCE = 0.03  # above the ceiling: two measurements of one link differ by so much
 IDLE = "idle"
@@ -19,7 +19,7 @@ class Row:
     """One way to move one geometry, measured; or why there is no figure.
 
     Attributes:
-        direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.tune.workload.Geometry`.
+        direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.measure.workload.Geometry`.
         path: of ours, or a rival's name.
         beside: ``"idle"``: nothing ran beside it; or ``"decode"``, ``"prefill"``.
         programs: of a kernel path: SMs that it may take; None of the others.

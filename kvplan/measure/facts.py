@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import ROOT, Machine, machine
-from kvplan.tune import host
+from kvplan.measure import host
 
 AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
 AWAKE_SECONDS = 0.2

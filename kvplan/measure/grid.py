@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from kvplan.cost.policy import GPU_PATHS
 from kvplan.errors import KVPlanError
-from kvplan.tune import rivals
-from kvplan.tune.rows import IDLE, named, spelled
-from kvplan.tune.workload import DIRECTIONS, HOSTS, WORD, Geometry
+from kvplan.measure import baselines as rivals
+from kvplan.measure.rows import IDLE, named, spelled
+from kvplan.measure.workload import DIRECTIONS, HOSTS, WORD, Geometry
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (512, 2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, MIB)
@@ -41,7 +41,7 @@ class Bench:
         device: ``"cuda:N"``, or ``"cpu"``: then both sides are the CPU's, and nothing is measured beside compute.
         sizes: bytes of a run.
         counts: runs of a transfer.
-        directions, hosts: see :class:`kvplan.tune.workload.Geometry`.
+        directions, hosts: see :class:`kvplan.measure.workload.Geometry`.
         paths: ours and rivals, by name; empty for all that there are.
         beside: kinds of compute.
         seconds: nothing is begun after so many.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.cuda.driver import BATCH_VERSION
-from kvplan.tune.facts import Facts, gather
-from kvplan.tune.host import UNLIMITED, numbers
+from kvplan.measure.facts import Facts, gather
+from kvplan.measure.host import UNLIMITED, numbers
 
 __all__ = ["Facts", "Finding", "State", "examine", "gather"]
 

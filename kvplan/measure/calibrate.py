@@ -19,11 +19,11 @@ from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute import Executor
 from kvplan.execute.transfer import Transfer
-from kvplan.tune import ceilings
-from kvplan.tune.beside import measure_beside
-from kvplan.tune.fit import fit
-from kvplan.tune.timing import Timing, timed
-from kvplan.tune.workload import HOSTS, Buffers, Geometry, Work, work
+from kvplan.measure import ceilings
+from kvplan.measure.beside import measure_beside
+from kvplan.measure.fit import fit
+from kvplan.measure.timing import Timing, timed
+from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__
 
 # No transfer is begun after so many; the last of them are for those beside compute.
@@ -135,7 +135,7 @@ def measure(
         moved: what is to be moved.
         executors: by the name of the sample.
         verify: whether every byte is seen to arrive first.
-        seconds, most: see :func:`kvplan.tune.timing.timed`.
+        seconds, most: see :func:`kvplan.measure.timing.timed`.
 
     Raises:
         TransferError: a byte did not arrive.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from kvplan.errors import PathError, TransferError
-from kvplan.tune.workload import Side, Work
+from kvplan.measure.workload import Side, Work
 
 BATCH = "cuMemcpyBatchAsync"
 LOOP = "cuMemcpyAsync a run"

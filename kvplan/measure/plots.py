@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from kvplan.errors import KVPlanError
-from kvplan.tune.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, spelled
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, spelled
 
 INCHES, DPI = (10.0, 6.0), 150
 # Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell paths apart without colours.

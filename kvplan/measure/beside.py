@@ -10,8 +10,8 @@ from typing import Any
 from kvplan.cost.profile import DIRECTIONS, Beside
 from kvplan.errors import PathError
 from kvplan.execute import Executor
-from kvplan.tune.compute import DECODE_BATCH, Products, Window, window
-from kvplan.tune.workload import Buffers, Geometry, work
+from kvplan.measure.compute import DECODE_BATCH, Products, Window, window
+from kvplan.measure.workload import Buffers, Geometry, work
 
 # Products of hundreds of tiles: of few, one SM less may cost a whole wave. Weights of 128 MiB, which no cache holds.
 DECODE_FEATURES, ROUNDS = 8192, 4

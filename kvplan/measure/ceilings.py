@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvplan.tune.workload import Buffers
+from kvplan.measure.workload import Buffers
 
 SAMPLES = 9
 

@@ -1,0 +1,1 @@
+"""Benchmarks, calibration, and what of this machine is in the way."""
