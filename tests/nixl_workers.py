@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.execute.nixl import NixlAgent
+from kvplan.nixl.agent import NixlAgent
 
 LAYERS, BLOCKS, NBYTES = 4, 64, 64 << 10  # 16 MiB
 NAME = "pool"

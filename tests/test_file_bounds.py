@@ -17,8 +17,8 @@ from kvplan.base.reading import json_of, toml_of
 from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
 from kvplan.cost.profile import from_json
-from kvplan.execute import nixl_card
 from kvplan.layout.dump import document_of
+from kvplan.nixl import card as nixl_card
 
 SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 CARD = {"schema": "kvplan.nixl/1", "name": "peer", "layouts": {}, "metadata": ""}

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError, PathError, TransferError
-from kvplan.execute import nixl_transfer
-from kvplan.execute.nixl import NixlAgent
 from kvplan.layout.dump import document_of
+from kvplan.nixl import peer as nixl_transfer
+from kvplan.nixl.agent import NixlAgent
 from kvplan.plan.nixl_lists import NixlList, nixl_lists
 from tests import oracle
 from tests.nixl_double import Agent, Network

@@ -11,7 +11,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.nixl import NixlAgent
+from kvplan.nixl.agent import NixlAgent
 from tests.nixl_workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 

@@ -27,9 +27,9 @@ from kvplan import KVLayout, KVPlanError
 from kvplan.base.quoting import MESSAGE
 from kvplan.catalogue.config import read_config
 from kvplan.cost import profile, store
-from kvplan.execute import nixl_card
 from kvplan.layout.dump import text_of as dump_text
 from kvplan.memory import shared
+from kvplan.nixl import card as nixl_card
 from tests.deep import whole_files
 from tests.deep.mutations import broken, text_of, toml_of, torn
 

@@ -8,7 +8,7 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.nixl import NixlAgent
+from kvplan.nixl.agent import NixlAgent
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,10 +17,10 @@ import numpy as np
 
 from kvplan.base.integers import integer
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
-from kvplan.execute import nixl_card
-from kvplan.execute.nixl_transfer import NixlTransfer
 from kvplan.execute.stats import ExecutorStats, Tally
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.nixl import card as nixl_card
+from kvplan.nixl.peer import NixlTransfer
 from kvplan.plan.nixl_lists import memory_of
 from kvplan.plan.plan import Plan
 

@@ -14,7 +14,7 @@ from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.nixl import NixlPeer
+    from kvplan.nixl.agent import NixlPeer
 
 LOOK_SECONDS = 50e-6  # between two looks at what is in flight
 PAUSE_SECONDS = 0.05  # before a second attempt; twice as long before each further one
@@ -23,7 +23,7 @@ log = logging.getLogger("kvplan.execute.nixl")
 
 
 class NixlTransfer(StreamlessTransfer):
-    """A transfer between two processes. Made by :meth:`kvplan.execute.nixl.NixlPeer.submit`.
+    """A transfer between two processes. Made by :meth:`kvplan.nixl.agent.NixlPeer.submit`.
 
     NIXL moves the bytes whether anybody asks or not; that they have moved, and that an attempt has failed, is seen by
     :meth:`done` and by whatever waits; a result's ``seconds`` end there. Bytes that an attempt wrote before it failed
