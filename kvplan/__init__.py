@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvplan.ranks.rank_pair import PairProgram
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
-    from kvplan.verification import Verification, verify
+    from kvplan.verification.verify import Verification, verify
 
 
 __all__ = [
@@ -85,13 +85,13 @@ _LATER = {
     "StridedRows": "kvplan.plan.descriptors",
     "Transfer": "kvplan.execute",
     "TransferResult": "kvplan.execute",
-    "Verification": "kvplan.verification",
+    "Verification": "kvplan.verification.verify",
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",
     "locate": "kvplan.layout.where",
     "reshard": "kvplan.ranks.resharding",
-    "verify": "kvplan.verification",
+    "verify": "kvplan.verification.verify",
 }
 
 

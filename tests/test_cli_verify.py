@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from kvplan import verification
 from kvplan.cli import main
 from kvplan.plan.loops_numpy import Descriptors
+from kvplan.verification import verify as verification
 from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
 from tests.test_verify import Wrong, exchanged, without
 from tests.unknown import FIVE

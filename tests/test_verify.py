@@ -12,10 +12,10 @@ from hypothesis import given, settings
 
 import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
-from kvplan.contents import Contents, _torch
 from kvplan.layout.where import Row
 from kvplan.memory.reserve import reserve
 from kvplan.plan.loops_numpy import Descriptors
+from kvplan.verification.raw_bytes import Contents, _torch
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, KVPlanError, guard
-from kvplan.contents import Contents, _torch
-from kvplan.guard import Guard, Stray, Stretches
+from kvplan import KVLayout, KVPlanError
 from kvplan.memory.reserve import reserve
+from kvplan.verification import canary as guard
+from kvplan.verification.canary import Guard, Stray, Stretches
+from kvplan.verification.raw_bytes import Contents, _torch
 from tests.strategies import cases, layout_of
 from tests.test_verify import Failing, Wrong
 

@@ -49,7 +49,7 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, 
     """Both directions as plain facts."""
     from kvplan.memory.reserve import reserve
     from kvplan.plan.copy_program import compile  # noqa: A004
-    from kvplan.verification import Verification, block_counts, number_of_blocks, verify
+    from kvplan.verification.verify import Verification, block_counts, number_of_blocks, verify
 
     compile(src, dst)  # before memory is asked for: it may be refused
     counts = block_counts(src, dst, number_of_blocks(blocks))

@@ -11,18 +11,18 @@ from typing import Any, Literal
 import numpy as np
 
 from kvplan.base.integers import optional_integer
-from kvplan.contents import Bytes, Contents
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor
-from kvplan.guard import Guard, Stray
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import row_in_words
 from kvplan.layout.where import Row
-from kvplan.moved import Moved, stray_in_words, stray_row
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.placement import own_block_ids
 from kvplan.program.program import Int64Array
+from kvplan.verification.canary import Guard, Stray
+from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
+from kvplan.verification.raw_bytes import Bytes, Contents
 
 MAX_NBYTES = 64 << 20  # that one verification moves at most
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8

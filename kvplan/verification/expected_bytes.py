@@ -7,8 +7,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvplan.contents import addresses_of
-from kvplan.guard import Stray, Stretches
 from kvplan.layout.components import Component
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import row_in_words
@@ -16,6 +14,8 @@ from kvplan.layout.strides import Factors, extent
 from kvplan.layout.where import Place, Row, locate
 from kvplan.program.matching import Pair, match
 from kvplan.program.program import Int64Array
+from kvplan.verification.canary import Stray, Stretches
+from kvplan.verification.raw_bytes import addresses_of
 
 Side = Literal[0, 1]  # source, destination
 

@@ -12,10 +12,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.contents import Bytes, Contents
 from kvplan.layout.components import Region
 from kvplan.layout.padding import stretches_of
 from kvplan.program.program import Int64Array
+from kvplan.verification.raw_bytes import Bytes, Contents
 
 WINDOW = 64 << 10  # bytes that are read at once
 PAGE = 4 << 10  # bytes that share a checksum

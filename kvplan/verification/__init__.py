@@ -1,0 +1,1 @@
+"""Markers sent through live pools, and compared byte by byte."""
