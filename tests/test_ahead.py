@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.base import process as forks
-from kvplan.engines.ahead import prepare
+from kvplan.engines.startup import prepare
 from kvplan.execute.gpu.kernel_path import MAX_GROUPS
 from kvplan.plan import jit
 from kvplan.plan import loops as compiled

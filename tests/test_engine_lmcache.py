@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan.backends import lmcache as backend
 from kvplan.engines import lmcache as engine
-from kvplan.engines import lmcache_objects
+from kvplan.engines.lmcache import objects as lmcache_objects
 
 torch = pytest.importorskip("torch", reason="the engine's tensors are torch's")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.engines import sglang as engine
-from kvplan.engines import sglang_plugin
+from kvplan.engines.sglang import plugin as sglang_plugin
 
 torch = pytest.importorskip("torch", reason="the engine's pools are torch's")
 

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.engines import vllm, vllm_connector, vllm_jobs
-from kvplan.engines.vllm_jobs import ids_of
-from kvplan.engines.vllm_pages import canonical_nbytes, pages_of
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines import vllm
+from kvplan.engines.vllm import connector as vllm_connector
+from kvplan.engines.vllm import jobs as vllm_jobs
+from kvplan.engines.vllm.jobs import ids_of
+from kvplan.engines.vllm.pages import canonical_nbytes, pages_of
+from kvplan.engines.vllm.worker import Worker
 from tests.vllm_stand_ins import (
     finish,
     mapping,

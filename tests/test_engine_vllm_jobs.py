@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan
-from kvplan.engines.vllm_worker import JobResult, Worker
+from kvplan.engines.vllm.worker import JobResult, Worker
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
 
@@ -30,7 +30,7 @@ def gate(monkeypatch):
         PATIENCE, gate.event.set
     )  # a test that waits for what comes after the gate fails, not hangs
     patience.start()
-    monkeypatch.setattr("kvplan.engines.vllm_worker._stream", lambda device: gate.event if gate.shut else None)
+    monkeypatch.setattr("kvplan.engines.vllm.worker._stream", lambda device: gate.event if gate.shut else None)
     yield gate
     patience.cancel()
     gate.event.set()

@@ -9,7 +9,7 @@ import pytest
 
 import kvplan
 from kvplan.engines.slots import slot_array
-from kvplan.engines.vllm_jobs import ids_of
+from kvplan.engines.vllm.jobs import ids_of
 from kvplan.errors import BlockIndexError
 from kvplan.plan import loops_numba as expand
 from kvplan.plan import loops_numpy as twin

@@ -14,9 +14,9 @@ from kvplan.backends import lmcache, mla, quantized, sglang, tensorrt_llm, vllm
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.base.quoting import quoted
 from kvplan.draw.block import block_picture
-from kvplan.engines.lmcache_objects import chunks_of
+from kvplan.engines.lmcache.objects import chunks_of
 from kvplan.engines.sglang import HostTransfers
-from kvplan.engines.vllm_jobs import ids_of
+from kvplan.engines.vllm.jobs import ids_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.execute.transfer import check_layer
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from kvplan.engines import vllm_worker
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines.vllm import worker as vllm_worker
+from kvplan.engines.vllm.worker import Worker
 from tests.simulated import Device, Stream
 from tests.simulated.executors import TIGHT, every_path, executor_on, limits
 from tests.simulated.objects import Tensor

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines.vllm.worker import Worker
 
 torch = pytest.importorskip("torch", reason="vLLM's tensors are torch's")
 

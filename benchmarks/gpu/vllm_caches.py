@@ -14,7 +14,7 @@ from benchmarks.gpu.limits import DIRECTIONS
 from benchmarks.gpu.vllm_limits import JobScale, Model
 from benchmarks.gpu.vllm_peer import BatchWorker, Specs, Vllm, by_memmove, specs_of
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines.vllm.worker import Worker
 
 DIFFERENT = 8  # jobs of other blocks, taken in turn
 PATIENCE = 60.0  # seconds for a job

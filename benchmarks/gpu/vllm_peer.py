@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.driver import IN_ANY_ORDER, IN_STREAM_ORDER, Columns, Driver
-from kvplan.engines.vllm_worker import JobResult
+from kvplan.engines.vllm.worker import JobResult
 
 COMPILED = "vllm._C_stable_libtorch"
 BATCH = "cuMemcpyBatchAsync a page"

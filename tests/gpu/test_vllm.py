@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvplan
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines.vllm.worker import Worker
 from tests.vllm_stand_ins import finish, on_device, on_host, reference
 
 LAYERS, BLOCKS, CHUNKS = 4, 64, 40

@@ -43,7 +43,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvplan.engines import vllm, vllm_connector
+from kvplan.engines import vllm
+from kvplan.engines.vllm import connector as vllm_connector
 
 pytestmark = pytest.mark.peers
 

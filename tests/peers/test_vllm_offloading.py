@@ -31,7 +31,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvplan.engines import vllm, vllm_worker
+from kvplan.engines import vllm
+from kvplan.engines.vllm import worker as vllm_worker
 
 pytestmark = pytest.mark.peers
 
@@ -296,7 +297,7 @@ def test_jobs(model, order, per_chunk, pair, hold):
 
 @pytest.mark.parametrize("per_chunk", [1, 4])
 def test_many_blocks_of_several_groups_are_a_plan_for_each(per_chunk, pair, hold, monkeypatch):
-    monkeypatch.setattr("kvplan.engines.vllm_jobs.JOINED_BLOCKS", 2)
+    monkeypatch.setattr("kvplan.engines.vllm.jobs.JOINED_BLOCKS", 2)
     caches = caches_of(several(FullAttentionSpec(**FULL)), "LBHNC")
     hold_jobs(pair(caches, per_chunk), 3, per_chunk, hold, most=2)
 

@@ -20,8 +20,8 @@ from dataclasses import fields
 from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE
-from kvplan.engines.vllm_pages import canonical_nbytes
-from kvplan.engines.vllm_worker import Worker
+from kvplan.engines.vllm.pages import canonical_nbytes
+from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import PathError
 from kvplan.execute import Policy
 
@@ -36,7 +36,7 @@ NAMES = (
 def __getattr__(name: str) -> Any:
     """The classes by name: they derive from vLLM's, which are imported here."""
     if name == "KVPlanOffloadingConnector":
-        from kvplan.engines import vllm_connector
+        from kvplan.engines.vllm import connector as vllm_connector
 
         return vllm_connector.KVPlanOffloadingConnector
     if name in NAMES:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.integers import integer, integers
-from kvplan.engines.vllm_pages import GroupLayouts, Page, layouts_of
+from kvplan.engines.vllm.pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.views import split_blocks
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004  # the contract's name
@@ -85,8 +85,8 @@ class Jobs:
     """Plans loads and stores of all groups.
 
     Args:
-        groups: pages of each, as :func:`~kvplan.engines.vllm_pages.pages_of` makes them.
-        device_rows, host_rows: of each tensor, as :func:`~kvplan.engines.vllm_pages.layouts_of` takes them.
+        groups: pages of each, as :func:`~kvplan.engines.vllm.pages.pages_of` makes them.
+        device_rows, host_rows: of each tensor, as :func:`~kvplan.engines.vllm.pages.layouts_of` takes them.
         blocks_per_chunk: blocks of the device in a chunk of the host.
 
     Raises:

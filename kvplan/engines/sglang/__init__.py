@@ -14,8 +14,8 @@ from typing import Any
 from kvplan.backends import sglang as backend
 from kvplan.base.integers import integer, integers
 from kvplan.cost.policy import BESIDE_COMPUTE
-from kvplan.engines.ahead import prepare
 from kvplan.engines.slots import blocks_of, first_stray, slot_array
+from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer

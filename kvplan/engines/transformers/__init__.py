@@ -14,7 +14,7 @@ from typing import Any
 
 from kvplan.backends import transformers as backend
 from kvplan.cost.policy import BESIDE_COMPUTE
-from kvplan.engines.ahead import prepare
+from kvplan.engines.startup import prepare
 from kvplan.errors import KVPlanError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.layout.kvlayout import KVLayout

@@ -13,8 +13,8 @@ from typing import Any
 from kvplan.backends import lmcache as backend
 from kvplan.base.integers import integer
 from kvplan.cost.policy import BESIDE_COMPUTE
-from kvplan.engines.ahead import prepare
-from kvplan.engines.lmcache_objects import Chunk, ObjectPrograms, chunks_of
+from kvplan.engines.lmcache.objects import Chunk, ObjectPrograms, chunks_of
+from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute import Executor, Policy, Transfer

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE
-from kvplan.engines.ahead import prepare
-from kvplan.engines.vllm_jobs import Jobs
-from kvplan.engines.vllm_pages import pages_of
+from kvplan.engines.startup import prepare
+from kvplan.engines.vllm.jobs import Jobs
+from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute import Executor, Policy, Transfer
 from kvplan.execute.gpu.device_transfer import current_stream
