@@ -7,7 +7,7 @@ from itertools import groupby
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.facts import extent_facts, side_facts
+from kvplan.cli.layout_facts import extent_facts, side_facts
 from kvplan.cli.plan import block_ids, count, expanded, run_lengths
 from kvplan.cli.screen import count_of, exact, print_json
 from kvplan.cli.sources import add_pair, pair_of

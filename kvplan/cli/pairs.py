@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, find_model
-from kvplan.cli.facts import extent_facts
+from kvplan.cli.layout_facts import extent_facts
 from kvplan.cli.screen import count_of, fact_table, number_table, print_json, show
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.layout.kvlayout import KVLayout
