@@ -56,10 +56,10 @@ def main() -> None:
     program = kvplan.compile(host, other)
     with executor_on(device) as executor:
         executor.prepare(kvplan.compile(host, there).plan([0], [0]))
-    check_loaded("kvplan.expand", "kvplan.execute.calls", "kvplan.execute.dealing")
+    check_loaded("kvplan.plan.loops_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops")
     with kvplan.Executor() as executor:
         executor.prepare(program.plan([0], [0]))
-    check_loaded("kvplan.execute.memcpy")
+    check_loaded("kvplan.execute.host.memcpy")
     loaded = signatures()
     move()
     with kvplan.Executor() as executor:

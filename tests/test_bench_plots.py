@@ -14,7 +14,7 @@ from tests.bench_rows import BESIDE, LINK, row, rows
 from tests.test_cli_process import python
 
 mpl = pytest.importorskip("matplotlib")
-plots = pytest.importorskip("kvplan.tune.plots")
+plots = pytest.importorskip("kvplan.measure.plots")
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAWN = {"bandwidth": plots.bandwidth, "frontier": plots.frontier}

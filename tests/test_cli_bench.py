@@ -241,7 +241,7 @@ def test_what_there_is_nothing_to_draw_of_is_said(capsys, found, tmp_path):
 
 def test_plots_without_matplotlib(capsys, monkeypatch, found):
     asked = found(rows())
-    monkeypatch.delitem(sys.modules, "kvplan.tune.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "kvplan.measure.plots", raising=False)
     monkeypatch.delattr(kvplan.tune, "plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--plot", "made.svg"]) == 2

@@ -164,7 +164,7 @@ def test_without_rich(capsys, monkeypatch):
 
 
 def test_another_missing_module_is_no_matter_of_rich(monkeypatch):
-    monkeypatch.setitem(sys.modules, "kvplan.spec", None)
+    monkeypatch.setitem(sys.modules, "kvplan.layout.spec", None)
     with pytest.raises(ModuleNotFoundError):
         main(["inspect", GPU])
 

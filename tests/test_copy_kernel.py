@@ -134,7 +134,7 @@ def test_any_header_is_carried_out(drawn):
 
 # Compiled.
 
-TILES = {"load": 128 << 10, "store": 32 << 10, "least": 1 << 10}  # bytes; see kvplan.execute.kernel_path and Policy
+TILES = {"load": 128 << 10, "store": 32 << 10, "least": 1 << 10}  # bytes; see kvplan.execute.gpu.kernel_path and Policy
 
 
 def variant(word: int, tile: int = TILES["load"]) -> Shape:

@@ -224,7 +224,7 @@ def test_the_profile_in_use(fakes, monkeypatch, tmp_path):
     monkeypatch.setattr(store, "find", broken)
     found = gather(root=tmp_path)
     assert (found.profile, found.missing["profile"]) == (None, "it is no profile")
-    monkeypatch.setitem(sys.modules, "kvplan.tune.store", None)
+    monkeypatch.setitem(sys.modules, "kvplan.cost.store", None)
     monkeypatch.delattr(kvplan.tune, "store")
     found = gather(root=tmp_path)
     assert (found.profile, "profile" in found.missing) == (None, False)

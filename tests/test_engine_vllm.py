@@ -300,7 +300,7 @@ def test_the_first_block_of_a_request_says_where_in_a_chunk():
 
 def test_the_adapter_imports_no_engine():
     probe = (
-        "import sys, kvplan.engines.vllm, kvplan.engines.vllm_connector; print({'vllm', 'torch'} & set(sys.modules))"
+        "import sys, kvplan.engines.vllm, kvplan.engines.vllm.connector; print({'vllm', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

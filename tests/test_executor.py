@@ -461,7 +461,7 @@ host.Stopwatch = Watch
 def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
 executor.prepare()
-assert "kvplan.execute.memcpy" in sys.modules
+assert "kvplan.execute.host.memcpy" in sys.modules
 from kvplan.execute.host import memcpy
 assert memcpy.copy_units.signatures and memcpy.copy_flat.signatures
 executor.submit(program.plan(range(64), range(64))).synchronize()

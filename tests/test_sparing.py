@@ -33,7 +33,7 @@ def without_numba():
     """As in a process that has not loaded the compiled loops and spares them."""
     with pytest.MonkeyPatch.context() as patch, sparing():
         patch.setattr(compiled, "loaded", None)
-        patch.setitem(sys.modules, "kvplan.expand", None)  # who asks for it fails
+        patch.setitem(sys.modules, "kvplan.plan.loops_numba", None)  # who asks for it fails
         patch.delattr(kvplan, "expand")
         yield
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 50e-6  # between two looks at what is in flight
 PAUSE_SECONDS = 0.05  # before a second attempt; twice as long before each further one
 
-log = logging.getLogger("kvplan.execute.nixl")
+log = logging.getLogger("kvplan.nixl")
 
 
 class NixlTransfer(StreamlessTransfer):

@@ -92,7 +92,7 @@ def open_executor(
         executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), profile or default())
     tables = executor._backend.tables
     whole = tables.function
-    compiler = ModuleType("kvplan.execute.kernel")
+    compiler = ModuleType("kvplan.execute.gpu.kernel")
     compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
         image=" ".join(map(str, shape)).encode(), name="copy_rows", shared=0, threads=32 * shape.warps
     )
@@ -108,9 +108,9 @@ def open_executor(
 @contextmanager
 def limits(**values: int) -> Iterator[None]:
     """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
-    names = ("kvplan.execute.kernel_path", "kvplan.execute.copies", "kvplan.execute.copy_engine",
-             "kvplan.execute.staged", "kvplan.execute.choose", "kvplan.execute.runtime",
-             "kvplan.execute.turns")  # fmt: skip
+    names = ("kvplan.execute.gpu.kernel_path", "kvplan.execute.gpu.copies", "kvplan.execute.gpu.copy_engine",
+             "kvplan.execute.gpu.staged", "kvplan.execute.gpu.selection", "kvplan.execute.gpu.backend",
+             "kvplan.execute.gpu.turns")  # fmt: skip
     with ExitStack() as stack:
         for name, value in values.items():
             modules = [sys.modules[module] for module in names if hasattr(sys.modules.get(module), name)]

@@ -163,7 +163,7 @@ class HostPath:
             _check(plan)
         with compiling():
             compiled.load()
-            import_module("kvplan.execute.memcpy").load()
+            import_module("kvplan.execute.host.memcpy").load()
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
         """Queue a plan; returns at once. All layers are there at its end, none before.
