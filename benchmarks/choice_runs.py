@@ -17,7 +17,7 @@ from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.store import shipped
 from kvplan.cuda.machine import Link, Machine, machine
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.measure.calibrate import Sample, calibrate, ceilings_of, profile_of
 from kvplan.measure.calibrate import measure as measured
 from kvplan.measure.timing import Timing

@@ -22,7 +22,9 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.execute import Executor, Policy, Transfer, TransferResult
+    from kvplan.cost.policy import Policy
+    from kvplan.execute.executor import Executor
+    from kvplan.execute.transfer import Transfer, TransferResult
     from kvplan.layout.where import Place, locate
     from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
@@ -74,17 +76,17 @@ __all__ = [
 _LATER = {
     "CopyProgram": "kvplan.plan.copy_program",
     "Descriptors": "kvplan.plan.loops_numpy",
-    "Executor": "kvplan.execute",
+    "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "PairProgram": "kvplan.ranks.rank_pair",
     "Place": "kvplan.layout.where",
     "Plan": "kvplan.plan.plan",
-    "Policy": "kvplan.execute",
+    "Policy": "kvplan.cost.policy",
     "Resharding": "kvplan.ranks.resharding",
     "Shard": "kvplan.ranks.shards",
     "StridedRows": "kvplan.plan.descriptors",
-    "Transfer": "kvplan.execute",
-    "TransferResult": "kvplan.execute",
+    "Transfer": "kvplan.execute.transfer",
+    "TransferResult": "kvplan.execute.transfer",
     "Verification": "kvplan.verification.verify",
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",

@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.cost.model import Candidate
 from kvplan.errors import PathError, TransferError
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.measure import baselines as rivals
 from kvplan.measure import bench
 from kvplan.measure.bench import Run

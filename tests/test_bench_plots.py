@@ -136,7 +136,7 @@ def test_no_state_is_left_behind():
     code = (
         "import sys, tempfile, matplotlib\n"
         "from pathlib import Path\n"
-        "from kvplan.tune import plots\n"
+        "from kvplan.measure import plots\n"
         "from tests.bench_rows import LINK, rows\n"
         "def parameters():  # to ask for the backend would choose one\n"
         "    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != 'backend'}\n"

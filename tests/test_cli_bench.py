@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-import kvplan.tune
+import kvplan.cost
+import kvplan.measure
 from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cli.screen import show
@@ -242,7 +243,7 @@ def test_what_there_is_nothing_to_draw_of_is_said(capsys, found, tmp_path):
 def test_plots_without_matplotlib(capsys, monkeypatch, found):
     asked = found(rows())
     monkeypatch.delitem(sys.modules, "kvplan.measure.plots", raising=False)
-    monkeypatch.delattr(kvplan.tune, "plots", raising=False)
+    monkeypatch.delattr(kvplan.measure, "plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--plot", "made.svg"]) == 2
     assert capsys.readouterr() == ("", 'kvplan: plots need matplotlib; pip install "kvplan[plot]"\n')

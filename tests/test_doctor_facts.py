@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import kvplan.tune
+import kvplan.cost
+import kvplan.measure
 from kvplan.cost import store
 from kvplan.cuda import device as cuda
 from kvplan.cuda.machine import Link, Machine
@@ -225,7 +226,7 @@ def test_the_profile_in_use(fakes, monkeypatch, tmp_path):
     found = gather(root=tmp_path)
     assert (found.profile, found.missing["profile"]) == (None, "it is no profile")
     monkeypatch.setitem(sys.modules, "kvplan.cost.store", None)
-    monkeypatch.delattr(kvplan.tune, "store")
+    monkeypatch.delattr(kvplan.cost, "store")
     found = gather(root=tmp_path)
     assert (found.profile, "profile" in found.missing) == (None, False)
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVPlanError, PathError, TransferError
-from kvplan.execute import ExecutorStats, FlowStats, TransferResult
 from kvplan.execute import stats as tally
 from kvplan.execute.ranges import SWITCH
-from kvplan.execute.stats import BUCKETS, Tally
+from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
+from kvplan.execute.transfer import TransferResult
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, executor_on, pair_on
 from tests.test_executor import Broken, pair, python
@@ -300,7 +300,7 @@ def test_each_submit_is_a_range(monkeypatch):
     _, _, program = pair()
     with kvplan.Executor() as executor:
         executor.submit(program.plan([1, 4], [1, 2])).synchronize()
-        monkeypatch.setattr(kvplan.execute.host, "check_layouts", lambda _: 1 / 0)
+        monkeypatch.setattr(kvplan.execute.host.path, "check_layouts", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             executor.submit(program.plan([1], [1]))
     assert seen == ["kvplan", "host 2 units, 512 bytes", "end", "host 1 units, 256 bytes", "end"]

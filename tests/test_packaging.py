@@ -19,7 +19,7 @@ import pytest
 from kvplan.version import __version__
 
 ROOT = Path(__file__).parent.parent
-DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/tune/profiles/*.json")
+DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/cost/profiles/*.json")
 pytestmark = pytest.mark.package
 
 PROBE = """

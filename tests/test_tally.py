@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute import ExecutorStats, PathStats, TransferResult
-from kvplan.execute.stats import BUCKETS, PENDING, Tally
+from kvplan.execute.stats import BUCKETS, PENDING, ExecutorStats, PathStats, Tally
+from kvplan.execute.transfer import TransferResult
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, pair_on
 

@@ -20,7 +20,7 @@ import torch
 from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import NOT_READY, SUCCESS
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.execute.gpu.shape import cut
 from kvplan.execute.gpu.staged import StagedPath, granules_of
 from kvplan.measure.workload import Buffers, Geometry, work

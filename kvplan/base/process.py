@@ -1,4 +1,8 @@
-"""What a fork must wait for: locks of imports and of compilers, which a child would inherit and nobody let go of."""
+"""Which process this is, and what a fork must wait for.
+
+A forked child inherits locks of imports and of compilers that nobody lets go of, so a fork waits for them. Executors do
+not survive a fork: each remembers the process that made it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
+from kvplan.errors import TransferError
+
 COMPILE_SECONDS = 30.0  # that a fork waits for what is being compiled, at most; then the child has a lock of its own
 
 
 class _Process:
     lock: Any = threading.RLock()
+    forks = 0
 
 
 class _Forking(threading.local):
@@ -20,6 +27,30 @@ class _Forking(threading.local):
 
 
 _forking = _Forking()
+
+
+def generation() -> int:
+    """How often this process was forked from one that had loaded kvplan: what was made in another has another number.
+
+    The number is told without a system call: those cost microseconds in a sandbox, and a submit asks twice.
+
+    >>> generation() == generation()
+    True
+    """
+    return _Process.forks
+
+
+def check_process(made: int) -> None:
+    """An executor is of this process. In a forked child a lock may be held that nobody will let go.
+
+    Args:
+        made: the generation that it was made in.
+
+    Raises:
+        TransferError: that was another process.
+    """
+    if made != _Process.forks:
+        raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 
 
 def compiling() -> AbstractContextManager[Any]:
@@ -55,6 +86,7 @@ def _go_on() -> None:
 
 
 def _forked() -> None:
+    _Process.forks += 1
     if compiles():
         _go_on()
     else:

@@ -17,8 +17,8 @@ from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
 
 if TYPE_CHECKING:
+    from kvplan.cost.policy import Policy
     from kvplan.cost.profile import DeviceProfile
-    from kvplan.execute import Policy
     from kvplan.plan.plan import Plan
 
 EXAMPLES = """examples:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the program after each pass, and the candidates of a plan if blocks are given."""
-    from kvplan.execute import Policy
+    from kvplan.cost.policy import Policy
 
     width = get_terminal_size().columns
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})

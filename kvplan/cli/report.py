@@ -124,7 +124,7 @@ def _picture(layout: KVLayout) -> str:
 
 
 def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
-    from kvplan.execute import Policy
+    from kvplan.cost.policy import Policy
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     policy = Policy(overlap=args.overlap)

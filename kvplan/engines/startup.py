@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.ranks.groups import Plans
 
 logger = logging.getLogger(__name__)

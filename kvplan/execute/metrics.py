@@ -14,7 +14,7 @@ from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats
 
 Source = Callable[[], ExecutorStats | None]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("kvplan.metrics")
 
 FLOWS: dict[str, tuple[str, Callable[[FlowStats], float]]] = {
     "kvplan_transfers": ("Transfers that ended well.", lambda flow: flow.transfers),

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvplan.base.forked import generation
+from kvplan.base.process import generation
 from kvplan.execute.transfer import TransferResult
 from kvplan.plan.plan import Plan
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kvplan.base.forked import check_process
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep, waking
+from kvplan.base.process import check_process
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.errors import HostMemoryError, PathError
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.measure import baselines as rivals
 from kvplan.measure import ceilings
 from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan.cost.profile import DIRECTIONS, Beside
 from kvplan.errors import PathError
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.measure.compute import DECODE_BATCH, Products, Window, window
 from kvplan.measure.workload import Buffers, Geometry, work
 

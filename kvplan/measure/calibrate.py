@@ -17,7 +17,7 @@ from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile,
 from kvplan.cost.statistics import Statistics, statistics_of
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.measure import ceilings
 from kvplan.measure.beside import measure_beside

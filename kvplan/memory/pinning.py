@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.base.forked import generation
+from kvplan.base.process import generation
 from kvplan.cuda.device import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches

@@ -26,7 +26,7 @@ from kvplan.plan.plan import Plan
 
 Span = tuple[int, int, str]  # address, bytes, device
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("kvplan.nixl")
 
 
 class NixlAgent:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
-from kvplan.execute import Executor
+from kvplan.execute.executor import Executor
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import row_in_words

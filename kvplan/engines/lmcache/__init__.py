@@ -12,12 +12,13 @@ from typing import Any
 
 from kvplan.backends import lmcache as backend
 from kvplan.base.integers import integer
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.lmcache.objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
-from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.plan import join

@@ -13,12 +13,13 @@ from typing import Any
 
 from kvplan.backends import sglang as backend
 from kvplan.base.integers import integer, integers
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.slots import blocks_of, first_stray, slot_array
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
-from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.program.program import Int64Array
 

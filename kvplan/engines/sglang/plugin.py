@@ -10,10 +10,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, PATHS
 from kvplan.engines.sglang import attach
 from kvplan.errors import KVPlanError
-from kvplan.execute import PATHS
 
 VARIABLE = "KVPLAN_SGLANG"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvplan.backends import transformers as backend
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
 from kvplan.errors import KVPlanError
-from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.memory.allocate import allocate
 from kvplan.plan.copy_program import compile  # noqa: A004

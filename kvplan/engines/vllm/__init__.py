@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.vllm.pages import canonical_nbytes
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import PathError
-from kvplan.execute import Policy
 
 NAMES = (
     "KVPlanOffloadingConnector",

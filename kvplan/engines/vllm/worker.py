@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from kvplan.cost.policy import BESIDE_COMPUTE
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
 from kvplan.engines.vllm.jobs import Jobs
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute import Executor, Policy, Transfer
+from kvplan.execute.executor import Executor
 from kvplan.execute.gpu.device_transfer import current_stream
+from kvplan.execute.transfer import Transfer
 from kvplan.plan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")

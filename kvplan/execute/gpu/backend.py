@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.base.forked import check_process, generation
-from kvplan.base.process import compiles
+from kvplan.base.process import check_process, compiles, generation
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
@@ -107,7 +106,7 @@ class Runtime:
         self.keeper.thread.start()
 
     def check_process(self) -> None:
-        """This process made it; see :func:`kvplan.base.forked.check_process`."""
+        """This process made it; see :func:`kvplan.base.process.check_process`."""
         check_process(self.generation)
 
     # Submitting.

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.forked import generation
 from kvplan.base.latch import Latch
+from kvplan.base.process import generation
 from kvplan.cuda.device import NOT_READY
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.threads import aside

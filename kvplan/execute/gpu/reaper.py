@@ -11,7 +11,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvplan.base.forked import generation
+from kvplan.base.process import generation
 from kvplan.errors import TransferError
 from kvplan.execute.threads import Worker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.forked import generation
 from kvplan.base.latch import Latch, sleep, waking
+from kvplan.base.process import generation
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.waits import Wait, recorded
 from kvplan.execute.transfer import CLOSED_ERROR, cancellation

@@ -16,10 +16,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.forked import check_process, generation
 from kvplan.base.latch import Latch, waking
 from kvplan.base.line import Line
-from kvplan.base.process import compiles, compiling
+from kvplan.base.process import check_process, compiles, compiling, generation
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.host.crew import Crew, Task
 from kvplan.execute.host.runner import Runner, live
