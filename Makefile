@@ -12,7 +12,7 @@ demo: $(VENV)/cli.stamp
 	$(BIN)/kvplan demo
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --timeout 300 --timeout-method thread --cov --cov-report=term
 
 # Random transfers, and random files, for minutes; each prints its seed.
 deep: $(VENV)/test.stamp

@@ -1,7 +1,7 @@
 """The one way by which an integer that a caller gave becomes a Python int.
 
 A numpy integer that is kept as it came wraps around in later arithmetic: ``np.uint8(0) + 256`` is 0. Every public
-integer therefore comes through here first. Arrays of block ids have a way of their own, in :mod:`kvplan.plan.placement`.
+integer therefore comes through here first. Arrays of block ids have their own way: :mod:`kvplan.plan.placement`.
 """
 
 from __future__ import annotations

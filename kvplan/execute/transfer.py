@@ -172,8 +172,8 @@ class Transfer(ABC):
 def check_layouts(plan: Plan) -> None:
     """Both sides can be moved.
 
-    Of each side one tensor is asked whether it still has its memory; see :func:`kvplan.layout.holding.questions`. Of more than
-    two programs whose plans were joined, one is asked in its turn.
+    Of each side one tensor is asked whether it still has its memory: :func:`kvplan.layout.holding.questions`. Of more
+    than two programs whose plans were joined, one is asked in its turn.
 
     Raises:
         LayoutError: a destination that is read-only, addresses that are not this process's, or a tensor that was found

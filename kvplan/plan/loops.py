@@ -42,7 +42,7 @@ def spares(work: int) -> bool:
 
 
 def loops(work: int) -> ModuleType:
-    """:mod:`kvplan.plan.loops_numba`; or, where numba is spared and not loaded, :mod:`kvplan.plan.loops_numpy`, which has its functions.
+    """The loops to call: :mod:`kvplan.plan.loops_numba`, or, where numba is not worth loading, its twin in numpy.
 
     An import statement in a function costs a third of a microsecond a call; this does not.
 

@@ -90,7 +90,7 @@ def place_units(
     src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, src_axes: Int64Array, dst_axes: Int64Array,
     src_tables: Int64Array, dst_tables: Int64Array, src_blocks: int, dst_blocks: int, seen: Any, out: Int64Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.plan.placement.place`. ``seen`` is not needed.
+    """Fill ``out`` (groups, 2, units) with unit addresses: :func:`kvplan.plan.placement.place`. ``seen`` is not needed.
 
     Each given id is read once, as by the compiled loop.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -65,18 +66,17 @@ def favouring(path: str) -> DeviceProfile:
 _compiling = threading.Lock()
 
 
-@contextmanager
-def compiled_by(compiler: ModuleType) -> Iterator[None]:
-    """Another module in the place of the kernel's.
+def _compiled_by(compiler: ModuleType, compile_shape: Callable[[Any], Any], shape: Any) -> Any:
+    """Call something with another module in the place of the kernel's.
 
     Not ``mock.patch.dict``, which empties ``sys.modules`` for a moment: an import in another thread would then begin
-    with a new ``sys``.
+    with a new ``sys``. Not a generator's context either: a KeyboardInterrupt inside ``contextlib`` leaves the lock held.
     """
     with _compiling:
         before = sys.modules.get(compiler.__name__)
         sys.modules[compiler.__name__] = compiler
         try:
-            yield
+            return compile_shape(shape)
         finally:
             if before is None:
                 del sys.modules[compiler.__name__]
@@ -97,11 +97,7 @@ def open_executor(
         image=" ".join(map(str, shape)).encode(), name="copy_rows", shared=0, threads=32 * shape.warps
     )
 
-    def function(shape):
-        with compiled_by(compiler):
-            return whole(shape)
-
-    tables.function = function
+    tables.function = partial(_compiled_by, compiler, whole)
     return executor
 
 
