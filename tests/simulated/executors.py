@@ -70,7 +70,7 @@ def _compiled_by(compiler: ModuleType, compile_shape: Callable[[Any], Any], shap
     """Call something with another module in the place of the kernel's.
 
     Not ``mock.patch.dict``, which empties ``sys.modules`` for a moment: an import in another thread would then begin
-    with a new ``sys``. Not a generator's context either: a KeyboardInterrupt inside ``contextlib`` leaves the lock held.
+    with a new ``sys``. Not a generator's context: a KeyboardInterrupt in ``contextlib`` leaves the lock held.
     """
     with _compiling:
         before = sys.modules.get(compiler.__name__)
