@@ -112,7 +112,7 @@ def candidates_of(plan: Plan, profile: DeviceProfile, policy: Policy, width: int
     from kvplan.cost.explain import explain, facts
     from kvplan.cost.profile import DIRECTIONS
     from kvplan.cost.statistics import statistics_of
-    from kvplan.execute.gpu.mixed import halves_of
+    from kvplan.plan.halves import halves_of
 
     size = plan.descriptors().size
     sizes = sorted(size.tolist(), reverse=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from kvplan.cuda import calls
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
-from kvplan.execute.gpu import copies
+from kvplan.execute.gpu import copy_engine
 from kvplan.execute.gpu.shape import Shape
 from tests.patience import PATIENCE
 from tests.simulated.graph import Graph
@@ -277,7 +277,7 @@ class Device(Memory):
         self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later
         for source, nbytes in zip(*columns[1:], strict=True):
-            inlined = nbytes < copies.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
+            inlined = nbytes < copy_engine.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
             assert not inlined, f"{nbytes} bytes of host memory in a batch: drivers lose them"
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order

@@ -104,7 +104,7 @@ def open_executor(
 @contextmanager
 def limits(**values: int) -> Iterator[None]:
     """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
-    names = ("kvplan.execute.gpu.kernel_path", "kvplan.execute.gpu.copies", "kvplan.execute.gpu.copy_engine",
+    names = ("kvplan.execute.gpu.kernel_path", "kvplan.execute.gpu.copy_engine",
              "kvplan.execute.gpu.staged", "kvplan.execute.gpu.selection", "kvplan.execute.gpu.backend",
              "kvplan.execute.gpu.turns")  # fmt: skip
     with ExitStack() as stack:

@@ -17,18 +17,19 @@ from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
+from kvplan.cuda.handles import current_stream, stream_handle
+from kvplan.cuda.reach import Reach
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.gpu import reaper as ending
 from kvplan.execute.gpu import turns
 from kvplan.execute.gpu import warmup as ahead
 from kvplan.execute.gpu.arena import Arena
 from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, current_stream, stream_handle
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.graphs import Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lane import Lane
 from kvplan.execute.gpu.mixed import MixedPath
-from kvplan.execute.gpu.reach import Reach
 from kvplan.execute.gpu.selection import Candidates
 from kvplan.execute.gpu.staged import StagedPath
 from kvplan.execute.gpu.tables import Tables

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cuda.device import Uncaptured
+from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.errors import PathError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, current_stream, event_handle, stream_handle
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.lane import Fork
 from kvplan.plan.plan import Plan
 

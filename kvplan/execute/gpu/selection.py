@@ -15,10 +15,10 @@ from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.cost.statistics import chains, facts_of, follow, statistics_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.kernel_path import copies_of
-from kvplan.execute.gpu.mixed import LARGE_RUN, halves_of
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Part
+from kvplan.plan.halves import LARGE_RUN, halves_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, P
 from kvplan.cuda.device import DriverError
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
+from kvplan.execute.gpu.copy_engine import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.plan.descriptors import Part, Seams, cut

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.cuda.handles import event_handle, stream_handle
 from kvplan.errors import KVPlanError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, event_handle, stream_handle
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.lane import Lane
