@@ -31,13 +31,14 @@ def halves_of(plan: Plan) -> Halves:
     small: list[tuple[Part, tuple[int, int]]] = []
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         if part.units.shape[1]:
-            for side, group in zip((large, small), _halves_of(part.group), strict=True):
+            for side, group in zip((large, small), group_halves(part.group), strict=True):
                 if group is not None:
                     side.append((Part(group, part.units), skip))
     return _plan_of(plan, large), _plan_of(plan, small)
 
 
-def _halves_of(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
+def group_halves(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
+    """A run group of the large runs and one of the small ones; None for a kind that it has not."""
     known = _known.get(group)
     if known is None:
         large = tuple(run for run in group.runs if run.nbytes >= LARGE_RUN)

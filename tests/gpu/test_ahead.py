@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def made(executor):
-    tables = executor._backend.tables
+    tables = executor._backend.resources.tables
     return set(tables._functions), sum(len(known) for known in tables._known.values())
 
 
