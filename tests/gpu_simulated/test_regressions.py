@@ -26,7 +26,7 @@ from tests.simulated.executors import (
 from tests.simulated.overwrites import renewal
 
 CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernelEx",
-         "staged": "cuLaunchKernelEx"}  # fmt: skip
+         "staged": "cuLaunchKernelEx", "toy": "cuMemcpyAsync"}  # fmt: skip
 
 
 class Broken:
