@@ -22,7 +22,7 @@ deep: $(VENV)/test.stamp
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/test_gpu.py -n 8 -p no:cacheprovider -p no:benchmark --durations=15
+	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark --durations=15
 
 # vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
 test-peers: $(VENV)/vllm.stamp
@@ -31,6 +31,7 @@ test-peers: $(VENV)/vllm.stamp
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 bench: $(VENV)/test.stamp
@@ -60,4 +61,4 @@ $(VENV)/vllm.stamp: $(VENV)/peers.stamp
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
