@@ -157,7 +157,9 @@ class NixlTransfer(StreamlessTransfer):
         log.warning(
             "transfer of %d bytes with %s failed (%s); attempt %d of %d in %.2f s",
             self.plan.nbytes, self._connection.name, what, self.attempt + 1, self._attempts, pause,
-            extra={"kvplan_peer": self._connection.name, "kvplan_nbytes": self.plan.nbytes, "kvplan_attempt": self.attempt},
+            extra={
+                "kvplan_peer": self._connection.name, "kvplan_nbytes": self.plan.nbytes, "kvplan_attempt": self.attempt,
+            },
         )  # fmt: skip
 
     def _try_again(self) -> None:
@@ -173,8 +175,8 @@ class NixlTransfer(StreamlessTransfer):
         verb = "reading from" if self._reading else "writing to"
         tries = f" in {self.attempt} attempts" if self.attempt > 1 else ""
         return TransferError(
-            f"{verb} {self._connection.name!r} failed{tries}: {what}; some of its {self.plan.nbytes} bytes may have arrived, in part. "
-            f"If the peer is gone, meet() its new card and plan again"
+            f"{verb} {self._connection.name!r} failed{tries}: {what}; some of its {self.plan.nbytes} bytes may have "
+            "arrived. If the peer is gone, meet() its new card and plan again"
         )
 
     def _ended(self, error: TransferError | None) -> None:

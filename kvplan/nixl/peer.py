@@ -40,7 +40,7 @@ class NixlPeer:
             deadline: seconds after which the transfer is given up. Without it, a peer that hangs is never noticed.
 
         Raises:
-            KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or ``attempts`` or ``deadline`` is no such number.
+            KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or a number is out of range.
             PathError: the plan is not between this process and this peer, or takes memory of two kinds on one side.
             LayoutError: the destination is read-only.
             TransferError: the agent is closed, or the peer was forgotten.
