@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvplan.errors import KVPlanError, PathError
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout

@@ -11,9 +11,9 @@ import numpy as np
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
