@@ -5,14 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvplan.layout.address_ranges import merged
 from kvplan.program.explain import run_times
-from kvplan.program.program import RunGroup
-
-if TYPE_CHECKING:
-    from kvplan.plan.copy_program import CopyProgram
+from kvplan.program.program import Program, RunGroup
 
 WIDTH, MARGIN = 960, 24
 BAND, GAP, CAPTION = 28, 72, 20  # heights: a band of bytes, the space that runs cross, a line of text
@@ -34,21 +31,26 @@ class _Drawn(NamedTuple):
     nbytes: int
 
 
-def diagram(program: CopyProgram) -> str:
+def diagram(program: Program, title: str, sides: tuple[str, str]) -> str:
     """SVG of one unit: the source's bytes above, the destination's below, and every run between them.
 
     Bands are drawn from the first to the last byte that the unit touches; where a unit is scattered over separate
     allocations, the empty stretches between are left out and each stretch is drawn at the scale of its bytes.
+
+    Args:
+        program: the run groups.
+        title: of the picture, for a screen reader.
+        sides: the source and the destination in words.
     """
-    groups = program.program.groups
+    groups = program.groups
     height = 3 * CAPTION + MARGIN + len(groups) * (2 * BAND + GAP + 4 * CAPTION)
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(repr(program), quote=False)}</title>",
+        f"<title>{escape(title, quote=False)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}"/>',
-        _text(MARGIN, 24, str(program.src)),
-        _text(MARGIN, 24 + CAPTION, str(program.dst)),
+        _text(MARGIN, 24, sides[0]),
+        _text(MARGIN, 24 + CAPTION, sides[1]),
     ]
     body = [line for number, group in enumerate(groups) for line in _group(group, number)]
     return "\n".join([*head, *body, "</svg>\n"])

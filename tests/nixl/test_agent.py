@@ -484,6 +484,6 @@ def test_law_1_holds_between_agents(case):
 
 def test_lists_of_both_sides_at_once(doubled):
     plan = doubled.load.plan([3, 1], [0, 5])
-    src, dst = nixl_lists(plan)
+    src, dst = nixl_lists(plan.descriptors(), plan.layouts)
     assert src.rows.tolist() == plan.nixl("src").rows.tolist()
     assert dst.rows.tolist() == plan.nixl("dst").rows.tolist()
