@@ -321,7 +321,7 @@ def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
 
 
 def test_a_plan_of_two_kinds_of_memory_is_refused_at_once(doubled, monkeypatch):
-    def refuse(plan):
+    def refuse(made, layouts):
         raise PathError("src is on cpu and cuda:0; a list of NIXL is of one kind of memory")
 
     monkeypatch.setattr(nixl_transfer, "nixl_lists", refuse)
