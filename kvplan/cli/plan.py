@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Any
 
+from kvplan.base.numbers import count_of, exact
 from kvplan.base.quoting import quoted
 from kvplan.cli.layout_facts import side_facts
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, show
+from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import BlockIndexError
 from kvplan.layout.kvlayout import KVLayout

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops as compiled
 from kvplan.plan import loops_numpy as twin
 from kvplan.plan.loops import loops
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.merges import Joint, joints
-from kvplan.program.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Run, RunGroup
 
 NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from kvplan.errors import KVPlanError, PathError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import StridedRows
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.program.program import Int64Array
 
 SIDES = ("src", "dst")
 

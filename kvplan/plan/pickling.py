@@ -15,8 +15,9 @@ import numpy as np
 
 from kvplan.layout.build import Built
 from kvplan.layout.components import Pool, Region
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams
-from kvplan.program.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
