@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import exact, fact_table, number_table, show
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.errors import KVPlanError
 

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.cli.layout_facts import layout_facts
-from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
-from kvplan.cli.sources import add_layout, layout_of
+from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
+from kvplan.cli.screen.printing import count_of, exact, fact_table, number_table, ranges, show
 from kvplan.layout.place_words import ADDRESSES, percent
 
 EXAMPLES = """examples:

@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import count_of, fact_table, print_json, show
-from kvplan.cli.sources import add_layout, layout_of
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import count_of, fact_table, show
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import ADDRESSES, bytes_in_words

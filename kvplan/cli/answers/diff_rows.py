@@ -7,9 +7,9 @@ from typing import Any
 
 from kvplan.advise.advise import Numbers, Order
 from kvplan.advise.compare import OUTSIDE, untouched
-from kvplan.cli.difference import FACTS, NAMES, Difference, differing
+from kvplan.cli.answers.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
-from kvplan.cli.screen import count_of, exact, ranges
+from kvplan.cli.screen.printing import count_of, exact, ranges
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import binary
 from kvplan.program.explain import match_lines

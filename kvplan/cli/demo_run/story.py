@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import kvplan
-from kvplan.cli.demo_tensors import DESTROYED, Outcome
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, ranges
+from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome
+from kvplan.cli.screen.printing import count_of, exact, fact_table, number_table, ranges
 from kvplan.layout.place_words import binary
 
 NEIGHBOURS = 16  # blocks of the example that merges
