@@ -22,7 +22,7 @@ deep: $(VENV)/test.stamp
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/test_gpu.py -n 8 -p no:cacheprovider -p no:benchmark --durations=15
+	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark --durations=15
 
 # vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
 test-peers: $(VENV)/vllm.stamp

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_shared_processes.py run. Imports little: each of them starts anew."""
+"""What the processes of tests/memory/test_shared_processes.py run. Imports little: each of them starts anew."""
 
 from __future__ import annotations
 

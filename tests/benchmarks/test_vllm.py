@@ -1,0 +1,193 @@
+"""The benchmark of vLLM's worker without a GPU: its jobs and limits, and that a wrong byte is seen."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import limits, vllm_limits
+from benchmarks.gpu.sizes import KIB
+from benchmarks.gpu.vllm_limits import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
+from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
+from tests.benchmarks.test_gpu import Steps
+
+VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
+SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
+
+
+def test_examples_are_true():
+    assert doctest.testmod(vllm_limits).failed == 0
+
+
+def test_the_jobs_are_those_of_the_requirement():
+    asked = {(4, 36, 2048), (8, 80, 1024), (16, 80, 1024), (64, 32, 512), (8, 80, 16)}
+    alone = {(one.page_nbytes // KIB, one.layers, blocks) for one in MODELS for blocks in one.blocks}
+    assert asked <= alone
+    assert asked <= {(one.page_nbytes // KIB, one.layers, blocks) for one in MODELS for blocks in one.beside}
+    assert {min(one.blocks) for one in MODELS} == {16}
+    assert max(max(one.blocks) for one in MODELS) == 4096
+    assert max(one.nbytes(max(one.blocks)) for one in MODELS) <= MOST_NBYTES
+    assert all(set(one.beside) <= set(one.blocks) for one in (*JOBS.models, *SMOKE_JOBS.models))
+
+
+def test_what_is_asked_of_every_page():
+    alone = {page: tuple(times_vllm(way, page * KIB) for way in limits.DIRECTIONS) for page in (4, 8, 16, 32, 64, 72)}
+    assert alone == {4: (1.3, 5.0), 8: (1.3, 2.7), 16: (None, 1.9), 32: (None, None), 64: (1.2, 1.2), 72: (1.2, 1.2)}
+    beside = {page: tuple(times_vllm(way, page * KIB, "decode") for way in limits.DIRECTIONS) for page in (4, 8, 16)}
+    assert beside == {4: (2.0, None), 8: (2.0, None), 16: (None, None)}
+
+
+def alone_at(ours_ms, cpu_ms, *, direction="load", peer=VLLM, theirs_ms=1.0):
+    medians = {OURS: Sample(ours_ms / 1e3, 5e-5, cpu_ms / 1e3, 0.0), peer.name: Sample(theirs_ms / 1e3, 0, 1e-3, 0.0)}
+    return list(rows_alone(Work(SMALL, direction, 16, 55.0), peer, medians, {"path": ["kernel"]}))
+
+
+def test_a_small_job_has_a_row_of_speed_of_time_and_of_cpu():
+    speed, whole, cpu = alone_at(0.25, 0.10)
+    assert speed.ours == pytest.approx(16 * 80 * 8192 / 0.25e-3 / 1e9)
+    assert speed.what == "load, 16 x 8 KiB, 10 MB"
+    assert speed.limit == pytest.approx(1.3 * speed.beside["vLLM 0.33.0"])
+    assert speed.beside[COPY] == 55.0
+    assert speed.detail["path"] == ["kernel"]
+    assert (whole.ours, whole.limit, whole.unit) == (0.25, 0.26, "ms")
+    assert (cpu.ours, cpu.limit) == pytest.approx((0.10, 0.1 + 0.03 * 0.25))
+    assert [row.ok for row in (speed, whole, cpu)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "cpu_ms", "direction", "ok"),
+    [
+        (0.27, 0.1, "load", (True, False, True)),
+        (0.25, 0.11, "load", (True, True, False)),
+        (0.80, 0.11, "load", (False, False, True)),  # 1.25 times vLLM
+        (0.40, 0.11, "store", (False, False, True)),  # 2.5 times vLLM
+        (0.25, 0.10, "store", (True, True, True)),
+    ],
+)
+def test_limits_that_are_missed(ours_ms, cpu_ms, direction, ok):
+    assert tuple(row.ok for row in alone_at(ours_ms, cpu_ms, direction=direction)) == ok
+
+
+def test_without_vllm_no_speed_is_held():
+    speed, whole, cpu = alone_at(0.25, 0.2, peer=NONE)
+    assert (speed.ok, whole.ok, cpu.ok) == (None, True, False)
+    assert set(speed.beside) == {"a descriptor a page", COPY}
+
+
+def found(ours, theirs, **detail):
+    return {
+        name: SimpleNamespace(gbps=gbps, slowdown=1.05, detail=detail if name == OURS else {})
+        for name, gbps in ((OURS, ours), (VLLM.name, theirs), (COPY, 54.0))
+    }
+
+
+def test_beside_decode_a_load_must_be_twice_as_fast():
+    work = Work(SMALL, "load", 16, 55.0)
+    speed, slower = rows_beside(work, VLLM, "decode", found(41.0, 21.0))
+    assert (speed.what, speed.limit, speed.ok) == ("load beside decode, 16 x 8 KiB, 10 MB", 42.0, False)
+    assert (slower.what, slower.ours, slower.ok) == (f"{speed.what}: compute slower", 1.05, None)
+    assert [row.ok for row in rows_beside(work, VLLM, "prefill", found(41.0, 21.0))] == [None, None]
+
+
+def test_compute_that_ran_empty_marks_both_rows():
+    rows = list(rows_beside(Work(SMALL, "load", 16, 55.0), VLLM, "decode", found(50.0, 20.0, broken="ran empty")))
+    assert all(limits.missed(row) for row in rows)
+
+
+# ---- whole runs, on CPU memory ----
+
+
+def test_a_smoke_run_moves_every_job_and_saves_its_rows(tmp_path, capsys):
+    pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
+    from benchmarks.gpu import vllm_worker
+
+    made = tmp_path / "made.json"
+    assert vllm_worker.main(["--smoke", "--device", "cpu", "--output", str(made)]) == 0
+    rows = json.loads(made.read_text())["rows"]
+    assert {row["group"] for row in rows} == {model.name for model in SMOKE_JOBS.models}
+    assert len(rows) == sum(len(model.blocks) * 2 * 2 for model in SMOKE_JOBS.models)
+    assert all(row["detail"]["path"] == ["host"] for row in rows)
+    assert "not measured" not in capsys.readouterr().err
+
+
+def test_a_run_beside_compute_has_its_ceilings_first(monkeypatch):
+    pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
+    import torch
+
+    from benchmarks.gpu import alone, bench, beside, vllm_worker
+    from benchmarks.gpu.sizes import SMOKE
+    from benchmarks.gpu.vllm_caches import Setup
+
+    monkeypatch.setattr(alone, "one_large_copy", lambda *_: lambda: None)
+    monkeypatch.setattr(beside, "compute_of", lambda *_: Steps())
+    monkeypatch.setattr(beside, "Enqueued", lambda issue, stream: SimpleNamespace(done=lambda: True))
+    gpu = SimpleNamespace(scale=SMOKE, device=torch.device("cpu"), streams=dict.fromkeys(limits.DIRECTIONS),
+                          issued=lambda direction, nbytes, issue: bench.Speed(nbytes, 1e-9, 1e-9))  # fmt: skip
+    setup = Setup(SMOKE_JOBS, gpu)
+    ceilings = [row.what for row in vllm_worker.ceilings(setup)]
+    assert ceilings[:2] == ["one large copy, load, 8.4 MB", "one large copy, store, 8.4 MB"]
+    assert ceilings[2:] == [f"one large copy, {way} beside {kind}" for kind in ("decode", "prefill")
+                            for way in limits.DIRECTIONS]  # fmt: skip
+    rows = list(vllm_worker.jobs(setup, Model("tiny", 3, 64, (5,), (5,))))
+    assert [row.what for row in rows] == [
+        *(f"{way}, 5 x 64 B, 960 B{more}" for way in limits.DIRECTIONS for more in ("", ": CPU")),
+        *(f"{way} beside {kind}, 5 x 64 B, 960 B{more}" for kind in ("decode", "prefill") for way in limits.DIRECTIONS
+          for more in ("", ": compute slower")),
+    ]  # fmt: skip
+    assert all(row.detail["transfers"] >= SMOKE.transfers for row in rows if "beside" in row.what)
+
+
+@pytest.fixture
+def caches():
+    pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
+    from benchmarks.gpu import vllm_caches
+
+    made = vllm_caches.Caches(vllm_caches.Setup(SMOKE_JOBS), Model("tiny", 3, 64, (5, 12), ()))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+def test_both_workers_move_every_byte(caches, direction):
+    assert len(caches.workers) == 2
+    for name in caches.workers:
+        for specs in caches.specs(5):
+            caches.verify(name, direction, specs)
+
+
+@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("fault", ["left out", "elsewhere"])
+def test_a_wrong_byte_is_seen(caches, direction, fault):
+    worker = caches.workers[caches.setup.peer.name]
+    whole = worker._enqueue
+
+    def wrong(columns, order):
+        if fault == "left out":
+            columns.size[3] -= 1
+        else:
+            columns.dst[[2, 7]] = columns.dst[[7, 2]]
+        return whole(columns, order)
+
+    worker._enqueue = wrong
+    with pytest.raises(RuntimeError, match=f"not every byte of {direction} of 5 blocks is right"):
+        caches.verify(caches.setup.peer.name, direction, caches.specs(5)[0])
+
+
+def test_a_job_that_failed_is_no_measurement(caches):
+    from benchmarks.gpu.vllm_caches import finish
+
+    specs = caches.specs(5)[0]
+    specs.host.block_ids[0] = 99
+    with pytest.raises(RuntimeError, match="success=False"):
+        finish(caches.begin(OURS, "store", specs))
+
+
+def test_jobs_are_of_different_blocks(caches):
+    jobs = caches.specs(12)
+    assert len({tuple(specs.blocks) for specs in jobs}) == len(jobs)
+    assert all(sorted(specs.chunks) == list(range(12)) for specs in jobs)
+    assert all(np.array_equal(specs.device.block_ids, specs.blocks) for specs in jobs)

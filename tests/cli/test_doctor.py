@@ -1,0 +1,144 @@
+"""What `kvplan doctor` answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from kvplan.cli import doctor, main
+from kvplan.cuda.machine import Link
+from tests.cli.test_process import BLOCKED, python
+from tests.commands import answer, document
+from tests.measure.test_doctor import H100, HEALTHY
+
+GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
+SLOW = replace(
+    HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU", pool=None
+)
+
+GOLDEN = """\
+ok       driver         CUDA 13.0, driver 580.159.04
+ok       GPU            cuda:0: NVIDIA H100 80GB HBM3 at 0000:0f:00.0
+ok       batch copies   cuMemcpyBatchAsync is there
+problem  link           PCIe generation 5 x8 now, at most generation 5 x16
+                        reseat the card or check the BIOS slot setting: x8 of
+                        x16 halves the ceiling
+ok       NUMA           the GPU is on node 1, this process may run on node 1
+                        alone
+ok       connections    CUDA_DEVICE_MAX_CONNECTIONS=32
+ok       IOMMU          identity: nothing is translated
+unknown  virtualised    a virtual machine (QEMU): its link and nodes may be made
+                        up
+                        hold one large pinned copy against the link's ceiling
+ok       profile        calibrated: NVIDIA H100, PCIe 5 x16
+ok       torch          2.11.0+cu130, built for CUDA 13.0
+ok       Triton         3.6.0
+ok       numba          0.68.0, keeps loops in /home/me/.cache/numba
+ok       cuda-bindings  13.0.1; optional, kvplan calls the driver itself
+warning  locked memory  at most 8 MiB: CUDA pins more all the same, RDMA (UCX,
+                        NIXL) does not
+                        ulimit -l unlimited, or docker run --ulimit memlock=-1
+ok       host memory    400 GiB of 512 GiB available
+ok       shared memory  250 GiB of 256 GiB free in /dev/shm
+"""
+
+
+@pytest.fixture
+def sees(monkeypatch):
+    """``sees(facts)``: the machine is as these facts say; gives what is asked of it."""
+    asked = []
+
+    def seeing(facts):
+        def gather(device, *, busy):
+            asked.append((device, busy))
+            return replace(facts, device=device)
+
+        monkeypatch.setattr(doctor, "gather", gather)
+        return asked
+
+    return seeing
+
+
+def test_it_reads_well_at_80_columns(capsys, sees):
+    asked = sees(SLOW)
+    text = answer(capsys, "doctor", code=1)
+    assert text == GOLDEN
+    assert max(map(len, text.splitlines())) <= 80
+    assert asked == [("cuda:0", True)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        (HEALTHY, 0),
+        (replace(HEALTHY, locked=65536), 0),  # a warning
+        (replace(HEALTHY, ram=None), 0),  # unknown
+        (SLOW, 1),
+        (GPU_LESS, 1),
+    ],
+)
+def test_a_problem_is_a_finding(capsys, sees, facts, code):
+    sees(facts)
+    assert ("problem" in answer(capsys, "doctor", code=code)) == bool(code)
+    given = document(capsys, "doctor", code=code)
+    assert given["healthy"] == (code == 0)
+
+
+def test_its_document(capsys, sees):
+    asked = sees(SLOW)
+    given = document(capsys, "doctor", "--device", "cuda:1", code=1)
+    assert list(given) == ["schema", "device", "healthy", "findings", "facts"]
+    assert (given["schema"], given["device"], asked) == ("kvplan.doctor/1", "cuda:1", [("cuda:1", True)])
+    assert given["findings"][3] == {
+        "name": "link",
+        "state": "problem",
+        "what": "PCIe generation 5 x8 now, at most generation 5 x16",
+        "advice": "reseat the card or check the BIOS slot setting: x8 of x16 halves the ceiling",
+    }
+    assert given["facts"]["machine"] == asdict(SLOW.machine)
+    assert given["facts"]["ram"] == list(SLOW.ram)
+    assert set(given["facts"]) == set(asdict(SLOW))
+
+
+def test_the_default_device(sees):
+    asked = sees(HEALTHY)
+    assert main(["doctor", "--device", "cuda"]) == 0
+    assert asked == [("cuda:0", True)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "0", ""])
+def test_a_device_that_is_none(capsys, device):
+    assert main(["doctor", "--device", device]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"argument --device: {device!r} is no GPU, as in cuda:0" in err
+
+
+def test_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["doctor", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "\n  kvplan doctor\n" in out
+    assert max(map(len, out.splitlines())) <= 90
+
+
+@pytest.mark.parametrize("argv", [["doctor"], ["doctor", "--json"]])
+def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
+    blocked = ["torch", "triton", "cuda", "numba"] + ["rich"] * ("--json" in argv)
+    done = python("-c", BLOCKED.format(blocked=blocked, argv=argv))
+    assert (done.returncode, done.stderr) == (1, "")  # without numba there is a problem, with a GPU or without
+    assert "not to be had" in done.stdout
+
+
+def test_it_imports_no_package_that_it_asks_for():
+    code = (
+        "import sys; from kvplan.cli import main; main(['doctor', '--json']);"
+        "print([name for name in ('torch', 'triton', 'numba') if name in sys.modules], file=sys.stderr)"
+    )
+    assert python("-c", code).stderr == "[]\n"
+
+
+def test_a_terminal_without_unicode():
+    assert python("-m", "kvplan", "doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()

@@ -1,0 +1,94 @@
+"""The table of a plan's candidates, at any width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import Policy
+from kvplan.cost.explain import WIDTH, explain
+from kvplan.cost.model import candidates
+from kvplan.cost.profile import default
+from tests.cost.test_model import PLAN, profile
+
+PROFILE = replace(
+    profile(
+        {
+            "kernel": (9_000, 40, 0.02),
+            "copy_engine": (4_000, 1_000, 0.1, 2_000, 0.05),
+            "copy_engine_2d": (4_000, 3_000, 20, 0.05),
+        }
+    ),
+    gpu="A GPU",
+    how="made up",
+    note="",
+)
+REFUSED = {"staged": "a block takes 100,000 bytes of the ring, which has 4,096"}
+
+
+def text_of(width: int) -> str:
+    return explain(candidates(PLAN, PROFILE, Policy(), REFUSED), PLAN, PROFILE, Policy(), width)
+
+
+# By hand, in ns: the kernel 9,000 + 1,000 to begin, 100 runs of 40, 1,000,000 bytes of 0.02.
+WIDE = """\
+profile: A GPU, a link not known, made up
+beside:  nothing
+
+path                   in all      GPU      CPU    SMs    compute
+kernel                  34 us    33 us   500 ns   8.0%          -
+    20 us: 1 MB at 50.0 GB/s, 10 us to begin, 4 us: 100 runs at 40 ns
+"""
+NARROW = """\
+profile: A GPU, a link not known,
+made up
+beside:  nothing
+
+path
+  in all     GPU     CPU    SMs  compute
+kernel
+   34 us   33 us  500 ns   8.0%        -
+    20 us: 1 MB at 50.0 GB/s,
+    10 us to begin,
+    4 us: 100 runs at 40 ns
+"""
+REFUSED_WIDE = """\
+staged                      -        -        -      -          -
+    cannot: a block takes 100,000 bytes of the ring, which has 4,096
+"""
+REFUSED_NARROW = """\
+staged
+       -       -       -      -        -
+    cannot: a block takes 100,000 bytes
+    of the ring, which has 4,096
+"""
+
+
+def test_in_80_columns():
+    assert text_of(WIDTH).startswith(WIDE)
+    assert REFUSED_WIDE in text_of(WIDTH)
+
+
+def test_in_40_columns_a_path_has_a_line_of_its_own():
+    assert text_of(40).startswith(NARROW)
+    assert REFUSED_NARROW in text_of(40)
+
+
+@given(width=st.integers(1, 300))
+def test_any_width_holds_the_same_words(width):
+    text = text_of(width)
+    assert max(map(len, text.splitlines())) <= max(width, 40)
+    assert text.split() == text_of(300).split()
+    # What a column says stands under its head: figures end where the head does.
+    lines = text.splitlines()
+    head = next(line for line in lines if "in all" in line)
+    figures = [line for line in lines if line.endswith(("%          -", "%        -"))]
+    assert len(figures) == 3
+    assert {len(line) for line in figures} == {len(head)}
+
+
+def test_any_gpu():
+    some = replace(default(), note="")
+    assert explain([], PLAN, some, Policy()).startswith("profile: any GPU, ")

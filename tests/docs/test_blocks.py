@@ -1,0 +1,206 @@
+"""Every block of a document is held to the code: run and compared, read, or parsed, and then the reason stands here.
+
+Python is run by test_figures.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kvplan import KVLayout
+from kvplan.cli import main
+from kvplan.layout.notation import parse
+from tests.commands import GPU, HOST, ROOT, answer
+from tests.docs.test_figures import DOCUMENTS
+
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+KINDS = ("python", "python gpu", "python nixl", "console", "toml", "text")
+
+# Commands that are not run, and why; their options are parsed all the same.
+NOT_RUN = {
+    "kvplan doctor": "its answer and its exit code are the machine's",
+    "kvplan calibrate": "needs a GPU, and measures for seconds",
+    "kvplan bench": "measures for a minute, best on a GPU",
+    "make": "installs packages and runs what CI runs anyway",
+    "pip install": "installs packages",
+    "python -m benchmarks": "measures",
+}
+# Blocks that are no code, by their first words, and what they are.
+TEXTS = {
+    "tensors ──backends/──▶": "a picture",
+    "kernel          fixed + runs": "formulas; test_cost.py holds the terms to them",
+    '"layer: block kv token head dim"': "a notation, which is parsed below",
+}
+# Indented blocks, which no reader's eye tells from code: none but in what a command writes.
+GENERATED = {"pairs.md": "test_pairs.py holds it to the command that writes it"}
+
+
+class Block(NamedTuple):
+    """A fenced block of a document."""
+
+    path: Path
+    line: int
+    kind: str
+    body: str
+
+
+class Command(NamedTuple):
+    """A command of a console block: its words without comments, and the answer that is shown; "" where none is."""
+
+    words: tuple[str, ...]
+    shown: str
+    where: str
+
+    @property
+    def not_run(self) -> str | None:
+        """Why it is not run."""
+        line = " ".join(self.words)
+        return next((why for name, why in NOT_RUN.items() if re.search(rf"(^|\s){name}\b", line)), None)
+
+
+def blocks() -> Iterator[Block]:
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for found in FENCE.finditer(text):
+            indent, kind, body = found.groups()
+            lines = [line.removeprefix(indent) for line in body.splitlines(keepends=True)]
+            yield Block(path, text.count("\n", 0, found.start()) + 1, kind, "".join(lines))
+
+
+def commands() -> Iterator[Command]:
+    for block in BLOCKS:
+        if block.kind == "console":
+            for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.body, re.MULTILINE):
+                words = shlex.split(command.replace("\\\n", " "), comments=True)
+                yield Command(tuple(words), shown, f"{block.path.name}:{block.line}: {' '.join(words)}")
+
+
+BLOCKS = list(blocks())
+COMMANDS = list(commands())
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    odd = [f"{block.path.name}:{block.line}: {block.kind!r}" for block in BLOCKS if block.kind not in KINDS]
+    assert not odd, f"say what it is: {', '.join(KINDS)}"
+    for block in BLOCKS:
+        if block.kind == "console":
+            assert block.body.startswith("$ "), f"{block.path.name}:{block.line} is no command"
+    assert len(COMMANDS) == sum(len(re.findall(r"^\$ ", b.body, re.MULTILINE)) for b in BLOCKS if b.kind == "console")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_code_is_hidden_in_an_indentation(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("```") == 2 * len(FENCE.findall(text)), "a fence is left open"
+    plain = FENCE.sub("", text)
+    indented = re.findall(r"(?:\A|\n\n) {4,}([^\n]*)", plain)
+    assert not indented or path.name in GENERATED
+
+
+def test_a_text_is_no_code():
+    for block in BLOCKS:
+        if block.kind == "text":
+            known = [words for words in TEXTS if block.body.lstrip().startswith(words)]
+            assert known, f"{block.path.name}:{block.line}: run it, or say in TEXTS why it cannot be"
+            if block.body.startswith('"'):
+                assert str(parse(block.body.strip().strip('"'))) == block.body.strip().strip('"')
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.kind == "python gpu"], ids=lambda b: f"{b.path.name}:{b.line}"
+)
+def test_what_needs_a_gpu_is_python_at_least(block):
+    compile(block.body, block.path.name, "exec")
+    named = re.search(r"# (tests/gpu/\w+\.py) does this", block.body)
+    assert (ROOT / named[1]).is_file(), "a GPU's test runs it, and is named there"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.kind == "python nixl"], ids=lambda b: f"{b.path.name}:{b.line}"
+)
+def test_what_needs_nixl_runs_where_it_is(block):
+    code = compile(block.body, block.path.name, "exec")
+    pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+    exec(code, {})
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.kind == "toml"], ids=lambda b: f"{b.path.name}:{b.line}")
+def test_a_spec_is_one(block):
+    assert KVLayout.from_spec(tomllib.loads(block.body)).num_blocks > 0
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(monkeypatch, tmp_path):
+    """A folder with the examples, and dumps of an engine's cache and of a pool, as the documents name them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name, spec in (("dump", GPU), ("pool", HOST)):
+        KVLayout.from_spec(spec).save(tmp_path / f"{name}.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.not_run], ids=lambda c: c.where)
+def test_a_command_answers_as_shown(capsys, checkout, command):
+    assert command.words[0] == "kvplan", "no other program is run: give the reason in NOT_RUN"
+    given = answer(capsys, *command.words[1:])
+    assert given
+    assert given == (command.shown or given)
+    for option in ("--output", "--svg"):
+        if option in command.words:
+            assert (checkout / command.words[command.words.index(option) + 1]).stat().st_size
+
+
+class ParsedError(Exception):
+    """What a command would do is about to begin."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.not_run], ids=lambda c: c.where)
+def test_a_command_that_is_not_run_has_these_options(monkeypatch, command):
+    assert not command.shown, "an answer that nothing holds to the code"
+    words = command.words
+    if words[0] == "make":
+        assert set(words[1:]) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        return
+    if words[:2] == ("pip", "install"):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        name, extras = re.fullmatch(r"(\.)(?:\[([\w,]+)\])?", words[2]).groups()
+        assert (name, len(words)) == (".", 3)
+        assert set((extras or "").split(",")) - {""} <= set(project["optional-dependencies"])
+        return
+    given = []
+
+    def parsed(self, arguments=None, namespace=None):
+        given.append(parse_args(self, arguments, namespace))
+        raise ParsedError
+
+    parse_args = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    if words[0] == "python":
+        module = importlib.import_module(words[2])
+        if hasattr(module, "__path__"):  # a package
+            module = importlib.import_module(f"{words[2]}.__main__")
+        with pytest.raises(ParsedError):
+            module.main(list(words[3:]))
+        assert set(getattr(given[0], "groups", ())) <= set(getattr(module, "GROUPS", ()))
+        return
+    with pytest.raises(ParsedError):
+        main(words[words.index("kvplan") + 1 :])
+
+
+def test_no_reason_is_left_over():
+    lines = [" ".join(command.words) for command in COMMANDS]
+    assert all(any(re.search(rf"(^|\s){name}\b", line) for line in lines) for name in NOT_RUN)
+    bodies = [block.body.lstrip() for block in BLOCKS if block.kind == "text"]
+    assert all(any(body.startswith(words) for body in bodies) for words in TEXTS)

@@ -1,0 +1,30 @@
+"""The examples run as a reader would run them, where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_layers_arrive_while_others_are_computed(tmp_path):
+    pytest.importorskip("torch", reason="the example computes with torch")
+    kept = tmp_path / "layerwise.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "examples/layerwise_load.py", "--device", "cpu", "--prefix", "100", "--times", "2"]
+    done = subprocess.run([*command, "--json", str(kept)], cwd=ROOT, env=environment, capture_output=True, text=True,
+                          check=False, timeout=PATIENCE)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(kept.read_text())
+    assert result["equal"]
+    assert result["nbytes"] == 7 * 16 * 4 * 2 * 2 * 16 * 4  # blocks, tokens, layers, K and V, heads, dim, bytes
+    assert list(result["first_token_s"]) == ["load, then compute", "layer by layer"]
+    assert "results equal" in done.stdout

@@ -1,0 +1,45 @@
+"""Every block of Python in the documents runs; numbers of the README come from a recorded file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_python_in_a_document_runs(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_map_names_every_module():
+    text = (ROOT / "docs" / "map.md").read_text()
+    for module in (ROOT / "kvplan").glob("*.py"):
+        if module.name not in ("__init__.py", "__main__.py", "version.py"):
+            assert f"`kvplan/{module.name}`" in text
+
+
+def test_the_readme_s_numbers_are_those_of_a_recorded_run():
+    text = (ROOT / "README.md").read_text()
+    assert readme.table() in text
+    assert readme.gpu_table() in text
+    assert readme.choice_table() in (ROOT / "docs" / "cost-model.md").read_text()
+    assert readme.batch_table() in (ROOT / "docs" / "gpu.md").read_text()
+    assert readme.vllm_table() in (ROOT / "docs" / "engines.md").read_text()
+    assert readme.offload_table() in (ROOT / "docs" / "engines.md").read_text()
+    assert readme.ranks_table() in (ROOT / "docs" / "ranks.md").read_text()

@@ -1,0 +1,110 @@
+"""The picture of a resharding: well-formed, every copy in it, ranks named and told apart."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import Shard
+from kvplan.draw.ranks import PALETTE
+from tests.mixed_ranks import mixed
+from tests.ranks.test_resharding import HND, NHD, SPLIT, rank, tp
+from tests.topologies import reshards, shards_of
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(root) -> list[str]:
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def coloured(root) -> list[tuple[str, float, float]]:
+    """Colour, left edge and width of every copy's end at the destination."""
+    rects = [e for e in root.iter(f"{SVG}rect") if e.get("fill") and e.get("height") == "30"]
+    bottom = max(float(e.get("y")) for e in rects)
+    return [(e.get("fill"), float(e.get("x")), float(e.get("width"))) for e in rects if float(e.get("y")) == bottom]
+
+
+def test_a_block_of_four_ranks_becomes_pages_of_two():
+    """16 tokens of K: in NHD each token row of a page is two ranks' heads, in HND each page is two halves."""
+    root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8), tp(NHD, 2, 8)).diagram())
+    assert len(list(root.iter(f"{SVG}polygon"))) == 4 * 16
+    assert texts(root)[:2] == [
+        "4 ranks to 2 ranks: layer 0, k",
+        "above 1 block of each source, below 1 block of each destination",
+    ]
+    assert [text for text in texts(root) if "heads" in text] == [
+        f"heads {h}" for h in ("0-1", "2-3", "4-5", "6-7", "0-3", "4-7")
+    ]
+    ends = sorted(coloured(root), key=lambda end: end[1])
+    assert [colour for colour, _, _ in ends] == list(PALETTE[:2]) * 16 + list(PALETTE[2:4]) * 16
+    head_major = tp("layer: kv block head token dim", 4, 8)
+    root = ET.fromstring(kvplan.reshard(head_major, tp(HND, 2, 8)).diagram())
+    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4])
+
+
+def test_replicas_take_turns_and_tokens_are_dealt():
+    latents = [rank("layer: block token dim", heads=range(1), kv=False) for _ in range(4)]
+    root = ET.fromstring(kvplan.reshard(latents, rank("block layer token dim", heads=range(1), kv=False)).diagram())
+    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4])
+    assert texts(root).count("no heads") == 5
+    dealt = [Shard(rank(SPLIT, heads=range(1)), k, 4, 1) for k in range(4)]
+    root = ET.fromstring(kvplan.reshard(dealt, rank(NHD, heads=range(1), tokens=64)).diagram())
+    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4]) * 16
+    assert "head 0, tokens 3 of 4" in texts(root)
+
+
+def test_ranks_of_other_layers_are_drawn_empty():
+    stages = [rank(SPLIT, heads=range(8), layers=layers) for layers in (range(2), range(2, 4))]
+    root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8, layers=range(4)), stages).diagram())
+    assert "layers 2-3" in texts(root)
+    assert texts(root)[0] == "4 ranks to 2 ranks: layer 0, k"
+
+
+def test_too_many_copies_are_counted():
+    root = ET.fromstring(kvplan.reshard(tp(HND, 8, 8, tokens=256), tp(NHD, 1, 8, tokens=256)).diagram())
+    assert texts(root)[0] == "8 ranks to 1 rank: layer 0, k; 512 of 2048 copies drawn"
+
+
+def test_a_cache_onto_itself_can_be_drawn():
+    cache = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+    root = ET.fromstring(kvplan.reshard(cache, cache).diagram())
+    assert len(list(root.iter(f"{SVG}polygon"))) == 1
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_ranks_that_are_not_alike_can_be_drawn(seed):
+    sides = mixed(seed).sides
+    root = ET.fromstring(kvplan.reshard(*sides).diagram())
+    assert texts(root).count("rank 0") == 2
+    assert list(root.iter(f"{SVG}polygon"))
+
+
+@pytest.mark.parametrize(
+    ("name", "src", "dst"),
+    [("tp4-to-tp2-nhd", SPLIT, NHD), ("tp4-to-tp2-hnd", "layer: kv block head token dim", HND)],
+)
+def test_pictures_of_the_documentation_are_what_is_drawn(name, src, dst):
+    sides = (tp(notation, count, 8, layers=range(2), blocks=1024) for notation, count in ((src, 4), (dst, 2)))
+    assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == kvplan.reshard(*sides).diagram()
+
+
+@settings(max_examples=60)
+@given(case=reshards())
+def test_any_resharding_can_be_drawn(case):
+    shards = shards_of(case)
+    programs = kvplan.reshard(*shards)
+    root = ET.fromstring(programs.diagram())
+    assert {f"rank {k}" for side in shards for k in range(len(side))} <= set(texts(root))
+    width = float(root.get("viewBox").split()[2])
+    for colour, left, size in coloured(root):
+        assert colour in PALETTE
+        assert 0 <= left <= left + size <= width

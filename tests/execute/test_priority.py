@@ -1,0 +1,368 @@
+"""Transfers of the host path that go first, and transfers that are taken back."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout, KVPlanError, TransferError
+from kvplan.execute.host import path as host
+from tests.execute.test_executor import EXITS, Broken, pair, python
+from tests.patience import PATIENCE, takes_no_more, until
+
+BLOCKS = 6
+
+
+@pytest.fixture
+def gate():
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def executor(gate):
+    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as made:
+        yield made
+        gate.set()
+
+
+def test_a_high_one_goes_past_what_waits(executor, gate):
+    src, dst, program = pair()
+    normal = [executor.submit(program.plan([k], [k]), after=gate if k == 0 else None) for k in range(4)]
+    high = executor.submit(program.plan([9], [9]), priority="high")
+    high.synchronize(PATIENCE)
+    assert (dst[9] == src[9]).all()
+    assert not any(transfer.done() for transfer in normal)
+    gate.set()
+    normal[-1].synchronize(PATIENCE)
+    assert (dst[:4] == src[:4]).all()
+
+
+def test_high_ones_keep_their_order(executor, gate):
+    src, dst, program = pair()
+    held = executor.submit(program.plan([1], [1]), after=gate, priority="high")
+    behind = executor.submit(program.plan([2], [2]), priority="high")
+    normal = executor.submit(program.plan([3], [3]))
+    normal.synchronize(PATIENCE)  # nothing of the high ones is copied, so that it need not wait
+    assert not held.done()
+    assert not behind.done()
+    gate.set()
+    behind.synchronize(PATIENCE)
+    assert (dst[1:4] == src[1:4]).all()
+
+
+@pytest.mark.parametrize("first", ["normal", "high"])
+def test_of_two_that_write_the_same_the_second_stays(executor, gate, first):
+    src, dst, program = pair()
+    second = {"normal": "high", "high": "normal"}[first]
+    one = executor.submit(program.plan([1], [5]), after=gate, priority=first)
+    other = executor.submit(program.plan([2], [5]), priority=second)
+    apart = executor.submit(program.plan([3], [6]), priority="high" if first == "normal" else "normal", after=None)
+    with pytest.raises(TransferError, match="has not finished"):
+        other.synchronize(0.02)
+    gate.set()
+    for transfer in (one, other, apart):
+        transfer.synchronize(PATIENCE)
+    assert (dst[5] == src[2]).all()
+    assert (dst[6] == src[3]).all()
+
+
+def test_what_a_conflicting_one_failed_at_is_its_own_matter(executor):
+    src, dst, program = pair()
+    broken = executor.submit(program.plan([1], [5]), after=Broken())
+    executor.submit(program.plan([2], [5]), priority="high").synchronize(PATIENCE)
+    with pytest.raises(TransferError, match="the stream is gone"):
+        broken.synchronize(PATIENCE)
+    assert (dst[5] == src[2]).all()
+
+
+def test_no_other_begins_while_a_high_one_copies(executor, gate, monkeypatch):
+    _, _, program = pair()
+    run, begun, copying = host._run, [], threading.Event()
+    high_plan = program.plan([9], [9])
+
+    def slow(plan, crew):
+        begun.append(plan)
+        if plan is high_plan:
+            copying.set()
+            assert gate.wait(PATIENCE)
+        return run(plan, crew)
+
+    monkeypatch.setattr(host, "_run", slow)
+    high = executor.submit(high_plan, priority="high")
+    assert copying.wait(PATIENCE)
+    normal = executor.submit(program.plan([1], [1]))
+    with pytest.raises(TransferError, match="has not finished"):
+        normal.synchronize(0.05)
+    assert begun == [high_plan]
+    gate.set()
+    normal.synchronize(PATIENCE)
+    assert high.done()
+
+
+@pytest.mark.parametrize("priority", ["urgent", None, 1, ""])
+def test_a_priority_that_is_none(executor, priority):
+    _, _, program = pair()
+    with pytest.raises(KVPlanError, match="give 'high' or 'normal'"):
+        executor.submit(program.plan([1], [1]), priority=priority)
+
+
+def cancelled(transfer):
+    """It is done, touched nothing, and says so."""
+    assert transfer.done()
+    assert repr(transfer).endswith("cancelled)")
+    for call in (transfer.synchronize, transfer.result, transfer.wait):
+        with pytest.raises(TransferError, match="of 256 bytes was cancelled before it began; nothing was moved"):
+            call()
+    assert transfer.cancel()
+
+
+@pytest.mark.parametrize("priority", ["normal", "high"])
+def test_one_that_waits_for_what_never_comes_is_taken_back_and_those_behind_go_on(executor, gate, priority):
+    src, dst, program = pair()
+    waiting = executor.submit(program.plan([1], [1]), after=gate, priority=priority)
+    behind = executor.submit(program.plan([2], [2]), priority=priority)
+    again = executor.submit(program.plan([3], [3]), after=gate, priority=priority)
+    last = executor.submit(program.plan([4], [4]), priority=priority)
+    assert waiting.cancel()
+    cancelled(waiting)
+    behind.synchronize(PATIENCE)
+    assert again.cancel()
+    last.synchronize(PATIENCE)
+    gate.set()
+    executor.submit(program.plan([5], [5]), priority=priority).synchronize(PATIENCE)
+    executor.close()
+    assert (dst[[2, 4, 5]] == src[[2, 4, 5]]).all()
+    assert not dst[[1, 3]].any()
+    assert (executor.stats().transfers, executor.stats().cancelled, executor.stats().failed) == (3, 2, 0)
+
+
+def test_one_in_the_queue_is_taken_back(executor, gate):
+    src, dst, program = pair()
+    first = executor.submit(program.plan([1], [1]), after=gate)
+    second = executor.submit(program.plan([2], [2]))
+    third = executor.submit(program.plan([3], [3]))
+    assert second.cancel()
+    cancelled(second)
+    assert not first.done()
+    gate.set()
+    third.synchronize(PATIENCE)
+    assert (dst[[1, 3]] == src[[1, 3]]).all()
+    assert not dst[2].any()
+
+
+def test_what_has_begun_or_ended_is_not_taken_back(executor, gate, monkeypatch):
+    src, dst, program = pair()
+    begun, run = threading.Event(), host._run
+
+    def slow(plan, crew):
+        begun.set()
+        assert gate.wait(PATIENCE)
+        return run(plan, crew)
+
+    monkeypatch.setattr(host, "_run", slow)
+    transfer = executor.submit(program.plan([1], [1]))
+    assert begun.wait(PATIENCE)
+    assert not transfer.cancel()
+    gate.set()
+    transfer.synchronize(PATIENCE)
+    assert not transfer.cancel()
+    assert (dst[1] == src[1]).all()
+    broken = executor.submit(program.plan([2], [2]), after=Broken())
+    with pytest.raises(TransferError, match="is gone"):
+        broken.synchronize(PATIENCE)
+    assert not broken.cancel()
+    assert executor.stats().cancelled == 0
+
+
+def test_what_named_a_cancelled_one_fails(executor, gate):
+    _, dst, program = pair()
+    first = executor.submit(program.plan([1], [1]), after=gate)
+    second = executor.submit(program.plan([2], [2]), after=first)
+    first.cancel()
+    with pytest.raises(TransferError, match="failed: transfer of 256 bytes was cancelled"):
+        second.synchronize(PATIENCE)
+    assert not dst.any()
+
+
+def test_what_conflicts_with_a_cancelled_one_goes_on(executor, gate):
+    src, dst, program = pair()
+    first = executor.submit(program.plan([1], [5]), after=gate)
+    second = executor.submit(program.plan([2], [5]), priority="high")
+    assert first.cancel()
+    second.synchronize(PATIENCE)
+    assert (dst[5] == src[2]).all()
+
+
+def test_without_a_thread_to_spare_those_behind_wait_on(executor, gate, monkeypatch):
+    src, dst, program = pair()
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "kvplan-after":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    asked = threading.Event()
+
+    class Asked:
+        def wait(self):
+            asked.set()
+            gate.wait(PATIENCE)
+
+    waiting = executor.submit(program.plan([1], [1]), after=Asked())
+    behind = executor.submit(program.plan([2], [2]))
+    assert asked.wait(PATIENCE)
+    monkeypatch.undo()
+    assert waiting.cancel()
+    with pytest.raises(TransferError, match="has not finished"):
+        behind.synchronize(0.05)
+    gate.set()
+    behind.synchronize(PATIENCE)
+    assert (dst[2] == src[2]).all()
+    assert not dst[1].any()
+
+
+def test_an_after_may_close_an_executor_that_has_high_ones(gate):
+    src, dst, program = pair()
+    executor = kvplan.Executor()
+
+    class Closes:
+        def wait(self):
+            gate.wait(PATIENCE)
+            executor.close()
+
+    high = executor.submit(program.plan([2], [2]), priority="high")
+    transfer = executor.submit(program.plan([1], [1]), after=Closes())
+    behind = executor.submit(program.plan([3], [1]), priority="high")
+    gate.set()
+    for one in (high, transfer, behind):
+        one.synchronize(PATIENCE)
+    executor.close()
+    assert (dst[[1, 2]] == src[[3, 2]]).all()
+
+
+def test_a_close_waits_for_high_ones_too(gate):
+    src, dst, program = pair()
+    executor = kvplan.Executor()
+    executor.submit(program.plan([1], [1]), after=gate, priority="high")
+    waiting = executor.submit(program.plan([2], [2]), after=gate)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    until(lambda: takes_no_more(executor))
+    waiting.cancel()  # the close waits for a runner that is relieved
+    with pytest.raises(TransferError, match="is closed"):
+        executor.submit(program.plan([1], [1]), priority="high")
+    gate.set()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert (dst[1] == src[1]).all()
+    assert not dst[2].any()
+
+
+def test_a_close_beside_a_cancel_waits_for_those_behind():
+    src, dst, program = pair()
+    executor = kvplan.Executor()
+    waiting = executor.submit(program.plan([1], [1]), after=threading.Event())
+    behind = executor.submit(program.plan([2], [2]))
+    seen = []
+
+    def close():
+        executor.close()
+        seen.append(behind.done())
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    closing.join(0.05)  # as far as it comes
+    assert waiting.cancel()
+    closing.join(PATIENCE)
+    assert seen == [True]
+    assert (dst[2] == src[2]).all()
+
+
+def test_an_exit_does_not_wait_for_what_was_taken_back():
+    code = """
+first = executor.submit(program.plan(range(64), range(64)), priority="high")
+held = executor.submit(program.plan([1], [2]), after=threading.Event())
+assert held.cancel()
+"""
+    assert python(EXITS + code, "2") == (0, "at exit True\n", "")
+
+
+def test_an_exit_gives_up_high_ones_that_wait():
+    code = """
+host.EXIT_SECONDS = 0.2
+executor.submit(program.plan(range(64), range(64)))
+executor.submit(program.plan([1], [2]), after=threading.Event(), priority="high")
+executor.submit(program.plan([1], [2]))
+"""
+    rc, out, err = python(EXITS + code, "2", warnings="default")
+    assert (rc, out) == (0, "at exit True\n")
+    assert "RuntimeWarning: at exit, 2 transfers were given up" in err
+
+
+# The law: priority and cancelling change no byte of what is seen in the end.
+
+
+@dataclass(frozen=True)
+class Step:
+    way: int
+    src: list[int]
+    dst: list[int]
+    high: bool
+    gate: int | None
+    take_back: bool
+
+
+@st.composite
+def steps(draw) -> Step:
+    count = draw(st.integers(0, 2))
+    src, dst = (draw(st.permutations(range(BLOCKS)))[:count] for _ in range(2))
+    gate = draw(st.none() | st.integers(0, 2))
+    return Step(draw(st.integers(0, 2)), src, dst, draw(st.booleans()), gate, draw(st.integers(0, 3)) == 0)
+
+
+@given(todo=st.lists(steps(), max_size=10), order=st.permutations(range(3)), seed=st.integers(0, 9))
+def test_the_end_is_that_of_the_order_of_submits(todo, order, seed):
+    rng = np.random.default_rng(seed)
+    memory = [rng.integers(0, 256, (BLOCKS, 8), np.uint8) for _ in range(3)]
+    expected = [one.copy() for one in memory]
+    layouts = [KVLayout.from_tensors("block dim", one) for one in memory]
+    ways = [(0, 1), (1, 2), (2, 0)]
+    programs = [kvplan.compile(layouts[src], layouts[dst]) for src, dst in ways]
+    gates = [threading.Event() for _ in range(3)]
+    with kvplan.Executor(policy=kvplan.Policy(threads=1)) as executor:
+        transfers = [
+            executor.submit(
+                programs[step.way].plan(step.src, step.dst),
+                after=None if step.gate is None else gates[step.gate],
+                priority="high" if step.high else "normal",
+            )
+            for step in todo
+        ]
+        gone = [step.take_back and transfer.cancel() for step, transfer in zip(todo, transfers, strict=True)]
+        for number in order:
+            gates[number].set()
+        for transfer, taken_back in zip(transfers, gone, strict=True):
+            if taken_back:
+                with pytest.raises(TransferError, match="cancelled"):
+                    transfer.synchronize(PATIENCE)
+            else:
+                transfer.synchronize(PATIENCE)
+        stats = executor.stats()
+    for step, taken_back in zip(todo, gone, strict=True):
+        if not taken_back:
+            src, dst = ways[step.way]
+            expected[dst][step.dst] = expected[src][step.src]
+    for got, want in zip(memory, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert (stats.transfers, stats.cancelled, stats.failed) == (len(todo) - sum(gone), sum(gone), 0)
+    assert stats.nbytes == sum(8 * len(s.src) for s, taken_back in zip(todo, gone, strict=True) if not taken_back)

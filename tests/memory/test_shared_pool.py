@@ -1,0 +1,649 @@
+"""Pools that processes share by name: names, geometry, who makes the file and who unlinks it. All in one process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import stat
+import subprocess
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import kvplan
+from kvplan import KVLayout
+from kvplan.memory import shared
+from kvplan.memory.shared import path_of, share
+from tests.patience import PATIENCE
+
+NOTATION = "block layer kv token head dim"
+ROOT = Path(__file__).parents[2]
+_numbers = count()
+
+
+def rank(layers=(0, 1), heads=range(2), dtype=np.int16, part="kv"):
+    """A cache of some layers and heads: 4 blocks of 3 tokens."""
+    tensors = [np.zeros((2, 4, 3, len(heads), 5), dtype) for _ in layers]
+    return KVLayout.from_tensors("layer: kv block token head dim", tensors, layers=layers, head_start=heads.start,
+                                 part=part)  # fmt: skip
+
+
+@pytest.fixture
+def name():
+    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
+    made = f"kvplan-test-{os.getpid()}-{next(_numbers)}"
+    yield made
+    if path_of(made).exists():
+        gc.collect()  # what errors that were caught keep
+    try:
+        assert not path_of(made).exists(), "a pool was left"
+    finally:
+        path_of(made).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file's path; nothing stays locked."""
+    yield tmp_path / "pool"
+    if shared._uses:
+        gc.collect()
+    assert not shared._uses
+
+
+class Lock:
+    """Another user's lock on a file, whatever the file is."""
+
+    def __init__(self, path, kind):
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self.fd, kind)
+
+    def release(self):
+        os.close(self.fd)
+
+
+def test_one_name_is_one_memory_and_the_last_user_unlinks_it(name):
+    one = kvplan.allocate(NOTATION, like=rank(), shared=name)
+    two = kvplan.allocate(NOTATION, like=rank(), shared=name)
+    assert one.tensors.shape == (4, 2, 2, 3, 2, 5)
+    assert not one.tensors.any()
+    one.tensors[3, 1, 0, 2, 1] = [1, 2, 3, 4, 5]
+    assert two.tensors[3, 1, 0, 2, 1].tolist() == [1, 2, 3, 4, 5]
+    assert one.regions[0].address != two.regions[0].address
+    told = path_of(name).stat()
+    assert stat.S_IMODE(told.st_mode) == 0o600
+    assert told.st_size == 2 * mmap.PAGESIZE  # the header, and 960 bytes
+    view = one.tensors[3:]
+    del one
+    assert path_of(name).exists()
+    del two
+    assert path_of(name).exists(), "what is made of the memory is a use of it"
+    del view
+    assert not path_of(name).exists()
+
+
+def test_what_was_written_is_gone_with_the_last_user(name):
+    pool = kvplan.allocate(NOTATION, like=rank(), shared=name)
+    pool.tensors[...] = 7
+    del pool
+    assert not kvplan.allocate(NOTATION, like=rank(), shared=name).tensors.any()
+
+
+def test_a_pool_of_more_layers_and_heads_than_like_has(name):
+    pools = [
+        kvplan.allocate(NOTATION, like=rank(layers, heads), layers=[2, 0, 1], heads=range(1, 7), shared=name)
+        for layers, heads in (((0, 1), range(1, 3)), ((2,), range(5, 7)))
+    ]
+    assert pools[0].tensors.shape == (4, 3, 2, 3, 6, 5)
+    assert (pools[0].layers, pools[0].heads) == ((0, 1, 2), range(1, 7))
+    pools[0].tensors[1, 2, 0, 0, 5] = 9
+    address = pools[1].address(layer=2, part="k", block=1, token=0, head=6) - pools[1].regions[0].address
+    assert pools[1].tensors.view(np.uint8).reshape(-1)[address] == 9
+    alone = kvplan.allocate(NOTATION, like=rank((1,)), layers=range(3), heads=range(4))
+    assert (alone.tensors.shape, alone.layers, alone.heads) == ((4, 3, 2, 3, 4, 5), (0, 1, 2), range(4))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"layers": [1]}, "like holds layers 0, and the pool would not: its layers are 1; slice like first"),
+        ({"layers": [0, 0, 1]}, r"layers is \[0, 0, 1\]; give the global numbers"),
+        ({"layers": [0, 1, -1]}, "give the global numbers of the pool's layers, each once"),
+        ({"layers": 2}, "layers is 2; give"),
+        ({"layers": []}, r"layers is \[\]; give"),
+        ({"layers": [0, True]}, "give the global numbers"),
+        ({"heads": range(1)}, "like holds heads 0-1, and the pool would not: its heads are 0; slice like first"),
+        ({"heads": range(0, 4, 2)}, r"heads is range\(0, 4, 2\); give a range of step 1"),
+        ({"heads": 4}, "heads is 4; give a range"),
+        ({"heads": range(-1, 4)}, "from 0 on"),
+        ({"device": "cuda:0"}, "shared memory is of the CPU; device is 'cuda:0'"),
+    ],
+)
+def test_pools_that_cannot_be_shared(name, more, says):
+    with pytest.raises(kvplan.LayoutError, match=says):
+        kvplan.allocate(NOTATION, like=rank(), shared=name, **more)
+
+
+def test_content_without_heads_has_no_pool_of_many():
+    latent = KVLayout.from_tensors("block token dim", np.zeros((4, 3, 5), np.int8))
+    with pytest.raises(kvplan.LayoutError, match="like has no head axis"):
+        kvplan.allocate("block token head dim", like=latent, heads=range(4))
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ("", "shared is ''; a name has up to 200 letters"),
+        (".", "a name has"),
+        ("..", "a name has"),
+        (".hidden", "a name has"),
+        ("-r", "a name has"),
+        ("a b", "a name has"),
+        ("kv\n", "a name has"),
+        ("kv\0", "a name has"),
+        ("é", "a name has"),
+        ("k" * 201, "a name has"),
+        ("pools/kv", "it is the absolute path of a file"),
+        ("../kv", "the absolute path"),
+        ("/tmp/../etc/kv", "without '..'"),
+        ("/tmp/kv/", "the absolute path of a file"),
+        ("/tmp/k\0v", "the absolute path"),
+        ("/kv", "a file of the root folder; write 'kv' for /dev/shm/kv"),
+        ("/", "the absolute path of a file"),
+        (7, "shared is 7; give a name"),
+        (b"kv", "shared is b'kv'; give a name"),
+        (True, "shared is True; give a name"),
+    ],
+)
+def test_names_that_are_none(bad, says):
+    with pytest.raises(kvplan.LayoutError, match=says):
+        kvplan.allocate(NOTATION, like=rank(), shared=bad)
+
+
+def test_names_and_paths():
+    assert path_of("kv_0.a-B") == Path("/dev/shm/kv_0.a-B")
+    assert path_of("k" * 200).name == "k" * 200
+    assert path_of("/dev/hugepages/kv") == path_of(Path("/dev/hugepages/kv")) == Path("/dev/hugepages/kv")
+
+
+OTHERS = {
+    "notation": ("layer block kv token head dim", {}, {}, "layer block kv token head dim | block=4"),
+    "blocks": (NOTATION, {"num_blocks": 5}, {}, "block=5"),
+    "tokens": (NOTATION, {"block_tokens": 6}, {}, "token=6"),
+    "layers": (NOTATION, {"layers": range(3)}, {}, "layers 0-2"),
+    "numbers": (NOTATION, {}, {"layers": (4, 5)}, "layers 4-5"),
+    "heads": (NOTATION, {"heads": range(4)}, {}, "heads 0-3"),
+    "dtype": (NOTATION, {}, {"dtype": np.float16}, "float16"),
+    "parts": (NOTATION, {}, {"part": "scale"}, "part scale"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_geometry_is_refused_while_the_pool_is_in_use(name, other):
+    notation, more, of, says = OTHERS[other]
+    pool = kvplan.allocate(NOTATION, like=rank(), shared=name)
+    pool.tensors[...] = 3
+    with pytest.raises(kvplan.LayoutError) as caught:
+        kvplan.allocate(notation, like=rank(**of), shared=name, **more)
+    said = str(caught.value)
+    there, _, here = said.partition("; here it is ")
+    assert f"'{path_of(name)}' is in use as another pool: there it is" in there
+    sizes = "block=4 dim=5 head=2 kv=2 layer=2 token=3"
+    assert f"'format 1 | {NOTATION} | {sizes} | int16 | layers 0-1 | heads 0-1 | part kv'" in there
+    assert says in here
+    assert says not in there
+    assert "\n" not in said
+    assert (pool.tensors == 3).all()
+    del pool
+    again = kvplan.allocate(notation, like=rank(**of), shared=name, **more)  # of no user, the name is free
+    assert not again.tensors.any()
+
+
+def test_a_type_has_one_name_in_a_geometry(name):
+    spec = {"notation": "block kv token head dim", "sizes": {"block": 4, "token": 3, "head": 2, "dim": 5}}
+    short, long = (KVLayout.from_spec(spec | {"dtype": dtype}) for dtype in ("bf16", "bfloat16"))
+    real = KVLayout.from_tensors(spec["notation"], torch.zeros(4, 2, 3, 2, 5, dtype=torch.bfloat16))
+    one = kvplan.allocate("block kv token head dim", like=short, shared=name)
+    two = kvplan.allocate("block kv token head dim", like=long, shared=name)
+    three = kvplan.allocate("block kv token head dim", like=real, shared=name)
+    assert (one.tensors.dtype, two.tensors.dtype, three.tensors.dtype) == (np.uint16, np.uint16, torch.bfloat16)
+    assert kvplan.allocate("block kv token head dim", like=short, device="cpu:0").tensors.dtype == torch.bfloat16
+    three.tensors[2, 1] = 1.0
+    assert (one.tensors[2, 1] == 0x3F80).all()  # 1.0 in bfloat16
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_nested_tensors_lie_in_one_file_each_on_a_page_and_the_header_in_none(name, framework):
+    like = rank()
+    if framework == "torch":
+        tensors = [torch.zeros(2, 4, 3, 2, 5, dtype=torch.int16) for _ in range(2)]
+        like = KVLayout.from_tensors("layer: kv block token head dim", tensors)
+    one, two = (kvplan.allocate("layer kv: block head token dim", like=like, shared=name) for _ in range(2))
+    assert type(one.tensors[0][0]).__module__.startswith(framework)
+    assert [len(one.tensors), len(one.tensors[0]), tuple(one.tensors[0][0].shape)] == [2, 2, (4, 2, 3, 5)]
+    assert [(r.address % mmap.PAGESIZE, r.nbytes, r.writable) for r in one.regions] == [(0, 240, True)] * 4
+    assert path_of(name).stat().st_size == 5 * mmap.PAGESIZE
+    for k, tensor in enumerate(tensor for pair in one.tensors for tensor in pair):
+        tensor[...] = k + 1
+    assert [int(tensor[3, 1, 2, 4]) for pair in two.tensors for tensor in pair] == [1, 2, 3, 4]
+    content = path_of(name).read_bytes()
+    assert content.startswith(b"kvplan.pool\nwhole.\nformat 1 | layer kv: block head token dim | ")
+    assert [content[k * mmap.PAGESIZE] for k in range(1, 5)] == [1, 2, 3, 4]
+
+
+def test_transfers_between_the_caches_of_two_ranks_and_a_pool(name, executor):
+    rng = np.random.default_rng(0)
+    ranks = [rank(heads=range(2 * k, 2 * k + 2)) for k in range(2)]
+    for like in ranks:
+        for tensor in like.tensors:
+            tensor[...] = rng.integers(0, 1000, tensor.shape)
+    pools = [kvplan.allocate(NOTATION, like=like, heads=range(4), shared=name) for like in ranks]
+    for like, pool in zip(ranks, pools, strict=True):
+        executor.submit(kvplan.compile(like, pool).plan([1, 3], [0, 2])).synchronize()
+    for layer in range(2):
+        whole = np.concatenate([like.tensors[layer] for like in ranks], axis=3)  # kv block token head dim
+        np.testing.assert_array_equal(pools[0].tensors[[0, 2], layer], whole[:, [1, 3]].swapaxes(0, 1))
+    assert not pools[0].tensors[[1, 3]].any()
+
+
+# A file that is there.
+
+
+def content_of(path, like=None):
+    """What a pool's file holds, its content being sevens."""
+    pool = kvplan.allocate(NOTATION, like=like or rank(), shared=path)
+    pool.tensors[...] = 7
+    content = path.read_bytes()
+    del pool
+    return content
+
+
+LEFT = {
+    "whole": content_of,
+    "of another geometry": lambda path: content_of(path, rank((0, 1, 2))),
+    "half made": lambda path: content_of(path).replace(b"whole.", b"making", 1),
+    "cut": lambda path: content_of(path)[:5000],
+    "of another format": lambda path: content_of(path).replace(b"format 1", b"format 9", 1),
+    "empty": lambda path: b"",
+    "begun": lambda path: bytes(mmap.PAGESIZE),
+    "wrong after its first line": lambda path: b"kvplan.pool\n\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_killed_users_left_is_made_anew(path, left):
+    path.write_bytes(LEFT[left](path))
+    old = os.open(path, os.O_RDONLY)  # keeps the number of the file from being used again
+    pool = kvplan.allocate(NOTATION, like=rank(), shared=path)
+    assert not pool.tensors.any()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    replaced = not os.path.samestat(os.fstat(old), path.stat())
+    assert replaced == (left != "empty"), "what may be mapped is not cut, but replaced"
+    os.close(old)
+    del pool
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"a user's notes", bytes(100), bytes(2 * mmap.PAGESIZE), b"kvplan.poo"])
+def test_a_file_of_somebody_else_stays_as_it_is(path, content):
+    path.write_bytes(content)
+    with pytest.raises(kvplan.HostMemoryError, match="is a file that kvplan did not make; remove it, or take another"):
+        kvplan.allocate(NOTATION, like=rank(), shared=path)
+    lock = Lock(path, fcntl.LOCK_SH)
+    with pytest.raises(kvplan.HostMemoryError, match="is in use, and no pool of kvplan's; take another name"):
+        kvplan.allocate(NOTATION, like=rank(), shared=path)
+    lock.release()
+    assert path.read_bytes() == content
+
+
+def test_a_link_a_folder_a_pipe_and_what_is_not_there(path, tmp_path):
+    target = tmp_path / "target"
+    path.symlink_to(target)
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for wrong, says in (
+        (path, "cannot share '.*pool': Too many levels of symbolic links"),
+        (pipe, "'.*pipe' is no file; take another name"),
+        (folder, "cannot share '.*folder': Is a directory"),
+        (tmp_path / "none" / "kv", "cannot share '.*kv': No such file or directory"),
+    ):
+        with pytest.raises(kvplan.HostMemoryError, match=says):
+            kvplan.allocate(NOTATION, like=rank(), shared=wrong)
+    assert not target.exists()
+
+
+def test_another_user_s_pool_is_not_touched(path, monkeypatch):
+    path.write_bytes(content_of(path))
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(
+        kvplan.HostMemoryError, match=r"belongs to user \d+, and this process to \d+; take another name"
+    ):
+        kvplan.allocate(NOTATION, like=rank(), shared=path)
+    assert path.exists()
+
+
+def test_a_pool_that_was_cut_in_use_is_refused(path):
+    pool = kvplan.allocate(NOTATION, like=rank(), shared=path)
+    os.truncate(path, mmap.PAGESIZE)
+    with pytest.raises(kvplan.HostMemoryError, match="is in use, and has 4096 bytes in place of 8192: it was cut"):
+        kvplan.allocate(NOTATION, like=rank(), shared=path)
+    del pool
+    assert not path.exists()
+
+
+# No room.
+
+
+def test_more_than_there_is_takes_nothing(name):
+    with pytest.raises(kvplan.HostMemoryError) as caught:
+        kvplan.allocate(NOTATION, like=rank(), num_blocks=1 << 40, shared=name)
+    assert f"{240 * (1 << 40) + mmap.PAGESIZE:,} bytes; " in str(caught.value)
+    assert "are free in '/dev/shm': take fewer blocks, make more room" in str(caught.value)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_cannot_be_reserved_is_not_left_half_made(path, monkeypatch, at, error):
+    calls = []
+    reserve = os.posix_fallocate
+
+    def full(fd, start, nbytes):
+        calls.append((start, nbytes))
+        if len(calls) > at:
+            raise error
+        reserve(fd, start, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(shared, "RESERVED", mmap.PAGESIZE)
+    expected = kvplan.HostMemoryError if isinstance(error, OSError) else KeyboardInterrupt
+    says = "cannot reserve 16,384 bytes for '.*pool': No space left on device" if isinstance(error, OSError) else None
+    with pytest.raises(expected, match=says):
+        share(path, "three pages", [3 * mmap.PAGESIZE])
+    assert calls == [(0, 4096), (4096, 4096), (8192, 4096)][: at + 1]
+    assert not path.exists()
+    monkeypatch.undo()
+    assert share(path, "three pages", [3 * mmap.PAGESIZE]).memory.nbytes == 16_384
+
+
+def test_a_system_that_cannot_lock_or_map(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda fd, how: os.fstat(-1))
+        with pytest.raises(kvplan.HostMemoryError, match=r"cannot share '.*pool': Bad file descriptor"):
+            share(path, "one page", [1])
+    path.unlink()  # empty, which the next start takes
+    real = mmap.mmap
+
+    def refuse(fd, nbytes):
+        if nbytes > mmap.PAGESIZE:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(fd, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", refuse)
+        with pytest.raises(kvplan.HostMemoryError, match=r"cannot share '.*pool': Cannot allocate memory"):
+            share(path, "one page", [1])
+    assert not path.exists()
+
+
+def test_pages_of_the_file_system_are_those_of_the_pool(path, monkeypatch):
+    told = os.fstatvfs
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bsize=1 << 16, f_blocks=0, f_bavail=0, f_frsize=1))
+    pool = share(path, "pages of 64 KiB", [70_000, 10])
+    assert (pool.page, pool.memory.nbytes) == (1 << 16, 4 << 16)
+    starts = [each.ctypes.data - pool.memory.ctypes.data for each in pool.tensors]
+    assert (starts, [each.nbytes for each in pool.tensors]) == ([1 << 16, 3 << 16], [70_000, 10])
+    monkeypatch.setattr(os, "fstatvfs", told)
+    with pytest.raises(kvplan.LayoutError, match="the pool takes 5064 bytes to name, and has 4096 for it"):
+        share(f"{path}2", "x" * 5000, [1])
+    assert not Path(f"{path}2").exists()
+
+
+# Others come and go between two steps: what they do is done at one call of flock.
+
+
+def at_flock(monkeypatch, when, act):
+    """Do something once, just before the first lock of that kind is asked for."""
+    real, todo = fcntl.flock, [act]
+
+    def flock(fd, how):
+        if how == when and todo:
+            todo.pop()()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return todo
+
+
+ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
+TOGETHER = fcntl.LOCK_SH | fcntl.LOCK_NB
+
+
+@pytest.mark.parametrize("when", [ALONE, TOGETHER])
+@pytest.mark.parametrize("successor", [True, False])
+def test_the_file_goes_between_opening_and_locking(path, monkeypatch, when, successor):
+    others = []
+
+    def leave():
+        path.unlink()
+        if successor:
+            others.append(share(path, "mine", [100]))
+
+    todo = at_flock(monkeypatch, when, leave)
+    pool = share(path, "mine", [100])
+    assert not todo
+    pool.tensors[0][50] = 5
+    assert [other.tensors[0][50] for other in others] == [5] * successor
+
+
+def test_another_pool_is_made_between_two_locks(path, monkeypatch):
+    others = []
+
+    def replace():
+        path.unlink()
+        others.append(share(path, "theirs", [100]))
+
+    at_flock(monkeypatch, TOGETHER, replace)
+    with pytest.raises(kvplan.LayoutError, match=r"there it is 'format 1 \| theirs'; here it is 'format 1 \| mine'"):
+        share(path, "mine", [100])
+    assert path.exists()
+
+
+def test_a_user_that_was_refused_unlinks_if_the_last_one_left_meanwhile(path, monkeypatch):
+    others = [share(path, "theirs", [100])]
+    # The other one leaves while this one holds its lock, and so finds itself not alone.
+    monkeypatch.setattr(shared._Use, "_header", lambda self, page: (others.clear(), (b"whole.\n", "theirs"))[1])
+    with pytest.raises(kvplan.LayoutError, match="in use as another pool"):
+        share(path, "mine", [100])
+    assert not path.exists()
+
+
+def test_who_makes_it_is_waited_for(path):
+    lock = Lock(path, fcntl.LOCK_EX)  # as one that has begun
+    made = []
+    thread = threading.Thread(target=lambda: made.append(share(path, "mine", [100])))
+    thread.start()
+    lock.release()  # and was killed
+    thread.join(60)
+    assert made[0].tensors[0].nbytes == 100
+
+
+def test_a_half_made_pool_that_somebody_holds_is_asked_for_again_for_a_while(path, monkeypatch):
+    path.write_bytes(b"kvplan.pool\nmaking\n")
+    lock = Lock(path, fcntl.LOCK_SH)  # as another that waits for who was killed
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            lock.release()
+
+    monkeypatch.setattr(shared.time, "sleep", sleep)
+    assert share(path, "mine", [100]).tensors[0].nbytes == 100
+    assert pauses[:4] == [0, 0.001, 0.002, 0.003]
+    path.write_bytes(b"kvplan.pool\nmaking\n")
+    lock = Lock(path, fcntl.LOCK_SH)
+    monkeypatch.setattr(shared, "ATTEMPTS", 5)
+    pauses[:] = [0] * 10
+    with pytest.raises(
+        kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked; remove it"
+    ):
+        share(path, "mine", [100])
+    lock.release()
+
+
+def test_a_lock_that_a_peer_never_gives_back_is_waited_for_only_so_long(path, monkeypatch):
+    lock = Lock(path, fcntl.LOCK_EX)
+    pauses = []
+    monkeypatch.setattr(shared.time, "sleep", pauses.append)
+    monkeypatch.setattr(shared, "ATTEMPTS", 30)
+    with pytest.raises(kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked"):
+        share(path, "mine", [100])
+    assert len(pauses) == 30
+    lock.release()
+
+
+def test_who_takes_long_to_make_it_is_waited_for_while_the_file_grows(path, monkeypatch):
+    lock = Lock(path, fcntl.LOCK_EX)
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        os.truncate(path, 4096 * len(pauses))
+        if len(pauses) == 40:
+            os.truncate(path, 0)
+            lock.release()
+
+    monkeypatch.setattr(shared.time, "sleep", sleep)
+    monkeypatch.setattr(shared, "ATTEMPTS", 5)
+    assert share(path, "mine", [100]).tensors[0].nbytes == 100
+    assert len(pauses) >= 40
+
+
+def test_a_geometry_of_junk_is_shown_short(path):
+    lock = Lock(path, fcntl.LOCK_SH)
+    path.write_bytes(b"kvplan.pool\nwhole.\n" + b"\x1b[31m" * 500 + b"\n")
+    with pytest.raises(kvplan.LayoutError, match="in use as another pool") as caught:
+        share(path, "mine", [100])
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+    lock.release()
+
+
+def test_a_file_that_is_replaced_by_hand_is_not_mapped(path, monkeypatch):
+    named = shared._Use._named
+
+    def removed(self):
+        found = named(self)
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"")
+        return found
+
+    monkeypatch.setattr(shared._Use, "_named", removed)
+    with pytest.raises(kvplan.HostMemoryError, match="was replaced by another file while it was opened"):
+        share(path, "mine", [100])
+    assert path.exists(), "the other file is not ours to unlink"
+
+
+def test_removing_a_pool_in_use_leaves_its_users_their_memory(path):
+    old = share(path, "mine", [100])
+    path.unlink()
+    new = share(path, "mine", [100])
+    old.tensors[0][...] = 1
+    assert not new.tensors[0].any()
+    del old
+    assert path.exists(), "the successor's file is not its predecessor's to unlink"
+
+
+# Ends of processes.
+
+
+def test_at_exit_pools_are_left_and_their_memory_stays(path):
+    pool = share(path, "mine", [100])
+    shared._leave_all()
+    assert not path.exists()
+    pool.tensors[0][99] = 4
+    assert pool.memory[mmap.PAGESIZE + 99] == 4
+
+
+def test_the_child_of_a_fork_has_no_use_of_its_own(path):
+    pool = share(path, "mine", [100])
+    shared._forked()  # as in a child: the locks are the parent's, which here has gone
+    assert path.exists()
+    other = share(path, "another", [100])
+    pool.tensors[0][...] = 1
+    assert not other.tensors[0].any()
+    del pool
+    assert path.exists()
+
+
+def test_children_that_multiprocessing_forks_are_told_to_leave(monkeypatch):
+    told = []
+    finalize = SimpleNamespace(Finalize=lambda *arguments, **more: told.append((arguments, more)))
+    for module in (None, finalize):
+        monkeypatch.setitem(sys.modules, "multiprocessing.util", module)
+        shared._hook_exit.__wrapped__(os.getpid())
+    assert told == [((None, shared._leave_all), {"exitpriority": 0})]
+
+
+SCRIPT = """
+import multiprocessing, os, signal, sys, time
+from kvplan.memory.shared import share
+name, what = sys.argv[1:]
+def use(name):
+    pool = share(name, "mine", [100])
+    assert pool.tensors[0].nbytes == 100
+if what == "exit":
+    kept = share(name, "mine", [100])
+if what == "child":
+    child = multiprocessing.get_context("fork").Process(target=use, args=[name])
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+if what == "fork":
+    kept = share(name, "mine", [100])
+    if os.fork() == 0:
+        kept.tensors[0][0] = 9
+        sys.exit()
+    os.wait()
+    assert os.path.exists("/dev/shm/" + name), "the child unlinked the parent's"
+    assert kept.tensors[0][0] == 9
+    assert share(name, "mine", [100]).tensors[0][0] == 9
+if what == "orphan":
+    kept = share(name, "mine", [100])
+    if os.fork() == 0:
+        print("up", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def script(name, what, **more):
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, name, what], cwd=ROOT, text=True, **more)
+
+
+@pytest.mark.parametrize("what", ["exit", "child", "fork"])
+def test_a_process_that_ends_leaves_nothing(name, what):
+    assert script(name, what).wait(PATIENCE) == 0
+    assert not path_of(name).exists()
+
+
+def test_a_child_that_outlives_a_killed_process_keeps_nobody_out(name):
+    process = script(name, "orphan", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == "up\n"
+        assert process.wait(PATIENCE) < 0
+        assert path_of(name).exists()
+        assert share(name, "another", [5000]).memory.nbytes == 3 * mmap.PAGESIZE
+    finally:
+        process.stdin.close()
+        process.stdout.close()
