@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.base.files import write_whole
+from kvplan.base.numbers import exact
 from kvplan.base.quoting import quoted
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import difference_of
@@ -19,7 +20,6 @@ from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
 from kvplan.cli.inspect import axis_rows, summary_rows, view_title
 from kvplan.cli.plan import block_ids
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import exact
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvplan.base.integers import integer
+from kvplan.base.numbers import nbytes_between, nbytes_text
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
@@ -131,7 +132,7 @@ class BlockPicture:
     def headline(self) -> str:
         """The block in one line."""
         low, high = self.run_nbytes
-        sizes = nbytes_text(high) if low == high else f"{low:,} to {nbytes_text(high)}"
+        sizes = nbytes_between(low, high)
         where = "" if self.allocations == 1 else f", in {self.allocations:,} allocations"
         if self.runs == 1:
             return f"block {self.block:,}: {nbytes_text(self.content)} in one contiguous run"
@@ -213,15 +214,6 @@ def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
         layout.notation, block, layout.num_blocks, layout.block_nbytes, tally.count, tally.sizes, len(nodes),
         layout.parts, tuple(stretches), nodes,
     )  # fmt: skip
-
-
-def nbytes_text(nbytes: int) -> str:
-    """Bytes to the last one.
-
-    >>> nbytes_text(1), nbytes_text(8192)
-    ('1 byte', '8,192 bytes')
-    """
-    return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
 
 
 # ---- bands -----------------------------------------------------------------------------------------------------------

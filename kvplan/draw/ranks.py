@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvplan.base.numbers import number_ranges
 from kvplan.draw.diagram import COLOURS, STYLE
 from kvplan.layout.address_ranges import merged
 from kvplan.layout.build import Built
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import number_ranges
 
 if TYPE_CHECKING:
     from kvplan.ranks.resharding import Resharding

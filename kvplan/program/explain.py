@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
 
+from kvplan.base.numbers import number_ranges
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import ADDRESSES
-from kvplan.layout.slicing import number_ranges
 from kvplan.layout.strides import Factors, Loop
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes, passes

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
+from kvplan.base.numbers import number_ranges
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads, number_ranges
+from kvplan.layout.slicing import common_heads
 from kvplan.layout.views import some_tokens, split_blocks, stretch_of
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units

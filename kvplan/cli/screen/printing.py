@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvplan.layout.place_words import binary
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -50,36 +48,3 @@ def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def exact(nbytes: int) -> str:
-    """Bytes to the last one, the binary unit beside.
-
-    >>> exact(656), exact(1310720)
-    ('656 bytes', '1,310,720 bytes (1.25 MiB)')
-    """
-    return binary(nbytes) if nbytes < 1024 else f"{nbytes:,} bytes ({binary(nbytes)})"
-
-
-def count_of(count: int, noun: str) -> str:
-    """A count and its noun.
-
-    >>> count_of(1, "unit"), count_of(1024, "unit")
-    ('1 unit', '1,024 units')
-    """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers, neighbours folded.
-
-    >>> ranges([0, 1, 2, 3, 8]), ranges(range(2, 4))
-    ('0-3, 8', '2-3')
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
