@@ -1,6 +1,6 @@
 """Draw docs/pictures/architecture.svg from the import contract: ``python docs/tools/picture.py``.
 
-The rooms, their order, the two exceptions and the pure rooms come from ``.importlinter``. The words beside a room come
+The rooms, their order, the exception and the pure rooms come from ``.importlinter``. The words beside a room come
 from the table in ``docs/architecture.md``. A test compares the picture with both.
 """
 
@@ -18,7 +18,7 @@ LEFT, NAME, WORDS = 150, 120, 290  # pixels: left edge of the boxes, their width
 TOP = 64
 # The public calls, in the order in which a value passes them, and the room that answers each.
 STEPS = {"describe": "layout", "compile": "program", "plan": "plan", "submit": "execute", "driver": "cuda"}
-LEGEND = "left: the calls that a value passes; blue: pure rooms, without torch, triton or CUDA; dashed: the exceptions"
+LEGEND = "left: the calls that a value passes; blue: pure rooms, without torch, triton or CUDA; dashed: the exception"
 
 STYLE = (
     "text{font:13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fill:#1b1b1b}"
@@ -32,7 +32,7 @@ STYLE = (
 
 
 def contract() -> tuple[list[str], set[str], list[tuple[str, str]]]:
-    """The rooms, the highest first; the pure ones; and the exceptions, as pairs of importing and imported room."""
+    """The rooms, the highest first; the pure ones; and the exceptions, as pairs: importing room, imported room."""
     file = configparser.ConfigParser()
     file.read(ROOT / ".importlinter", encoding="utf-8")
     rooms, pure = (
@@ -41,7 +41,7 @@ def contract() -> tuple[list[str], set[str], list[tuple[str, str]]]:
     )
     lines = file["importlinter:contract:rooms"].get("ignore_imports", "").splitlines()
     upward = {tuple(module.split(".")[1] for module in line.split(" -> ")) for line in lines if " -> " in line}
-    exceptions = {("layout", "draw"), ("draw", "ranks")}  # what else the contract ignores is not yet untied
+    exceptions = {("layout", "draw")}  # what else the contract ignores is not yet untied
     return rooms, {module.partition(".")[2] for module in pure}, sorted(upward & exceptions)
 
 
