@@ -12,7 +12,7 @@ from kvplan.cli.layout_facts import layout_facts
 from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_layout, layout_of
-from kvplan.layout.place_words import ADDRESSES
+from kvplan.layout.components import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml

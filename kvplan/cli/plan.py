@@ -15,8 +15,8 @@ from kvplan.cli.layout_facts import side_facts
 from kvplan.cli.screen import fact_table, number_table, print_json, show
 from kvplan.cli.sources import add_pair, pair_of
 from kvplan.errors import BlockIndexError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan plan examples/specs/gpu_split_kv.toml \\

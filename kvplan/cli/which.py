@@ -11,10 +11,10 @@ from kvplan.base.numbers import count_of, nbytes_text
 from kvplan.base.quoting import quoted
 from kvplan.cli.screen import fact_table, print_json, show
 from kvplan.cli.sources import add_layout, layout_of
-from kvplan.layout.components import INT64_MAX
+from kvplan.layout.components import ADDRESSES, INT64_MAX
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
-from kvplan.layout.where import Place, Row, locate
+from kvplan.layout.places import Place, locate
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml

@@ -13,7 +13,6 @@ import numpy as np
 from kvplan.base.numbers import number_ranges
 from kvplan.draw.diagram import COLOURS, STYLE
 from kvplan.layout.address_ranges import merged
-from kvplan.layout.build import Built
 from kvplan.layout.kvlayout import KVLayout
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ def _slice(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
         return None
     held = layout.slice(layers=(layer,), parts=parts)
     regions = tuple(replace(region, virtual=True) for region in held.regions)
-    built = Built(held.components, regions, held.num_blocks, held.block_tokens, held.sizes, held.dtype)
-    return replace(shard, layout=KVLayout(built, notation=held.notation))
+    return replace(shard, layout=KVLayout(held.built._replace(regions=regions)))
 
 
 def _rank_name(k: int, shard: Shard, layer: int) -> list[str]:

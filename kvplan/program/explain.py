@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import gcd
 
 from kvplan.base.numbers import number_ranges
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.strides import Factors, Loop
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes, passes
