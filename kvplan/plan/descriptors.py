@@ -54,7 +54,6 @@ class Seams(NamedTuple):
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`, and :func:`kvplan.plan.loops_numpy.flat`."""
-    parts = together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     expand = compiled.loaded or loops(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))

@@ -58,7 +58,7 @@ class CopyEnginePath:
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
-        made = flat(plan.parts, self._runtime.seams(plan), None)
+        made = flat(plan.moving, self._runtime.seams(plan), None)
         count = made.size.size
         device = self._runtime.device
         wanted = min(self._streams or _streams(plan, count), count)
