@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import rate, spelled
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
+from kvplan.cli.screen.documents import SCHEMAS, print_json
+from kvplan.cli.screen.printing import number_table, show
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from kvplan.base.numbers import exact, rate
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import fact_table, number_table, print_json, show
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.errors import KVPlanError
 

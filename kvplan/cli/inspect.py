@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvplan.base.numbers import count_of, exact, number_ranges, percent
-from kvplan.cli.layout_facts import layout_facts
-from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import fact_table, number_table, print_json, show
-from kvplan.cli.sources import add_layout, layout_of
+from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.layout.place_words import ADDRESSES
 
 EXAMPLES = """examples:

@@ -10,9 +10,10 @@ from kvplan.base.quoting import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
-from kvplan.cli.model_facts import Question, choose, model_facts
-from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import fact_table, number_table, print_json, show
+from kvplan.cli.answers.model_facts import Question, choose, model_facts
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from kvplan.base.numbers import count_of, nbytes_text
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import fact_table, print_json, show
-from kvplan.cli.sources import add_layout, layout_of
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, show
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.place_words import ADDRESSES

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.execute.threads import aside
+from kvplan.base.threads import aside
 from kvplan.layout.strides import Int64Array
 
 SMALLEST = 4 << 10  # bytes

@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.advise.advise import Numbers, Order
 from kvplan.advise.compare import OUTSIDE, untouched
 from kvplan.base.numbers import binary, count_of, exact, number_ranges
-from kvplan.cli.difference import FACTS, NAMES, Difference, differing
+from kvplan.cli.answers.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.explain import match_lines

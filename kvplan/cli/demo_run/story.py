@@ -7,8 +7,8 @@ from typing import Any
 
 import kvplan
 from kvplan.base.numbers import binary, count_of, exact, number_ranges
-from kvplan.cli.demo_tensors import DESTROYED, Outcome
-from kvplan.cli.screen import fact_table, number_table
+from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome
+from kvplan.cli.screen.printing import fact_table, number_table
 
 NEIGHBOURS = 16  # blocks of the example that merges
 
