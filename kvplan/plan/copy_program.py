@@ -9,9 +9,9 @@ import numpy as np
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.holding import check_held, questions
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
