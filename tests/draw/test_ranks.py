@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import Shard
 from kvplan.draw.ranks import PALETTE
-from tests.mixed_ranks import mixed
-from tests.ranks.test_resharding import HND, NHD, SPLIT, rank, tp
-from tests.topologies import reshards, shards_of
+from tests.ranks.mixed_ranks import mixed
+from tests.ranks.rank_specs import HND, NHD, SPLIT, rank, tp
+from tests.ranks.topologies import reshards, shards_of
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"

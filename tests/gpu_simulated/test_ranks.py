@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
+from tests.ranks.topologies import fill, reshards, truth_of
 from tests.simulated import Device
 from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on, limits
 from tests.simulated.overwrites import TINY_RING
-from tests.topologies import fill, reshards, truth_of
 
 
 @both_ways

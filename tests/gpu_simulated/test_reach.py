@@ -21,7 +21,7 @@ from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, def
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.execute.gpu import reaper as ending
 from kvplan.layout.address_ranges import stretches
-from tests.gpu.caches import Move, Paged
+from tests.paged_caches import Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream, Tensor
 from tests.simulated.executors import (

@@ -7,15 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.plan import loops_numpy as twin
 from tests import oracle
-from tests.strategies import Case, cases, layout_of, neighbour_cases, opaque_beside_rows
-
-
-def compiled(case: Case):
-    src, dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
-    program = kvplan.compile(layout_of(src), layout_of(dst))
-    return src, dst, program, program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
+from tests.compiled_cases import by_dst, compiled, twin_of, wipe
+from tests.strategies import cases, layout_of, neighbour_cases, opaque_beside_rows
 
 
 @given(case=cases())
@@ -139,19 +133,3 @@ def test_law_8_the_program_does_not_depend_on_how_a_layout_is_written(case):
     assert str(same) == str(program.src)
     again = kvplan.compile(same, layout_of(dst)).plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
     assert by_dst(again.descriptors()) == by_dst(plan.descriptors())
-
-
-def by_dst(made) -> list[tuple[int, int, int]]:
-    return sorted(zip(*(column.tolist() for column in made), strict=True))
-
-
-def twin_of(plan, max_nbytes=None):
-    parts = [(*part.group.offsets, part.units) for part in plan.parts]
-    return twin.flat(parts, plan.seams.src, plan.seams.dst, max_nbytes)
-
-
-def wipe(cache: oracle.Cache, addresses: list[int]) -> None:
-    for root in cache.roots:
-        start = root.ctypes.data
-        inside = [address - start for address in addresses if start <= address < start + root.size]
-        root[inside] ^= 0xFF

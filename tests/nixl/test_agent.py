@@ -21,7 +21,7 @@ from kvplan.nixl import peer as nixl_transfer
 from kvplan.nixl.agent import NixlAgent
 from kvplan.plan.nixl_lists import NixlList, nixl_lists
 from tests import oracle
-from tests.nixl_double import Agent, Network
+from tests.nixl.double import Agent, Network
 from tests.patience import PATIENCE, until
 from tests.strategies import cases, layout_of, neighbour_cases
 

@@ -18,7 +18,7 @@ from kvplan.plan import loops_numpy as twin
 from kvplan.plan import merges as joints
 from kvplan.plan import placement as blockmap
 from tests import oracle
-from tests.laws.test_laws import by_dst, compiled, twin_of
+from tests.compiled_cases import by_dst, compiled, twin_of
 from tests.strategies import cases, neighbour_cases
 
 

@@ -22,9 +22,9 @@ from kvplan.plan import loops_numpy as twin
 from kvplan.plan.loops import LITTLE, loops, spares, sparing
 from tests import oracle
 from tests.commands import GPU, HOST
-from tests.laws.test_laws import by_dst
-from tests.laws.test_laws import compiled as compiled_case
-from tests.plan.test_statistics import LAYERED, PAGED, zeros
+from tests.compiled_cases import by_dst
+from tests.compiled_cases import compiled as compiled_case
+from tests.plan.small_caches import LAYERED, PAGED, zeros
 from tests.strategies import cases, neighbour_cases
 
 

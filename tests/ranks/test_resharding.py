@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, LayoutError, OverlapError, Shard
 from tests.oracle import byte_moves
-from tests.topologies import fill, reshards, shards_of, truth_of
-
-SPLIT = "layer: kv block token head dim"
-HND, NHD = "block layer kv head token dim", "block layer kv token head dim"
+from tests.ranks.rank_specs import HND, NHD, SPLIT, rank, tp
+from tests.ranks.topologies import fill, reshards, shards_of, truth_of
 
 
 def written(plans) -> dict[int, int]:
@@ -92,21 +90,6 @@ def test_a_transfer_in_two_steps_moves_what_one_does(case, data):
         front = program.plan(*(ids[:cut] for ids, cut in zip(case.ids, cuts, strict=True)))
         rest = program.plan(*(ids[cut:] for ids, cut in zip(case.ids, cuts, strict=True)))
         assert written([front, rest]) == whole
-
-
-def rank(notation: str, *, heads: range, layers: range = range(1), tokens: int = 16, blocks: int = 8, kv: bool = True):
-    """A rank that is not here: a spec."""
-    axes = {"layer": len(layers), "block": blocks, "kv": 2, "token": tokens, "head": len(heads), "dim": 128}
-    sizes = {axis: size for axis, size in axes.items() if axis in notation}
-    assert kv == ("kv" in notation)
-    return KVLayout.from_spec({
-        "notation": notation, "sizes": sizes, "dtype": "bf16", "layer_start": layers.start, "head_start": heads.start,
-    })  # fmt: skip
-
-
-def tp(notation: str, ranks: int, heads: int, **more):
-    each = max(heads // ranks, 1)
-    return [rank(notation, heads=range(k * heads // ranks, k * heads // ranks + each), **more) for k in range(ranks)]
 
 
 def test_llama_70b_of_four_ranks_into_a_canonical_pool():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import BlockIndexError, Groups, IncompatibleLayoutsError, KVLayout, OverlapError, Shard
 from kvplan.plan.plan import check_written_once
-from tests.mixed_ranks import held_bytes, mixed
 from tests.oracle import byte_moves
+from tests.ranks.mixed_ranks import held_bytes, mixed
 
 
 @settings(max_examples=150)

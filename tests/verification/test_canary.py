@@ -17,7 +17,7 @@ from kvplan.verification import canary as guard
 from kvplan.verification.canary import Guard, Stray, Stretches
 from kvplan.verification.raw_bytes import Contents, _torch
 from tests.strategies import cases, layout_of
-from tests.verification.test_verify import Failing, Wrong
+from tests.verification.broken_moves import Failing, Wrong
 
 
 class Poking(Wrong):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
 
@@ -18,35 +17,7 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.verification.raw_bytes import Contents, _torch
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
-
-
-class Wrong:
-    """An executor that copies a plan's descriptors after something was done to them; on the CPU, at once."""
-
-    def __init__(self, spoil):
-        self.spoil = spoil
-
-    def submit(self, plan):
-        for src, dst, size in zip(*(column.tolist() for column in self.spoil(plan.descriptors())), strict=True):
-            ctypes.memmove(dst, src, size)
-        return self
-
-    def result(self):
-        return self
-
-    def synchronize(self):
-        pass
-
-
-def without(number):
-    return lambda made: Descriptors(*(np.delete(column, number) for column in made))
-
-
-def exchanged(made):
-    """The first two copies of one size go each to the other's place."""
-    dst = made.dst.copy()
-    dst[[0, 1]] = dst[[1, 0]]
-    return Descriptors(made.src, dst, made.size)
+from tests.verification.broken_moves import Failing, Wrong, exchanged, without
 
 
 def byte_places(layout, address, nbytes):
@@ -195,20 +166,6 @@ def test_bytes_written_beside_the_transfer_are_found():
         "there: 0x5a before, 0x08 after; 32 bytes were, in all"
     )
     assert not pool.tensors.any()
-
-
-class Failing(Wrong):
-    def __init__(self, where):
-        super().__init__(lambda made: made)
-        self.where = where
-
-    def submit(self, plan):
-        if self.where == "submit":
-            raise RuntimeError("no")
-        return super().submit(plan)
-
-    def result(self):
-        raise RuntimeError("no")
 
 
 @pytest.mark.parametrize("where", ["submit", "result"])

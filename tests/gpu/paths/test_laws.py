@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 import kvplan
 from tests import oracle
-from tests.gpu.caches import Drawn
+from tests.paged_caches import Drawn
 from tests.strategies import Case, cases, neighbour_cases
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
 PLACES = {"load": ("pinned", "cuda:0"), "store": ("cuda:0", "pinned"), "device": ("cuda:0", "cuda:0")}
