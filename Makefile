@@ -31,6 +31,7 @@ test-peers: $(VENV)/vllm.stamp
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 bench: $(VENV)/test.stamp
@@ -60,4 +61,4 @@ $(VENV)/vllm.stamp: $(VENV)/peers.stamp
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

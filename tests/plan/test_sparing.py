@@ -215,7 +215,7 @@ def test_an_executor_moves_as_whoever_made_it_asked(monkeypatch, wanted):
         executor = kvplan.Executor()
     with executor:
         executor.submit(plan).result()
-    assert set(called) == {f"kvplan.execute.{'memmove' if wanted else 'memcpy'}"}
+    assert set(called) == {f"kvplan.execute.host.{'memmove' if wanted else 'memcpy'}"}
     np.testing.assert_array_equal(dst[[0, 2]], src[[1, 3]])
 
 
