@@ -14,6 +14,14 @@ def compiled(case: Case):
     return src, dst, program, program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
 
 
+def planned(case: Case) -> kvplan.Plan:
+    return compiled(case)[3]
+
+
+def moves(plan: kvplan.Plan) -> dict[int, int]:
+    return oracle.byte_moves(plan.descriptors())
+
+
 def by_dst(made) -> list[tuple[int, int, int]]:
     return sorted(zip(*(column.tolist() for column in made), strict=True))
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -23,6 +23,7 @@ from kvplan.plan import jit
 from kvplan.plan import loops as compiled
 from tests.commands import ROOT
 from tests.patience import PATIENCE
+from tests.profiles import examples
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn
 from tests.simulated.hybrid import Hybrid
@@ -41,7 +42,7 @@ def made(executor: kvplan.Executor) -> tuple[set[object], int]:
 
 
 @pytest.mark.parametrize(("path", "direction"), WAYS)
-@settings(max_examples=60)
+@examples(60)
 @given(case=cases(), seed=st.integers(0, 2**32), named=st.booleans())
 def test_a_transfer_finds_all_that_it_needs(path, direction, case, seed, named):
     device = Device(seed)

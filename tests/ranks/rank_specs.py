@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvplan import KVLayout
+from tests.oracle import byte_moves
 
 SPLIT = "layer: kv block token head dim"
 
@@ -23,3 +24,13 @@ def rank(notation: str, *, heads: range, layers: range = range(1), tokens: int =
 def tp(notation: str, ranks: int, heads: int, **more):
     each = max(heads // ranks, 1)
     return [rank(notation, heads=range(k * heads // ranks, k * heads // ranks + each), **more) for k in range(ranks)]
+
+
+def written(plans) -> dict[int, int]:
+    """Byte moves of all plans together; fails where a byte has two writers."""
+    moves: dict[int, int] = {}
+    for plan in plans:
+        for at, value in byte_moves(plan.descriptors()).items():
+            assert at not in moves, f"byte {at:#x} has two writers"
+            moves[at] = value
+    return moves

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
@@ -15,6 +15,7 @@ from kvplan.layout.where import Row
 from kvplan.memory.reserve import reserve
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.verification.raw_bytes import Contents, _torch
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
 from tests.verification.broken_moves import Failing, Wrong, exchanged, without
@@ -37,7 +38,7 @@ def caches(seed=0):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_the_host_path_is_right_and_nothing_is_lost(case):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -51,7 +52,7 @@ def test_the_host_path_is_right_and_nothing_is_lost(case):
         assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_a_copy_that_is_left_out_is_always_caught(case):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -74,7 +75,7 @@ def test_a_copy_that_is_left_out_is_always_caught(case):
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_two_copies_that_are_exchanged_are_always_caught(case):
     src, dst = (layout_of(form.build(case.seed)) for form in (case.src, case.dst))
