@@ -51,19 +51,13 @@ executor = kvplan.Executor(policy=kvplan.Policy(threads=int(sys.argv[1])))
 
 
 WATCH = """
-from kvplan.execute import transfer
+import time
 compiled = []
 
-class Watch(transfer.Stopwatch):
-    def __init__(self):
-        from kvplan.execute.host import memcpy
-        self.loops = memcpy.copy_units, memcpy.copy_flat
-        self.before = [len(loop.signatures) for loop in self.loops]
-        super().__init__()
+def perf_counter():
+    from kvplan.execute.host import memcpy
+    compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
+    return time.perf_counter()
 
-    def seconds(self):
-        compiled.append((self.before, [len(loop.signatures) for loop in self.loops]))
-        return super().seconds()
-
-host.Stopwatch = Watch
+host.perf_counter = perf_counter
 """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.execute.host import path as host
-from kvplan.nixl.agent import NixlAgent
+from kvplan.nixl import NixlAgent
 from kvplan.plan.loops import sparing
 from tests import oracle
 from tests.compiled_cases import by_dst, compiled, twin_of, wipe
