@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks import readme
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+from tests.docs.documents import DOCUMENTS, ROOT
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

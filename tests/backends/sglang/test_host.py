@@ -9,7 +9,7 @@ import torch
 import kvplan
 from kvplan.backends import sglang
 from tests.backends.rows import hold_every_row
-from tests.backends.sglang_pools import (
+from tests.backends.sglang.sglang_pools import (
     MHA_LAYOUTS,
     MLA_LAYOUTS,
     dsa_pool,

@@ -8,10 +8,7 @@ import torch
 import kvplan
 from tests.gpu.flights import MOVE, small_pair
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def made(executor):

@@ -1,28 +1,13 @@
-"""Resharding through GPUs: four ranks into a pool of no topology, and out of it into two, by every path."""
+"""Reshard torch caches of a device by a path: four ranks into a pool of no topology, and out of it into two."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import kvplan
 
 LAYERS, HEADS, TOKENS, DIM, BLOCKS = 3, 8, 16, 64, 12
 SRC, POOL, DST = "layer: kv block token head dim", "block layer kv head token dim", "layer: block head token (kv dim)"
-
-everywhere = pytest.mark.parametrize(
-    ("device", "path"),
-    [
-        pytest.param("cpu", "auto", id="cpu"),
-        *(pytest.param("cuda:0", path, marks=pytest.mark.gpu, id=path)
-          for path in ("copy_engine", "copy_engine_2d", "kernel", "staged", "auto")),
-    ],
-)  # fmt: skip
-
-
-def needs_gpu(device: str) -> None:
-    if device != "cpu" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
 
 
 def settle(device: str) -> None:
@@ -35,9 +20,7 @@ def bits(*shape: int, device: str) -> torch.Tensor:
     return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=device)
 
 
-@everywhere
-def test_four_ranks_into_a_pool_and_into_two(device, path):
-    needs_gpu(device)
+def four_ranks_into_a_pool_and_into_two(device, path):
     truth = bits(LAYERS, 2, BLOCKS, TOKENS, HEADS, DIM, device=device)
     sources = [
         kvplan.KVLayout.from_tensors(SRC, list(truth[..., h : h + 2, :].contiguous()), head_start=h)
@@ -65,9 +48,7 @@ def test_four_ranks_into_a_pool_and_into_two(device, path):
             assert torch.equal(tensor, wanted)
 
 
-@everywhere
-def test_replicas_store_in_turn_and_all_load(device, path):
-    needs_gpu(device)
+def replicas_store_in_turn_and_all_load(device, path):
     truth = bits(LAYERS, BLOCKS, TOKENS, DIM, device=device)
     ranks = [[layer.clone() for layer in truth] for _ in range(3)]
     layouts = [kvplan.KVLayout.from_tensors("layer: block token dim", tensors) for tensors in ranks]
@@ -89,10 +70,8 @@ def test_replicas_store_in_turn_and_all_load(device, path):
         assert torch.equal(torch.stack(tensors), truth)
 
 
-@everywhere
-def test_dealt_tokens_are_gathered_and_dealt_otherwise(device, path):
+def dealt_tokens_are_gathered_and_dealt_otherwise(device, path):
     """Four ranks of one token in turn, a pool of whole sequences, then two ranks of four tokens in turn."""
-    needs_gpu(device)
     spans = BLOCKS // 2
     truth = bits(LAYERS, spans * TOKENS * 4, DIM, device=device)
     dealt = [[layer.view(spans, TOKENS, 4, DIM)[:, :, k].contiguous() for layer in truth] for k in range(4)]

@@ -9,10 +9,7 @@ import kvplan
 from kvplan import KVLayout
 from tests.strategies import POISON
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 LAYER_STRIDE = (9 << 28) + 4096  # bytes, 2.25 GiB and a little
 SHAPE = (3, 9, 2, 584)  # layer, block, token, dim

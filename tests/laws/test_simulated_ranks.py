@@ -1,24 +1,26 @@
-"""Ranks on a simulated GPU: turns, dealt tokens and joined shares by every path, in one go and layer by layer."""
+"""Law 6 on a simulated GPU: shares of ranks by every path, whole and layer by layer."""
 
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
+from tests.profiles import examples
+from tests.ranks.topologies import fill, reshards, truth_of
 from tests.simulated import Device
 from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on, limits
 from tests.simulated.overwrites import TINY_RING
-from tests.topologies import fill, reshards, truth_of
 
 
 @both_ways
 @every_path
-@settings(max_examples=25)
+@examples(25)
 @given(case=reshards(), by_layer=st.booleans(), seed=st.integers(0, 1000))
 def test_every_path_moves_what_every_rank_owes(case, by_layer, seed, direction, path):
+    """Law 6 for every path of a GPU executor, whole or layer by layer."""
     truth, device = truth_of(case), Device(seed, eager=False)
     caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
     wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]

@@ -1,4 +1,4 @@
-"""Each loop of the planner, compiled and as it is written, against the numpy loop or a plain search."""
+"""Law 8: each loop of the planner, compiled and as it is written, equals its twin or a plain search."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvplan.plan import loops_numba, loops_numpy, placing_numba
 from kvplan.plan.descriptors import NO_CAP
+from tests.profiles import examples
 
 NONE = np.empty(0, np.int64)
 
@@ -37,8 +38,10 @@ def array(values, *shape: int) -> np.ndarray:
 
 
 @both
+@examples(250)
 @given(ids=st.lists(st.integers(-2, 6), max_size=6))
 def test_the_first_id_that_is_no_block(loop, ids):
+    """Law 8: the loop that reads block ids, against a plain search."""
     expected = next((at for at, block in enumerate(ids) if not 0 <= block < 5), -1)
     copied = np.full(6, 99, np.int64)
     assert loop("_copy_outside")(array(ids), 5, copied) == expected
@@ -64,8 +67,10 @@ def sides(draw, count: int) -> tuple:
 
 
 @both
+@examples(250)
 @given(data=st.data(), count=st.integers(0, 6))
 def test_units_are_placed_as_their_twin_places_them(loop, data, count):
+    """Law 8: the loop that turns block ids into unit addresses, against its numpy twin."""
     (src_ids, src_skip, src), (dst_ids, dst_skip, dst) = (data.draw(sides(count)) for _ in range(2))
     src_blocks, dst_blocks = (data.draw(st.integers(3, 5)) for _ in range(2))
     made, seen = [], np.zeros(1, np.uint64)
@@ -87,8 +92,10 @@ def neighbours(draw) -> tuple[np.ndarray, int]:
 
 
 @both
+@examples(250)
 @given(drawn=neighbours())
 def test_chains_are_those_of_the_twin(loop, drawn):
+    """Law 8: the loop that chains neighbouring units, against its numpy twin."""
     units, nbytes = drawn
     count = units.shape[1]
     slots, made = np.empty(1 << (2 * count - 1).bit_length(), np.int32), []
@@ -103,9 +110,10 @@ RUNS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1,
 UNITS = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), max_size=4)
 
 
+@examples(250)
 @given(runs=RUNS, units=UNITS, before=st.integers(0, 2), tile=st.integers(1, 3))
 def test_every_run_of_every_unit_is_written_in_order(runs, units, before, tile):
-    """As written, and by tiles of few units: the compiled loop has its tile built in."""
+    """Law 8: the loop that writes every run, as it is written and by tiles of few units."""
     expected = [(src + a, dst + b, nbytes) for a, b, nbytes in runs for src, dst in units]
     whole = loops_numba.TILE
     for fill, size in ((loops_numba.fill, whole), (loops_numba.fill.py_func, whole), (loops_numba.fill.py_func, tile)):
@@ -120,6 +128,7 @@ def test_every_run_of_every_unit_is_written_in_order(runs, units, before, tile):
 
 
 def test_more_units_than_a_tile_holds_are_all_written():
+    """Law 8: units beyond one tile of the compiled loop are written too."""
     units = np.arange(2 * (2 * loops_numba.TILE + 3)).reshape(2, -1)
     runs, out = array([(0, 5, 4), (10, 0, 6)], 2, 3).T.copy(), np.zeros((3, 2 * units.shape[1]), np.int64)
     assert loops_numba.fill(units, runs, 0, out) == out.shape[1]
@@ -129,8 +138,10 @@ def test_more_units_than_a_tile_holds_are_all_written():
 
 
 @both
+@examples(250)
 @given(runs=RUNS, chains=RUNS, more=st.integers(0, 2), before=st.integers(0, 2))
 def test_every_run_of_every_chain_is_written_in_order(loop, runs, chains, more, before):
+    """Law 8: the loop that writes the runs of chains, against plain nested loops."""
     expected = [(src + a, dst + b, nbytes) for a, b, _ in runs for src, dst, nbytes in chains]
     out = np.full((3, before + len(expected) + 1), -7, np.int64)
     held = array([*chains, *[(0, 0, 0)] * more], -1, 3).T.copy()  # more than there are is not read
@@ -153,8 +164,10 @@ def pieces(draw) -> list[tuple[int, int, int]]:
 
 
 @both
+@examples(250)
 @given(drawn=pieces(), data=st.data())
 def test_descriptors_are_merged_at_the_bounds_and_nowhere_else(loop, drawn, data):
+    """Law 8: the loop that merges at the bounds of runs, against a plain search."""
     starts = {dst: (src, nbytes) for src, dst, nbytes in drawn}
     ends = {dst + nbytes for _, dst, nbytes in drawn}
     touching = [dst + n for src, dst, n in drawn if starts.get(dst + n, (None,))[0] == src + n]
@@ -175,8 +188,10 @@ SEAMS = st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted)
 
 
 @both
+@examples(250)
 @given(drawn=RUNS, seams=st.tuples(SEAMS, SEAMS), cap=st.none() | st.integers(1, 12))
 def test_cuts_are_those_of_the_twin(loop, drawn, seams, cap):
+    """Law 8: the loop that cuts at seams and at the cap, against its numpy twin."""
     marks, columns = [array(side) for side in seams], [array([one[k] for one in drawn]) for k in range(3)]
     expected = [column.tolist() for column in loops_numpy.cut(loops_numpy.Descriptors(*columns), *marks, cap)]
     split, most = loop("split"), NO_CAP if cap is None else cap
@@ -190,8 +205,10 @@ STEPS = st.sampled_from(((1, 1), (-1, -1), (1, -1), (1, 0), (0, 1), (2, 2)))
 
 
 @both
+@examples(250)
 @given(steps=st.lists(STEPS, max_size=6))
 def test_neighbouring_units_are_counted(loop, steps):
+    """Law 8: the loop that counts neighbouring units, against plain Python."""
     units = np.cumsum([(20, 30), *steps], axis=0).astype(np.int64)
     found, repeated, reach = loop("adjacency")(units.T.copy() * 4, 4, np.zeros(1 << 12, np.uint8))
     assert found == sum(step in ((1, 1), (-1, -1)) for step in steps)

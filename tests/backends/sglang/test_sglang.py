@@ -10,7 +10,7 @@ import kvplan
 from kvplan import LayoutError
 from kvplan.backends import sglang
 from tests.backends.rows import hold_every_row
-from tests.backends.sglang_pools import dsa_pool, host_mha, host_mla, mha_pool, mla_pool, unified_pool
+from tests.backends.sglang.sglang_pools import dsa_pool, host_mha, host_mla, mha_pool, mla_pool, unified_pool
 
 
 def test_flat_slots():

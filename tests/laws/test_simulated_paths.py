@@ -1,22 +1,22 @@
-"""Every path of a GPU executor, on a simulated GPU: what the oracle moves, whatever order its streams take."""
+"""Laws 1 to 3, 5 and 7 for every path of a GPU executor, on a simulated GPU whose streams run in any order."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan.plan.staging import stage
+from tests.profiles import examples
 from tests.simulated import Device, Stream
 from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on, limits, paths_in_turn
 from tests.strategies import cases
 
 WAYS = [(path, direction) for path in PATHS for direction in ("load", "store", "device")
         if (path, direction) != ("staged", "device")]  # fmt: skip
-EXAMPLES = max(100, settings.default.max_examples // 10)
 
 
 def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
@@ -27,7 +27,7 @@ def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("path", "direction"), WAYS)
-@settings(max_examples=EXAMPLES)
+@examples(100)
 @given(
     case=cases(),
     seed=st.integers(0, 2**32),
@@ -41,6 +41,7 @@ def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
 def test_every_path_moves_what_the_oracle_moves(
     path, direction, case, seed, tight, late, old, by_layer, slots, streams
 ):
+    """Laws 1 to 3 for every path of a GPU executor, in whatever order its streams run."""
     device = Device(seed)
     drawn = Drawn(case, device, direction)
     if old:  # a driver without batches
@@ -64,9 +65,10 @@ def test_every_path_moves_what_the_oracle_moves(
         drawn.check()
 
 
-@settings(max_examples=EXAMPLES)
+@examples(100)
 @given(case=cases(same_heads=True), seed=st.integers(0, 2**32), path=st.sampled_from(PATHS))
 def test_there_and_back_by_way_of_the_host(case, seed, path):
+    """Law 5: a store by any path and a load behind it restore the cache."""
     device = Device(seed)
     drawn = Drawn(case, device, "store")
     back = kvplan.compile(drawn.program.dst, drawn.program.src)
@@ -85,13 +87,14 @@ def test_there_and_back_by_way_of_the_host(case, seed, path):
         drawn.check()
 
 
-@settings(max_examples=EXAMPLES)
+@examples(100)
 @given(
     drawn=st.lists(st.tuples(cases(max_blocks=3), st.sampled_from(("load", "store"))), min_size=2, max_size=4),
     seed=st.integers(0, 2**32),
     paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4),
 )
 def test_several_transfers_of_different_caches_are_in_flight_together(drawn, seed, paths):
+    """Laws 1 and 2 for several transfers that are in flight together."""
     device = Device(seed, eager=False)
     made = [Drawn(case, device, direction) for case, direction in drawn]
     with executor_on(device) as executor, limits(**TIGHT, CHUNK_NBYTES=256):
@@ -103,7 +106,7 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
             each.check()
 
 
-@settings(max_examples=EXAMPLES)
+@examples(100)
 @given(
     several=st.lists(cases(max_blocks=3), min_size=2, max_size=3),
     direction=st.sampled_from(("load", "store")),
@@ -112,6 +115,7 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
     seed=st.integers(0, 2**32),
 )
 def test_joined_plans_are_one_transfer(several, direction, path, groups, seed):
+    """Law 7: joined plans are one transfer that moves what each of them moves."""
     device = Device(seed)
     made = [Drawn(case, device, direction) for case in several]
     plan = kvplan.join([each.plan for each in made])

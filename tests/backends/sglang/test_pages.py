@@ -10,7 +10,7 @@ import torch
 import kvplan
 from kvplan import LayoutError
 from kvplan.backends import sglang
-from tests.backends.sglang_pools import dsa_pool
+from tests.backends.sglang.sglang_pools import dsa_pool
 
 Pool = SimpleNamespace
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import kvplan
 from kvplan.cost.profile import default
 from kvplan.cost.store import find_for
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, pair_of
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, pair_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PROFILES = {"default": default, "found": lambda: find_for(0)}
 # Runs and blocks of a transfer: a few kilobytes, and some megabytes.

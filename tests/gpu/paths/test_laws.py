@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from tests import oracle
-from tests.gpu.caches import Drawn
+from tests.paged_caches import Drawn
+from tests.profiles import examples
 from tests.strategies import Case, cases, neighbour_cases
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
 PLACES = {"load": ("pinned", "cuda:0"), "store": ("cuda:0", "pinned"), "device": ("cuda:0", "cuda:0")}
-EXAMPLES = max(150, settings.default.max_examples * 3 // 8)
 directions = pytest.mark.parametrize("direction", ["load", "store"])
 
 
 @pytest.mark.parametrize("path", PATHS)
 @directions
 @given(case=st.one_of(cases(), neighbour_cases()))
-@settings(max_examples=EXAMPLES)
+@examples(150)
 def test_laws_1_and_2_executing_equals_copying_by_coordinates(path, direction, case: Case, executor_of):
     drawn = Drawn(case, PLACES[direction])
     assert drawn.plan.direction == direction
@@ -37,7 +34,7 @@ def test_laws_1_and_2_executing_equals_copying_by_coordinates(path, direction, c
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "staged"])
 @given(case=cases())
-@settings(max_examples=EXAMPLES // 2)
+@examples(75)
 def test_laws_1_and_2_within_a_gpu(path, case: Case, executor_of):
     drawn = Drawn(case, PLACES["device"])
     executor_of(path=path).submit(drawn.plan).synchronize()
@@ -46,7 +43,7 @@ def test_laws_1_and_2_within_a_gpu(path, case: Case, executor_of):
 
 @pytest.mark.parametrize("path", PATHS)
 @given(some=st.lists(st.tuples(cases(), st.sampled_from(["load", "store"])), min_size=2, max_size=6))
-@settings(max_examples=EXAMPLES // 5)
+@examples(30)
 def test_transfers_in_flight_together_do_not_disturb_one_another(path, some, executor_of):
     flying = [Drawn(case, PLACES[direction]) for case, direction in some]
     transfers = [executor_of(path=path).submit(drawn.plan) for drawn in flying]
@@ -57,7 +54,7 @@ def test_transfers_in_flight_together_do_not_disturb_one_another(path, some, exe
 
 @pytest.mark.parametrize("path", PATHS)
 @given(case=cases(same_heads=True))
-@settings(max_examples=EXAMPLES // 3)
+@examples(50)
 def test_law_5_there_and_back_restores(path, case: Case, executor_of):
     drawn = Drawn(case, PLACES["store"])
     executor_of(path=path).submit(drawn.plan).synchronize()

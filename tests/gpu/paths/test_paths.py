@@ -9,12 +9,9 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, pair_of
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, pair_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged", "auto")
 WITHIN = ("copy_engine", "copy_engine_2d", "kernel", "auto")  # those that copy within one GPU
