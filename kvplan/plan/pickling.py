@@ -1,4 +1,4 @@
-"""Plans in pickles: facts and addresses, and no memory; see :mod:`kvplan.layout.pickling` for those of layouts."""
+"""Plans in pickles: facts and addresses, and no memory; see :mod:`kvplan.layout.records` for those of layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.layout.pickling import Shifts
+from kvplan.layout.records import Shifts
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.program.program import Run, RunGroup
