@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.base.limits import Budget
+from kvplan.layout.components import Built
 from kvplan.layout.disjoint import meets
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Factors, extent, span
 
 
@@ -79,7 +79,7 @@ class Content:
         memory: addresses of the allocation.
     """
 
-    def __init__(self, layout: KVLayout, memory: range) -> None:
+    def __init__(self, layout: Built, memory: range) -> None:
         self._end = memory.stop
         self._budget = Budget()
         self._placed: list[tuple[int, Factors]] = []
