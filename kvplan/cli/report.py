@@ -119,7 +119,7 @@ def _picture(layout: KVLayout) -> str:
     from kvplan.draw.svg import block_svg
 
     try:
-        return figure(block_svg(block_picture(layout)), f"block 0 of {layout.notation}")
+        return figure(block_svg(block_picture(layout.built)), f"block 0 of {layout.notation}")
     except LayoutError as error:  # woven of too many runs to be drawn
         return text(str(error))
 

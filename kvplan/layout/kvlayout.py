@@ -388,7 +388,7 @@ class KVLayout:
         """What a notebook shows: facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.fragment import layout_html
 
-        return layout_html(self)
+        return layout_html(self.built, self.layers, self.heads, self.addresses)
 
 
 def _loaded(record: Built) -> KVLayout:
