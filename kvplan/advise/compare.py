@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import LIMITS
 from kvplan.base.numbers import number_ranges
-from kvplan.errors import LayoutError
-from kvplan.layout.components import Component, Form
+from kvplan.layout.components import Component
+from kvplan.layout.inverse import find, first_from
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.strides import Factor, Factors, extent, span
+from kvplan.layout.strides import extent
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program
@@ -149,57 +148,25 @@ class _Side:
                        for _, part in self.halves.get((c.layer, c.part), [(0, c.part)])}  # fmt: skip
 
     def place(self, address: int) -> Place:
-        """Whose byte a byte of content is."""
-        found = self.next_from(address)
-        if found is None or found[0] != address:
+        """Name the coordinates of a byte of content."""
+        found = find(self.layout.components, address)
+        if found is None:
             raise LookupError(f"no content at {address:#x}")  # a run's bytes are content on both sides
-        return found[1]
-
-    def next_from(self, address: int) -> tuple[int, Place] | None:
-        """Address and place of the first content byte at or after an address; None where none follows."""
-        best: tuple[int, Component, int, tuple[int, ...]] | None = None
-        for component in self.layout.components:
-            form = component.form
-            terms = _terms(form)
-            factors, reach = tuple(factor for factor, _ in terms), span((*form.block, *form.inner))
-            for block, begin in enumerate(form.table or (0,)):
-                distance = address - component.address - begin
-                if distance > reach or (best and best[0] <= component.address + begin):
-                    continue
-                found = _least(factors, distance)
-                if found is None:
-                    continue
-                at = component.address + begin + found[0]
-                if best is None or at < best[0]:
-                    best = (at, component, block, found[1])
-        if best is None:
-            return None
-        at, component, block, digits = best
-        return at, self._place(component, block, digits)
-
-    def _place(self, component: Component, table_block: int, digits: tuple[int, ...]) -> Place:
-        form = component.form
-        by_factor = {key: digit for (_, key), digit in zip(_terms(form), digits, strict=True)}
-        at = {}
-        for axis, factors in (("block", form.block), ("token", form.token), ("head", form.head), ("dim", form.dim)):
-            coordinate = 0
-            for k, (count, _) in enumerate(factors):
-                coordinate = coordinate * count + by_factor[axis, k]
-            at[axis] = coordinate
-        part, byte = component.part, at["dim"]
+        component, (block, token, head, byte), _ = found
+        part, first = component.part, 0
         for begin, name in self.halves.get((component.layer, component.part), ()):
-            if at["dim"] >= begin:
-                part, byte = name, at["dim"] - begin
-        block = table_block if form.table is not None else at["block"]
-        return Place(component.layer, part, block, at["token"], at["head"] + form.head_start, byte)
+            if byte >= begin:
+                part, first = name, begin
+        return Place(component.layer, part, block, token, head + component.form.head_start, byte - first)
 
     def onward(self, begin: int, nbytes: int, start: Place, last: Place) -> Onward:
         """How this side goes on after a run of so many bytes, whose first and last byte are told."""
         end = begin + nbytes
-        found = self.next_from(end)
-        if found is None:
+        later = (first_from(component, end) for component in self.layout.components)
+        at = min((address for address in later if address is not None), default=None)
+        if at is None:
             return Onward("end", 0, lacked=False, text="ends there")
-        at, place = found
+        place = self.place(at)
         axis = _first_differing(start, place)
         form = self.layout.component(place.layer, self._held_as(place)).form
         row = (place.layer, place.part)
@@ -239,37 +206,6 @@ def _named(axis: str, last: Place, place: Place) -> str:
         return f"byte {place.byte:,} of the same row"
     number = getattr(place, axis)
     return f"the next {axis}" if number == getattr(last, axis) + 1 else f"{axis} {number:,}"
-
-
-def _terms(form: Form) -> list[tuple[Factor, tuple[str, int]]]:
-    """Factors of all axes, the largest stride first, and whose each is."""
-    axes = (("block", form.block), ("token", form.token), ("head", form.head), ("dim", form.dim))
-    found = [(factor, (axis, k)) for axis, factors in axes for k, factor in enumerate(factors)]
-    return sorted(found, key=lambda term: -term[0][1])
-
-
-def _least(factors: Factors, distance: int, looked: list[int] | None = None) -> tuple[int, tuple[int, ...]] | None:
-    """The smallest offset of at least ``distance``, and the digit of every factor; strides descend.
-
-    >>> _least(((4, 100), (16, 2)), 130), _least(((4, 100), (16, 2)), 131), _least(((2, 8),), 9)
-    ((130, (1, 15)), (200, (2, 0)), None)
-    """
-    if not factors:
-        return (0, ()) if distance <= 0 else None
-    looked = [0] if looked is None else looked
-    (count, stride), rest = factors[0], factors[1:]
-    low = max(0, -(-(distance - span(rest)) // stride))
-    best: tuple[int, tuple[int, ...]] | None = None
-    for digit in range(low, min(count - 1, max(low, -(-distance // stride))) + 1):
-        looked[0] += 1
-        if looked[0] > LIMITS.rows:
-            raise LayoutError(
-                f"strides that do not nest, and over {LIMITS.rows:,} rows to look at for what follows a run"
-            )
-        found = _least(rest, distance - digit * stride, looked)
-        if found is not None and (best is None or digit * stride + found[0] < best[0]):
-            best = (digit * stride + found[0], (digit, *found[1]))
-    return best
 
 
 def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> str:

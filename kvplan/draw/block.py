@@ -15,7 +15,7 @@ from kvplan.base.numbers import nbytes_between, nbytes_text
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
-from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.components import Built
 from kvplan.layout.padding import stretches_of
 
 MAX_CELLS = 7  # bands and gaps of one row; more are folded, for a label needs room
@@ -165,19 +165,20 @@ class BlockPicture:
             yield at, size
 
 
-def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
-    """What one block of a layout touches, as nested bands.
+def block_picture(layout: Built, block: int = 0) -> BlockPicture:
+    """Describe what one block of a layout touches, as nested bands.
 
     Args:
-        layout: any.
+        layout: any layout's plain data.
         block: id of the block.
 
     Raises:
         BlockIndexError: no such block.
 
+    >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "layer: kv block token head dim", "dtype": "bf16",
     ...     "sizes": {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}})
-    >>> picture = block_picture(layout)
+    >>> picture = block_picture(layout.built)
     >>> picture.headline
     'block 0: 1,310,720 bytes in 160 runs of 8,192 bytes, in 80 allocations'
     >>> [row.band.axis for row in picture.rows()]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.base.limits import Budget
-from kvplan.layout.disjoint import meets
-from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.strides import Factors, extent, span
+from kvplan.layout.components import Built
+from kvplan.layout.disjoint import meets, nests
+from kvplan.layout.inverse import first_from
+from kvplan.layout.strides import Factors, extent
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,6 @@ class Gap:
         return "padding" if self.padding == self.nbytes else "other blocks"
 
 
-def nested(factors: Factors) -> bool:
-    """Whether every stride steps over all that is inside it; factors in descending order of stride.
-
-    >>> nested(((2, 64), (4, 16), (16, 1))), nested(((2, 8), (4, 6)))
-    (True, False)
-    """
-    return all(stride > span(factors[k + 1 :]) for k, (_, stride) in enumerate(factors))
-
-
 def below(factors: Factors, end: int) -> int:
     """How many offsets of nested factors are less than ``end``.
 
@@ -53,24 +45,6 @@ def below(factors: Factors, end: int) -> int:
     return total + (end > 0)
 
 
-def following(factors: Factors, start: int) -> int | None:
-    """The least offset of nested factors from ``start`` on.
-
-    >>> following(((2, 64), (16, 1)), 16), following(((2, 64), (16, 1)), 80)
-    (64, None)
-    """
-    if start <= 0:
-        return 0
-    if not factors:
-        return None
-    (count, stride), inner = factors[0], factors[1:]
-    whole = min(start // stride, count - 1)
-    found = following(inner, start - whole * stride)
-    if found is not None:
-        return whole * stride + found
-    return (whole + 1) * stride if whole + 1 < count else None
-
-
 class Content:
     """Bytes of content in one allocation, of every block.
 
@@ -79,8 +53,8 @@ class Content:
         memory: addresses of the allocation.
     """
 
-    def __init__(self, layout: KVLayout, memory: range) -> None:
-        self._end = memory.stop
+    def __init__(self, layout: Built, memory: range) -> None:
+        self._end, self._components = memory.stop, layout.components
         self._budget = Budget()
         self._placed: list[tuple[int, Factors]] = []
         for component in layout.components:
@@ -90,7 +64,7 @@ class Content:
                 if address in memory:
                     factors = tuple(f for f in (*form.block, *form.inner) if f[0] > 1)
                     self._placed.append((address, tuple(sorted(factors, key=lambda f: -f[1]))))
-        self._nested = all(nested(factors) for factors in {factors for _, factors in self._placed})
+        self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
         """What is in bytes ``start`` to ``end``, none of them this block's: first its padding, then the rest."""
@@ -113,5 +87,5 @@ class Content:
         return (self._end if following_byte is None else following_byte) - end
 
     def _following(self, start: int) -> int | None:
-        found = [(address, following(factors, start - address)) for address, factors in self._placed]
-        return min((address + at for address, at in found if at is not None), default=None)
+        found = (first_from(component, start) for component in self._components)
+        return min((at for at in found if at is not None and at < self._end), default=None)

@@ -70,7 +70,7 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     >>> from kvplan.draw.block import block_picture
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "dtype": "uint8", "strides": [64, 16, 1],
     ...                              "sizes": {"block": 4, "token": 4, "dim": 12}})
-    >>> print(plain(block_lines(block_picture(layout), 72, ascii_only=True)))
+    >>> print(plain(block_lines(block_picture(layout.built), 72, ascii_only=True)))
     block 0: 48 bytes in 4 runs of 12 bytes
     @ kv   / padding
     <BLANKLINE>
