@@ -248,7 +248,7 @@ def test_pinning_that_fails_leaves_a_pageable_pool_and_a_warning(monkeypatch):
         return empty(*shape, **kwargs)
 
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.warns(UserWarning, match="could not pin 768 bytes, the pool is pageable"):
+    with pytest.warns(UserWarning, match="could not pin 768 bytes, so the pool is pageable"):
         pool = kvplan.allocate("block token dim", like=like)
     assert not any(region.pinned for region in pool.regions)
     assert kvplan.allocate("block token dim", like=like, pin=False).num_blocks == 4
