@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.base.limits import ROWS
+from kvplan.base.numbers import number_ranges
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import number_ranges
 from kvplan.layout.strides import Factor, Factors, extent, span
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes

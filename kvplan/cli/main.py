@@ -107,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
             return int(import_module(args.module).run(args))
     except IncompatibleLayoutsError as error:
         if getattr(args, "json", False):
-            from kvplan.cli.screen import print_json
+            from kvplan.cli.screen.documents import print_json
 
             print_json("finding", {"command": args.command, "finding": _one_line(error)})
         return _complain(_one_line(error), FINDING)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.loops import loops
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import Staging, stage
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 # The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
 LARGE = 28 << 10

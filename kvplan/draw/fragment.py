@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from kvplan.draw.block import block_picture, nbytes_text
+from kvplan.base.numbers import nbytes_text, number_ranges, percent
+from kvplan.draw.block import block_picture
 from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.padding import padding_of
-from kvplan.layout.place_words import ADDRESSES, percent
-from kvplan.layout.slicing import number_ranges
+from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.strides import extent
 
 
@@ -53,4 +53,4 @@ def _numbers(numbers: Sequence[int]) -> str:
     >>> _numbers([0, 2, 3])
     '3 (0, 2-3)'
     """
-    return f"{len(numbers):,} ({number_ranges(numbers).replace(' ', ', ')})"
+    return f"{len(numbers):,} ({number_ranges(numbers, ', ')})"

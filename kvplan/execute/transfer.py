@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep
+from kvplan.base.numbers import number_ranges
 from kvplan.base.threads import Standby, error_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held
-from kvplan.layout.slicing import number_ranges
 from kvplan.plan.layers import layers_of
 from kvplan.plan.plan import Plan
 

@@ -11,8 +11,7 @@ from kvplan.errors import LayoutError
 from kvplan.layout.budget import Budget
 from kvplan.layout.components import Component, Form, check_places
 from kvplan.layout.overlap import injective, meets, nests
-from kvplan.layout.strides import Factors, span
-from kvplan.program.program import Int64Array, offsets_of
+from kvplan.layout.strides import Factors, Int64Array, offsets_of, span
 
 
 def check_disjoint(components: Sequence[Component], budget: Budget | None = None) -> None:

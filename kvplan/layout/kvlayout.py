@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import Built, Naming, build, part_name
@@ -16,7 +17,7 @@ from kvplan.layout.components import Component, Region, subblocks_of
 from kvplan.layout.consistency import sizes_of
 from kvplan.layout.holding import Holding
 from kvplan.layout.notation import parse
-from kvplan.layout.slicing import heads_held, number_ranges, slice_heads
+from kvplan.layout.slicing import heads_held, slice_heads
 from kvplan.layout.strides import extent, offset
 
 INT32_MAX = 2**31 - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvplan.base.numbers import nbytes_text, number_ranges
 from kvplan.layout.components import Component
-from kvplan.layout.slicing import number_ranges
 from kvplan.layout.strides import extent
 
 if TYPE_CHECKING:
@@ -16,31 +16,15 @@ if TYPE_CHECKING:
 ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}
 
 
-def binary(nbytes: int) -> str:
-    """Bytes in the largest binary unit that leaves a whole number before the point.
-
-    >>> binary(656), binary(8192), binary(1310720), binary(2**40)
-    ('656 bytes', '8 KiB', '1.25 MiB', '1 TiB')
-    """
-    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    if nbytes < 1024:
-        return f"{nbytes} byte{'s' * (nbytes != 1)}"
-    while value >= 1024 and units:
-        value /= 1024
-        unit = units.pop(0)
-    digits = f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
-    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} {unit}"
-
-
 def words_of(place: Place) -> str:
     """One line, however long."""
     if place.component is not None:
         return _content(place, place.component)
-    told = bytes_in_words(place.nbytes)
+    told = nbytes_text(place.nbytes)
     if place.kind == "outside":
         ended = place.offset >= place.region_nbytes
         away = place.offset - place.region_nbytes if ended else -place.offset - place.nbytes
-        far = bytes_in_words(away) if away else "right"
+        far = nbytes_text(away) if away else "right"
         side = f"ends {far} before" if ended else f"begins {far} after"
         return f"{told} outside all regions; the nearest, region {place.region}, {side}"
     if place.kind == "unused":
@@ -70,34 +54,16 @@ def _some(noun: str, numbers: Sequence[int], count: int, *, start: int = 0, tota
     if len(numbers) == count > 1:
         return f"all {count:,} {noun}s"
     of = f" (of {start}-{start + count - 1})" if start else f" (of {count:,})"
-    listed = number_ranges(numbers).replace(" ", ", ")
+    listed = number_ranges(numbers, ", ")
     return f"{noun}{'s' * (len(numbers) > 1)} {listed}{of if total and count > 1 else ''}"
 
 
 def _bytes(spans: Spans, count: int) -> str:
     if spans == ((0, count),):
-        return f"all {count:,} bytes" if count > 1 else "its one byte"
+        return f"all {nbytes_text(count)}" if count > 1 else "its one byte"
     listed = ", ".join(str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in spans)
     single = len(spans) == 1 and spans[0][1] - spans[0][0] == 1
     return f"byte{'s' * (not single)} {listed} (of {count:,})"
-
-
-def bytes_in_words(nbytes: int) -> str:
-    """A number of bytes.
-
-    >>> bytes_in_words(1), bytes_in_words(4096)
-    ('1 byte', '4,096 bytes')
-    """
-    return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
-
-
-def percent(share: float) -> str:
-    """A share in words.
-
-    >>> percent(0.2), percent(1 / 7), percent(0.00012)
-    ('20 %', '14.3 %', '0.01 %')
-    """
-    return f"{100 * share:.{1 if share >= 0.001 else 2}f}".removesuffix(".0") + " %"
 
 
 def _neighbours(place: Place) -> str:
@@ -105,11 +71,11 @@ def _neighbours(place: Place) -> str:
     after, before = place.after, place.before
     same_row = after is not None and before is not None and after._replace(byte=0) == before._replace(byte=0)
     if after is not None:
-        away = "right" if not place.after_nbytes else bytes_in_words(place.after_nbytes)
+        away = "right" if not place.after_nbytes else nbytes_text(place.after_nbytes)
         words.append(f"{away} after {row_in_words(after, whole_block=place.edges[0], byte=same_row)}")
     if before is not None:
         named = row_in_words(before, whole_block=place.edges[1], byte=same_row, beside=after)
-        words.append(f"{bytes_in_words(place.before_nbytes)} before {named}")
+        words.append(f"{nbytes_text(place.before_nbytes)} before {named}")
     return ", ".join(words)
 
 

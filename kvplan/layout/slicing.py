@@ -13,21 +13,6 @@ from kvplan.layout.components import Component, Form
 from kvplan.layout.strides import extent, normal, offset
 
 
-def number_ranges(numbers: Sequence[int]) -> str:
-    """Runs of consecutive numbers: ``0-3 8``.
-
-    >>> number_ranges((0, 1, 2, 3, 8))
-    '0-3 8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def common_heads(held: Sequence[range]) -> range:
     """The heads that all hold, of at least one; empty where there is none.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.base.integers import integer, integers
+from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.build import Built
@@ -22,7 +23,6 @@ from kvplan.layout.components import Pool
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import Notation, parse
-from kvplan.layout.slicing import number_ranges
 from kvplan.layout.spec import extents_of, shape_of
 from kvplan.layout.strides import extent
 

@@ -78,7 +78,7 @@ class NixlTransfer(StreamlessTransfer):
         Raises:
             PathError: the plan takes memory of two kinds on one side.
         """
-        src, dst = nixl_lists(self.plan) if self.plan.nbytes else (None, None)
+        src, dst = nixl_lists(self.plan.descriptors(), self.plan.layouts) if self.plan.nbytes else (None, None)
         self.attempt += 1
         self._again_at = None
         self._joined = self._connection.joined

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array
 
 READ, WRITTEN = 0, 1  # rows of a part's units
 

@@ -11,11 +11,12 @@ from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.holding import check_held, questions
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
-from kvplan.program.passes import compile_geometry
+from kvplan.program.passes import compile_geometry, passes
 from kvplan.program.program import Program
 
 # Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
@@ -170,13 +171,15 @@ class CopyProgram:
         """
         from kvplan.program.explain import explain
 
-        return explain(self.src, self.dst, optional_integer("width", width, least=1, error=KVPlanError))
+        width = optional_integer("width", width, least=1, error=KVPlanError)
+        sides = [f"{layout}{ADDRESSES[layout.addresses]}" for layout in (self.src, self.dst)]
+        return explain(passes(self.src.geometry, self.dst.geometry), (sides[0], sides[1]), width)
 
     def diagram(self) -> str:
         """A picture of one unit's runs between source and destination, as SVG text."""
         from kvplan.draw.diagram import diagram
 
-        return diagram(self)
+        return diagram(self.program, repr(self), (str(self.src), str(self.dst)))
 
     def __repr__(self) -> str:
         low, high = self.run_nbytes

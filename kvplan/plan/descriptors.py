@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops as compiled
 from kvplan.plan import loops_numpy as twin
 from kvplan.plan.loops import loops
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.merges import Joint, joints
-from kvplan.program.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Run, RunGroup
 
 NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
 
@@ -53,7 +54,6 @@ class Seams(NamedTuple):
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`, and :func:`kvplan.plan.loops_numpy.flat`."""
-    parts = together([part for part in parts if part.units.shape[1]])
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     expand = compiled.loaded or loops(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.descriptors import Part
-from kvplan.plan.plan import Plan
+from kvplan.plan.plan import Plan, PlannedBy, narrowed
 from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
+Skips = tuple[int, int]
+Held = dict[RunGroup, list[tuple[Part, Skips]]]
 
 
 def layers_of(plan: Plan) -> tuple[int, ...]:
@@ -47,46 +48,36 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
         return [(frozenset(layers), plan)]
     made = []
     for some in chosen:
-        parts: list[Part] = []
-        skips: list[tuple[int, int]] = []
-        for pair, held in owners:
-            wanted = tuple(layer for layer in pair.src.layers if layer in some)
+        moved: list[tuple[Part, Skips]] = []
+        for program, held in owners:
+            wanted = tuple(layer for layer in program.src.layers if layer in some)
             if not wanted:
                 continue
-            parts_of = _parts(pair.of_layers(wanted), pair.program, held)
-            if parts_of is None:
+            found = _parts(program.of_layers(wanted), program.program, held)
+            if found is None:
                 return [(frozenset(layers), plan)]
-            parts += [part for part, _ in parts_of]
-            skips += [skip for _, skip in parts_of]
-        nbytes = sum(part.nbytes for part in parts)
-        fixed = (plan.direction, plan.layouts, plan.seams, tuple(skips), plan.programs)
-        made.append((frozenset(some), Plan(tuple(parts), plan.units, nbytes, *fixed)))
+            moved += found
+        made.append((frozenset(some), narrowed(plan, moved)))
     return made
 
 
-Held = dict[RunGroup, list[tuple[Part, tuple[int, int]]]]
-
-
-def _owners(plan: Plan) -> list[tuple[CopyProgram, Held]] | None:
+def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
     """Each program of the plan, and the parts that are of it."""
     held: Held = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
     owners = []
-    for pair in plan.programs:
-        mine = {group: held.pop(group) for group in pair.program.groups if group in held}
+    for program in plan.programs:
+        mine = {group: held.pop(group) for group in program.program.groups if group in held}
         if mine:
-            owners.append((pair, mine))
+            owners.append((program, mine))
     return None if held else owners
 
 
-def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, tuple[int, int]]] | None:
+def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, Skips]] | None:
     """The units of the whole program's parts, as the sliced program's groups count them; None where they differ."""
-    if (sliced.unit_tokens, sliced.src_units, sliced.dst_units) != (
-        whole.unit_tokens,
-        whole.src_units,
-        whole.dst_units,
-    ):
+    units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
+    if units[0] != units[1]:
         return None
     made = []
     by_axes = {(group.src, group.dst): group for group in held}

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.program.program import BlockAxis, Int64Array, RunGroup
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import BlockAxis, RunGroup
 
 # Past this many candidates or joints a program is irregular enough that sorting its descriptors is the better way.
 MAX_CANDIDATES = 1 << 20

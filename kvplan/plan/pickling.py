@@ -15,16 +15,15 @@ import numpy as np
 
 from kvplan.layout.build import Built
 from kvplan.layout.components import Pool, Region
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams
-from kvplan.program.program import Int64Array, Run, RunGroup
+from kvplan.program.program import Run, RunGroup
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
     from kvplan.memory.shared import Shared
-    from kvplan.plan.copy_program import CopyProgram
-    from kvplan.plan.plan import Plan
 
-Starts = tuple[int, ...]  # address of each region of a layout, when it was pickled
+Starts = tuple[tuple[int, ...], ...]  # of each side: address of every region when it was pickled; () without a pool
 
 
 def facts_of(layout: KVLayout) -> tuple[Built, str]:
@@ -111,49 +110,25 @@ class _Shifts(NamedTuple):
         return np.unique(addresses + self.of(addresses))
 
 
-def facts_of_plan(plan: Plan) -> tuple[Any, ...]:
-    """All of a plan, and where the regions of its layouts begin here; nothing of such without a shared pool."""
-    starts: tuple[tuple[Starts, Starts], ...] = ()
-    if any(region.pool for pair in plan.layouts for layout in pair for region in layout.regions):
-        starts = tuple((_starts(src), _starts(dst)) for src, dst in plan.layouts)
-    return (
-        plan.parts, plan.units, plan.nbytes, plan.direction, plan.layouts, plan.seams, plan.skips, plan.programs, starts
-    )  # fmt: skip
+def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
+    """Where the regions of a plan's layouts begin here; nothing where none of them lies in a shared pool."""
+    if not any(region.pool for pair in layouts for layout in pair for region in layout.regions):
+        return ()
+    return tuple([tuple(region.address for pair in layouts for region in pair[side].regions) for side in (0, 1)])
 
 
-def _starts(layout: KVLayout) -> Starts:
-    return tuple(region.address for region in layout.regions)
-
-
-def plan_of_facts(
-    parts: tuple[Part, ...],
-    units: int,
-    nbytes: int,
-    direction: str,
-    layouts: tuple[tuple[KVLayout, KVLayout], ...],
-    seams: Seams,
-    skips: tuple[tuple[int, int], ...],
-    programs: tuple[CopyProgram, ...],
-    starts: tuple[tuple[Starts, Starts], ...],
-) -> Plan:
-    """What a pickled plan is loaded as; its addresses are moved as far as those of its layouts were."""
-    from kvplan.plan.plan import Plan
-
-    if starts:
-        src, dst = (
-            _Shifts.between(
-                [address for pair in starts for address in pair[side]],
-                [region for pair in layouts for region in pair[side].regions],
-            )
-            for side in (0, 1)
-        )
-        made = {part.group: _moved_group(part.group, src, dst) for part in parts}
-        parts = tuple(Part(made[part.group][0], part.units + made[part.group][1]) for part in parts)
-        seams = Seams(src.moved(seams.src), dst.moved(seams.dst))
-    if any(layout.addresses != "memory" for pair in layouts for layout in pair):
-        # A pool may have gone between the loading of two layouts: submits ask programs first.
-        programs = tuple(program for program in programs if not program.movable)
-    return Plan(parts, units, nbytes, direction, layouts, seams, skips, programs)
+def moved(
+    parts: tuple[Part, ...], seams: Seams, layouts: Sequence[tuple[KVLayout, KVLayout]], starts: Starts
+) -> tuple[tuple[Part, ...], Seams]:
+    """The parts and seams of a plan, moved as far as the regions of its layouts were since :func:`starts_of`."""
+    if not starts:
+        return parts, seams
+    src, dst = (
+        _Shifts.between(starts[side], [region for pair in layouts for region in pair[side].regions]) for side in (0, 1)
+    )
+    made = {part.group: _moved_group(part.group, src, dst) for part in parts}
+    parts = tuple(Part(made[part.group][0], part.units + made[part.group][1]) for part in parts)
+    return parts, Seams(src.moved(seams.src), dst.moved(seams.dst))
 
 
 def _moved_group(group: RunGroup, src: _Shifts, dst: _Shifts) -> tuple[RunGroup, Int64Array]:

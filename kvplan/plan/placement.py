@@ -14,9 +14,10 @@ import numpy as np
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, OverlapError
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.loops import loops
 from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE
-from kvplan.program.program import BlockAxis, Int64Array, Program
+from kvplan.program.program import BlockAxis, Program
 
 _INT64 = np.dtype(np.int64)
 

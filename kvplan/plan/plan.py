@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
-from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.program.program import Int64Array
-
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
-    from kvplan.plan.copy_program import CopyProgram
-    from kvplan.plan.nixl_lists import NixlList
+from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
+from kvplan.plan.pickling import Starts, moved, starts_of
+from kvplan.program.program import Program
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -31,6 +32,27 @@ def direction_of(src: KVLayout, dst: KVLayout) -> str:
     return "store" if dst_host else "device"
 
 
+class PlannedBy(Protocol):
+    """The program that made a plan, as far as a plan and its executor use it; a CopyProgram keeps this.
+
+    Attributes:
+        src: layout to read; it tells which layers the program moves.
+        program: the run groups of the plan's parts.
+        movable: whether both layouts are memory of this process, and the destination may be written.
+    """
+
+    src: KVLayout
+    program: Program
+    movable: bool
+
+    def ready(self) -> bool:
+        """Whether a plan can be moved now: asks one tensor of each side whether it still has its memory."""
+
+    def of_layers(self, layers: tuple[int, ...]) -> Program:
+        """The program of some layers alone, by their global numbers."""
+
+
+@dataclass(eq=False, repr=False)  # not frozen: that would double the time of its making
 class Plan:
     """The byte moves of one transfer. Made by :meth:`kvplan.CopyProgram.plan` or :func:`join`; never changed.
 
@@ -41,37 +63,29 @@ class Plan:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         layouts: (source, destination) of every joined plan; they keep the memory alive.
         seams: addresses that no descriptor may cross.
-        skips: of every part, units of its first source block and of its first destination block that lie before its
-            first unit; the others follow in order, so that those of one block can be told.
-        programs: what it was planned by; they keep what was compiled alive.
+        skips: for every part, the units of its first source block and of its first destination block that lie before
+            its first unit. The other units follow in order, so this tells which units share a block.
+        programs: the programs that made it; they keep compiled data alive.
     """
 
-    __slots__ = ("direction", "layouts", "nbytes", "parts", "programs", "seams", "skips", "units")
+    parts: tuple[Part, ...]
+    units: int
+    nbytes: int
+    direction: str
+    layouts: tuple[tuple[KVLayout, KVLayout], ...]
+    seams: Seams
+    skips: tuple[tuple[int, int], ...]
+    programs: tuple[PlannedBy, ...] = ()
 
-    def __init__(
-        self,
-        parts: tuple[Part, ...],
-        units: int,
-        nbytes: int,
-        direction: str,
-        layouts: tuple[tuple[KVLayout, KVLayout], ...],
-        seams: Seams,
-        skips: tuple[tuple[int, int], ...],
-        programs: tuple[CopyProgram, ...] = (),
-    ) -> None:
-        self.parts = parts
-        self.units = units
-        self.nbytes = nbytes
-        self.direction = direction
-        self.layouts = layouts
-        self.seams = seams
-        self.skips = skips
-        self.programs = programs
+    @cached_property
+    def moving(self) -> Sequence[Part]:
+        """The parts that have units, and one part for each run group: lowering and counting read these."""
+        if len(self.parts) == 1 and self.parts[0].units.shape[1]:
+            return self.parts
+        return together([part for part in self.parts if part.units.shape[1]])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from kvplan.plan.pickling import facts_of_plan, plan_of_facts
-
-        return plan_of_facts, facts_of_plan(self)
+        return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
         """Flat lowering: the fewest contiguous copies, in no promised order.
@@ -93,7 +107,7 @@ class Plan:
         """
         right = "a descriptor moves at least one byte"
         cap = optional_integer("max_nbytes", max_nbytes, least=1, right=right, error=KVPlanError)
-        return flat(self.parts, self.seams, cap)
+        return flat(self.moving, self.seams, cap)
 
     def strided(self) -> StridedRows:
         """Strided lowering: 2-D copies as rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
@@ -135,12 +149,28 @@ class Plan:
         >>> plan.nixl("dst", strided=True).rows.tolist()
         [[1048832, 64, 1, 64, 4]]
         """
-        from kvplan.plan.nixl_lists import check_side, nixl_lists
-
-        return nixl_lists(self, strided=strided)[check_side(side)]
+        number = check_side(side)
+        return nixl_lists(self.strided() if strided else self.descriptors(), self.layouts)[number]
 
     def __repr__(self) -> str:
         return f"Plan({self.direction} of {self.units} units, {self.nbytes} bytes)"
+
+
+def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
+    """Load a pickled plan; its addresses move as far as the regions of its layouts did."""
+    plan = Plan(*values)
+    parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
+    programs = plan.programs
+    if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
+        # A pool may have gone between the loading of two layouts: submits ask programs first.
+        programs = tuple(program for program in programs if not program.movable)
+    return replace(plan, parts=parts, seams=seams, programs=programs)
+
+
+def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
+    """The plan that moves only these parts, given with their skips, of the same units and layouts."""
+    parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
+    return replace(plan, parts=parts, skips=skips, nbytes=sum(part.nbytes for part in parts))
 
 
 def join(plans: Sequence[Plan]) -> Plan:
@@ -159,14 +189,14 @@ def join(plans: Sequence[Plan]) -> Plan:
     plans = list(plans)
     if not plans:
         raise KVPlanError("join of no plans; give at least one")
-    joined = together(plans)
+    joined = unite(plans)
     if sum(bool(plan.nbytes) for plan in plans) > 1:
         check_written_once(joined)
         check_not_read(joined)
     return joined
 
 
-def together(plans: Sequence[Plan]) -> Plan:
+def unite(plans: Sequence[Plan]) -> Plan:
     """Join plans that are known to write no byte twice, and none that one of them reads.
 
     Raises:
@@ -208,7 +238,7 @@ def check_written_once(plan: Plan) -> None:
     hulls.sort()
     if all(end <= start for (_, end), (start, _) in pairwise(hulls)):
         return
-    made = flat(plan.parts, NO_SEAMS, None)
+    made = flat(plan.moving, NO_SEAMS, None)
     order = np.argsort(made.dst)
     start, end = made.dst[order], (made.dst + made.size)[order]
     clash = np.flatnonzero(start[1:] < end[:-1])
@@ -225,7 +255,7 @@ def check_not_read(plan: Plan) -> None:
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
-    made = flat(plan.parts, NO_SEAMS, None)
+    made = flat(plan.moving, NO_SEAMS, None)
     order = np.argsort(made.src)
     starts = made.src[order]
     reach = np.maximum.accumulate((made.src + made.size)[order])

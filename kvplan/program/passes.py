@@ -17,10 +17,10 @@ from kvplan.base.limits import COPIES, RUNS
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import Geometry
-from kvplan.layout.strides import Loop, Piece, check_refined, coalesce, extent, offset, refine
+from kvplan.layout.strides import Int64Array, Loop, Piece, check_refined, coalesce, extent, offset, offsets_of, refine
 from kvplan.program.fold import limit_loops, merge_and_fold, unrolled
 from kvplan.program.matching import Pair, match
-from kvplan.program.program import BlockAxis, Int64Array, Program, Run, RunGroup, offsets_of
+from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
 
 class Box(NamedTuple):

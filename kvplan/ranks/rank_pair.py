@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
+from kvplan.base.numbers import number_ranges
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads, number_ranges
+from kvplan.layout.slicing import common_heads
+from kvplan.layout.strides import Int64Array
 from kvplan.layout.views import some_tokens, split_blocks, stretch_of
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
-from kvplan.plan.plan import Plan, check_not_read, shares_memory, together
-from kvplan.program.program import Int64Array
+from kvplan.plan.plan import Plan, check_not_read, shares_memory, unite
 from kvplan.ranks.shards import Shard, Share
 
 
@@ -94,7 +95,7 @@ class PairProgram:
         plans = [move.plan(*sides, count * unit) for move in self._moves]
         if len(plans) == 1:
             return plans[0]
-        plan = together(plans)  # of shares that have no byte in common
+        plan = unite(plans)  # of shares that have no byte in common
         if self._aliased:
             check_not_read(plan)
         return plan

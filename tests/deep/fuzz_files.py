@@ -141,8 +141,8 @@ def _card(raw: bytes, folder: Path, random: Random) -> None:
 
 
 def _config(raw: bytes, folder: Path, random: Random) -> None:
+    from kvplan.cli.answers.model_facts import model_facts
     from kvplan.cli.inspect_model import _question
-    from kvplan.cli.model_facts import model_facts
 
     path = folder / "config.json"
     path.write_bytes(raw)

@@ -262,7 +262,7 @@ def test_every_row_has_room_for_its_labels(path):
 
 
 def test_the_picture_counts_what_inspect_counts():
-    from kvplan.cli.layout_facts import layout_facts
+    from kvplan.cli.answers.layout_facts import layout_facts
 
     for path in SPECS.iterdir():
         layout = KVLayout.from_spec(path)

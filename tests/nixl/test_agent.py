@@ -320,7 +320,7 @@ def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
 
 
 def test_a_plan_of_two_kinds_of_memory_is_refused_at_once(doubled, monkeypatch):
-    def refuse(plan):
+    def refuse(made, layouts):
         raise PathError("src is on cpu and cuda:0; a list of NIXL is of one kind of memory")
 
     monkeypatch.setattr(nixl_transfer, "nixl_lists", refuse)
@@ -483,6 +483,6 @@ def test_law_1_holds_between_agents(case):
 
 def test_lists_of_both_sides_at_once(doubled):
     plan = doubled.load.plan([3, 1], [0, 5])
-    src, dst = nixl_lists(plan)
+    src, dst = nixl_lists(plan.descriptors(), plan.layouts)
     assert src.rows.tolist() == plan.nixl("src").rows.tolist()
     assert dst.rows.tolist() == plan.nixl("dst").rows.tolist()

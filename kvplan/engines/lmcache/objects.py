@@ -17,10 +17,10 @@ from kvplan.base.integers import integer, integers
 from kvplan.engines.slots import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
 from kvplan.layout.views import split_blocks
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array
 
 MOST_POOLS = 256  # descriptions kept; a buffer cut into pieces of one size needs one
 

@@ -15,8 +15,8 @@ from kvplan.engines.startup import prepare
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
-from kvplan.program.program import Int64Array
 
 
 class HostTransfers:

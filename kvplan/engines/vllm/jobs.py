@@ -13,11 +13,11 @@ import numpy as np
 from kvplan.base.integers import integer, integers
 from kvplan.engines.vllm.pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.layout.strides import Int64Array
 from kvplan.layout.views import split_blocks
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004  # the contract's name
 from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
-from kvplan.program.program import Int64Array
 from kvplan.ranks.groups import Groups, Plans
 
 # Up to this many blocks, the groups of a job are one plan. Groups share memory, so joining compares every copy with

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.threads import aside
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 SMALLEST = 4 << 10  # bytes
 CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes

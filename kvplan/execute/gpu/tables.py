@@ -13,7 +13,8 @@ from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.arena import Arena, Piece

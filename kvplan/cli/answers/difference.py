@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kvplan.advise.advise import Advice, advise
 from kvplan.advise.compare import Break, first_break
-from kvplan.cli.layout_facts import layout_facts
+from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.passes import Passes, passes

@@ -7,11 +7,10 @@ from typing import Any
 
 from kvplan.advise.advise import Numbers, Order
 from kvplan.advise.compare import OUTSIDE, untouched
-from kvplan.cli.difference import FACTS, NAMES, Difference, differing
+from kvplan.base.numbers import binary, count_of, exact, number_ranges
+from kvplan.cli.answers.difference import FACTS, NAMES, Difference, differing
 from kvplan.cli.inspect import padding_words
-from kvplan.cli.screen import count_of, exact, ranges
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import binary
 from kvplan.program.explain import match_lines
 from kvplan.program.program import Program
 
@@ -45,7 +44,7 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
     if key == "heads" and not any(component.form.headed for component in layout.components):
         return "no axis of heads"
     if key in ("layers", "heads"):
-        return f"{len(value):,} ({ranges(value)})"
+        return f"{len(value):,} ({number_ranges(value, ', ')})"
     if key == "addresses":
         return _WHOSE[str(value)]
     if key == "parts":

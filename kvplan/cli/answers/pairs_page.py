@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvplan.cli.pairs import alike, between, by_pool, pool_name, title
+from kvplan.base.numbers import between
+from kvplan.cli.pairs import alike, by_pool, pool_name, title
 
 HEAD = """# All pairs
 

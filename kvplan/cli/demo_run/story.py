@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import kvplan
-from kvplan.cli.demo_tensors import DESTROYED, Outcome
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, ranges
-from kvplan.layout.place_words import binary
+from kvplan.base.numbers import binary, count_of, exact, number_ranges
+from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome
+from kvplan.cli.screen.printing import fact_table, number_table
 
 NEIGHBOURS = 16  # blocks of the example that merges
 
@@ -145,9 +145,10 @@ def _story(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
     start += f"{model['dtype']}),"
     made = sorted({move.generated for move in trip.moves})
     changed = f"{facts['control']['requests_changed']} of {requests}"
+    generated = number_ranges(made, ", ")
     return [
         f"{start} and generated {count_of(outcome.new_tokens, 'token')} for {requests}.",
-        f"Started it again, and paused it in mid-flight: {ranges(made)} of {outcome.new_tokens} tokens were made.",
+        f"Started it again, and paused it in mid-flight: {generated} of {outcome.new_tokens} tokens were made.",
         store,
         f"{destroy}: the engine would have read NaN.",
         "Loaded the data back into different blocks, entered those in the engine's block tables, and let it go on.",

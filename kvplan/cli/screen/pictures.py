@@ -81,7 +81,7 @@ def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
 def _print(lines: list[Line], parts: tuple[str, ...]) -> None:
     from rich.text import Text
 
-    from kvplan.cli.screen import show
+    from kvplan.cli.screen.printing import show
     from kvplan.draw.svg import colours
 
     styles = {**colours(parts), "gap": "dim", "bold": "bold", "": ""}

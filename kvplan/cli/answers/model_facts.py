@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model
-from kvplan.cli.layout_facts import extent_facts
+from kvplan.cli.answers.layout_facts import extent_facts
 from kvplan.errors import KVPlanError
 from kvplan.layout.notation import parse
 from kvplan.plan.copy_program import compile  # noqa: A004

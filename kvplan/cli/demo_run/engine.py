@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.cli.demo_tensors import DemoError, Move, Note, Outcome, RoundTrip, Workload, measure_speed, round_trip
+from kvplan.cli.demo_run.round_trip import (
+    DemoError,
+    Move,
+    Note,
+    Outcome,
+    RoundTrip,
+    Workload,
+    measure_speed,
+    round_trip,
+)
 
 STALL_SECONDS = 120.0  # without a token for so long, the engine is given up
 VOCABULARY = 1024
@@ -144,7 +153,7 @@ def move_blocks(manager: Any, names: list[str], workload: Workload, *, load: boo
     Args:
         manager: a paused ``ContinuousBatchingManager``.
         names: ids of the requests.
-        workload: see :class:`~kvplan.cli.demo_tensors.Workload`.
+        workload: see :class:`~kvplan.cli.demo_run.round_trip.Workload`.
         load: False leaves the new blocks empty.
 
     Raises:
