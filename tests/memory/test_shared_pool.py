@@ -151,7 +151,7 @@ def test_content_without_heads_has_no_pool_of_many():
         ("kv\0", "a name has"),
         ("é", "a name has"),
         ("k" * 201, "a name has"),
-        ("pools/kv", "it is the absolute path of a file"),
+        ("pools/kv", "must be the absolute path of a file"),
         ("../kv", "the absolute path"),
         ("/tmp/../etc/kv", "without '..'"),
         ("/tmp/kv/", "the absolute path of a file"),
