@@ -18,19 +18,19 @@ from kvplan.engines.vllm import connector, specs
 
 policy_of = specs.policy_of
 
-_MADE_BY = {
-    "KVPlanOffloadingConnector": connector.classes,
-    "KVPlanOffloadingSpec": specs.classes,
-    "KVPlanOffloadingWorker": specs.classes,
-    "KVPlanTieringOffloadingSpec": specs.classes,
-    "ReportedJobs": connector.classes,  # what the connector's workers tell its scheduler, by name
-}
+NAMES = (
+    "KVPlanOffloadingConnector",
+    "KVPlanOffloadingSpec",
+    "KVPlanOffloadingWorker",
+    "KVPlanTieringOffloadingSpec",
+)
+_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs")  # the second is pickled by name between processes
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MADE_BY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_MADE_BY)}")
-    classes = {made.__name__: made for made in _MADE_BY[name]()}
-    for key, made in classes.items():  # pickles and vLLM's configuration name them as this package's
-        made.__module__, made.__qualname__ = __name__, key
-    return classes[name]
+    if name not in (*NAMES, *_OF_CONNECTOR):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
+    made = {each.__name__: each for each in (connector if name in _OF_CONNECTOR else specs).classes()}
+    for key, each in made.items():  # vLLM's configuration and pickles name them as this package's
+        each.__module__, each.__qualname__ = __name__, key
+    return made[name]
