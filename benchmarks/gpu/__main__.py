@@ -20,7 +20,7 @@ from benchmarks.gpu.environment import (
     gpu_document,
     told_by_smi,
 )
-from benchmarks.gpu.limits import missed
+from benchmarks.gpu.required import missed
 from benchmarks.gpu.sizes import FULL, SMOKE
 from benchmarks.record import Row, machine, save, table
 
@@ -30,10 +30,10 @@ GROUPS = {
     CEILINGS: "alone",
     "staged": "alone",
     "kernel": "alone",
-    "frontier": "beside",
+    "frontier": "beside_compute",
     "copy_engine_2d": "alone",
     "copy_engine": "alone",
-    "beside": "beside",
+    "beside": "beside_compute",
     "submit": "latency",
     "small": "latency",
 }
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: these benchmarks need one", file=sys.stderr)
         return 2
-    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.rig import Bench
 
     scale = SMOKE if chosen.smoke else FULL
     about, started = gpu(), machine()

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import baselines
-from benchmarks.gpu.bench import WARM_UPS, Bench, Ceilings, Speed
-from benchmarks.gpu.limits import DIRECTIONS, PITCHED, STAGED, STAGED_BOTH, kernel_share, speed_row
+from benchmarks.gpu import twelve_programs as baselines
 from benchmarks.gpu.memory import Work
+from benchmarks.gpu.required import DIRECTIONS, PITCHED, STAGED, STAGED_BOTH, kernel_share, speed_row
+from benchmarks.gpu.rig import WARM_UPS, Bench, Ceilings, Speed
 from benchmarks.gpu.sizes import KIB, RUN_NBYTES, spell
 from benchmarks.record import Row
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import baselines
+from benchmarks.call_costs import no_collection
+from benchmarks.gpu import twelve_programs as baselines
 from benchmarks.gpu.alone import COPY
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.limits import (
+from benchmarks.gpu.memory import Work
+from benchmarks.gpu.required import (
     DIRECTIONS,
     LATENCY_BLOCKS,
     LATENCY_US,
@@ -21,9 +22,8 @@ from benchmarks.gpu.limits import (
     SUBMIT_KERNEL_US,
     staged_submit_us,
 )
-from benchmarks.gpu.memory import Work
+from benchmarks.gpu.rig import Bench
 from benchmarks.gpu.sizes import spell
-from benchmarks.measure import no_collection
 from benchmarks.record import Row
 from kvplan.cuda.device import NOT_READY
 from kvplan.execute.gpu.device_transfer import DeviceTransfer

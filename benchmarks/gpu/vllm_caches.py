@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import vllm_peer
-from benchmarks.gpu.limits import DIRECTIONS
-from benchmarks.gpu.vllm_limits import JobScale, Model
+from benchmarks.gpu.required import DIRECTIONS
+from benchmarks.gpu.vllm_jobs import JobScale, Model
 from benchmarks.gpu.vllm_peer import BatchWorker, Specs, Vllm, by_memmove, specs_of
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer
 from kvplan.engines.vllm.worker import Worker
@@ -88,7 +88,7 @@ class Setup:
 
     def compute(self, kind: str) -> Any:
         """Compute of a kind, made once."""
-        from benchmarks.gpu.beside import compute_of
+        from benchmarks.gpu.beside_compute import compute_of
 
         if kind not in self._computes:
             self._computes[kind] = compute_of(self.bench, kind)
@@ -97,7 +97,7 @@ class Setup:
     def copy_beside(self, kind: str, direction: str) -> Any:
         """One large copy beside compute of a kind, measured once."""
         from benchmarks.gpu.alone import one_large_copy
-        from benchmarks.gpu.beside import Beside, Case, Enqueued, measure
+        from benchmarks.gpu.beside_compute import Beside, Case, Enqueued, measure
 
         if (kind, direction) not in self._copies:
             bench, nbytes = self.bench, self.bench.scale.large_nbytes

@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.call_costs import no_collection
 from benchmarks.gpu import vllm_peer
 from benchmarks.gpu.__main__ import CEILINGS, conclude, run
 from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS, default_path, gpu, gpu_document, told_by_smi
-from benchmarks.gpu.limits import DIRECTIONS
+from benchmarks.gpu.required import DIRECTIONS
 from benchmarks.gpu.sizes import FULL, SMOKE, spell
 from benchmarks.gpu.vllm_caches import DIFFERENT, Caches, Setup, finish
-from benchmarks.gpu.vllm_limits import JOBS, SMOKE_JOBS, SPUN_NBYTES, JobScale, Model
+from benchmarks.gpu.vllm_jobs import JOBS, SMOKE_JOBS, SPUN_NBYTES, JobScale, Model
 from benchmarks.gpu.vllm_peer import Specs
 from benchmarks.gpu.vllm_rows import COPY, Sample, Work, rows_alone, rows_beside
-from benchmarks.measure import no_collection
 from benchmarks.record import Row, machine, save
 
 WARM_UPS = 3
@@ -94,7 +94,7 @@ def alone(caches: Caches, direction: str, blocks: int) -> Iterator[Row]:
 
 def beside(caches: Caches, blocks: int) -> Iterator[Row]:
     """Both workers beside compute, in turn; and one large copy, once a run."""
-    from benchmarks.gpu.beside import Beside, Case, measure
+    from benchmarks.gpu.beside_compute import Beside, Case, measure
 
     setup, model, specs = caches.setup, caches.model, caches.specs(blocks)
     for kind, rounds in setup.scale.rounds.items():
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_gpu(scale: JobScale, sizes: Any) -> Setup:
-    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.rig import Bench
 
     bench = Bench(sizes)
     # An engine's compute runs on a stream of its own; the jobs wait for what it has been given: nothing, here.

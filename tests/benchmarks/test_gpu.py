@@ -17,13 +17,13 @@ import pytest
 
 import kvplan
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import driver, environment, limits, sizes
+from benchmarks.gpu import driver, environment, required, sizes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
 from kvplan.measure import compute
 
 
-@pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [sizes, required], ids=lambda module: module.__name__)
 def test_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
 
@@ -53,7 +53,7 @@ def test_every_size_fits_the_buffers_and_is_whole(scale):
 
 
 def test_what_the_kernel_s_loads_must_reach():
-    asked = {(size, programs): limits.kernel_share(size, programs)
+    asked = {(size, programs): required.kernel_share(size, programs)
              for size in FULL.kernel_runs for programs in FULL.programs}  # fmt: skip
     assert {at: share for at, share in asked.items() if share} == {
         (512, 12): 0.90, (KIB, 8): 0.97, (2 * KIB, 4): 0.97,
@@ -62,26 +62,26 @@ def test_what_the_kernel_s_loads_must_reach():
 
 
 def test_a_speed_is_held_against_the_first_number_beside_it():
-    row = limits.speed_row("staged", "load", 53.0, {"one large copy": 55.0, "other": 4.0}, link=55.0, share=0.97)
+    row = required.speed_row("staged", "load", 53.0, {"one large copy": 55.0, "other": 4.0}, link=55.0, share=0.97)
     assert (row.limit, row.rule, row.ok) == (0.97 * 55.0, "0.97 x one large copy", False)
-    assert limits.missed(row)
-    assert not limits.missed(limits.speed_row("staged", "load", 1.0, {}, link=55.0))
+    assert required.missed(row)
+    assert not required.missed(required.speed_row("staged", "load", 1.0, {}, link=55.0))
 
 
 def test_a_speed_above_the_link_counts_as_broken():
-    row = limits.speed_row("staged", "load", 60.0, {"one large copy": 55.0}, link=55.0, share=0.97)
+    row = required.speed_row("staged", "load", 60.0, {"one large copy": 55.0}, link=55.0, share=0.97)
     assert (row.limit, row.ok) == (None, None)
     assert "BROKEN" in table([row])
-    assert limits.missed(row)
+    assert required.missed(row)
 
 
 def test_a_baseline_above_the_link_counts_as_broken_too():
-    row = limits.speed_row("staged", "load", 50.0, {"one large copy": 55.0, "baseline": 99.0}, link=55.0, share=0.9)
+    row = required.speed_row("staged", "load", 50.0, {"one large copy": 55.0, "baseline": 99.0}, link=55.0, share=0.9)
     assert "99.0 GB/s is above the link's 55.0" in row.detail["broken"]
 
 
 def test_a_staged_submit_may_take_a_share_of_the_transfer():
-    assert limits.staged_submit_us(24e-3) == pytest.approx(820)
+    assert required.staged_submit_us(24e-3) == pytest.approx(820)
 
 
 def test_ceilings_are_always_measured_and_first():
@@ -225,7 +225,7 @@ def on_cpu(order):
 
 
 @pytest.mark.parametrize("order", [lambda m: m.layer_first, lambda m: m.page_first], ids=["layer first", "page first"])
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", required.DIRECTIONS)
 @pytest.mark.parametrize("count", [1, 7])
 def test_what_is_compared_is_what_a_plan_moves(order, direction, count, executor):
     torch = pytest.importorskip("torch")
@@ -246,10 +246,11 @@ def test_plans_of_one_pair_share_a_program():
     assert first.src_ids.tolist() != second.src_ids.tolist()
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", required.DIRECTIONS)
 def test_torch_indexing_moves_what_the_plan_moves(direction, monkeypatch):
     torch = pytest.importorskip("torch")
-    from benchmarks.gpu import baselines, memory
+    from benchmarks.gpu import memory
+    from benchmarks.gpu import twelve_programs as baselines
 
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     device = torch.device("cpu")

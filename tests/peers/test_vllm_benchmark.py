@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu import limits, vllm_peer
+from benchmarks.gpu import required, vllm_peer
 from benchmarks.gpu.vllm_caches import Caches, Setup
-from benchmarks.gpu.vllm_limits import SMOKE_JOBS, Model
+from benchmarks.gpu.vllm_jobs import SMOKE_JOBS, Model
 from tests.peers.test_vllm_offloading import OnDevice, copies  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.peers
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", required.DIRECTIONS)
 def test_vllm_s_worker_moves_every_byte(direction, copies, monkeypatch):  # noqa: F811
     whole = vllm_peer.vllm_worker
     monkeypatch.setattr(

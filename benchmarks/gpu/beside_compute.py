@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu import baselines
+from benchmarks.gpu import twelve_programs as baselines
 from benchmarks.gpu.alone import COPY, all_blocks, one_large_copy
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.limits import (
+from benchmarks.gpu.required import (
     DIRECTIONS,
     KERNEL_STORE_SLOWDOWN,
     STAGED_BESIDE,
     STAGED_SLOWER,
     speed_row,
 )
+from benchmarks.gpu.rig import Bench
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.measure.compute import DECODE_BATCH, InFlight, Products, Window, window

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.driver import IN_ANY_ORDER, IN_STREAM_ORDER, Columns
 from benchmarks.gpu.memory import Work, words_of
+from benchmarks.gpu.rig import Bench
 
 BATCH = "cuMemcpyBatchAsync"
 PROGRAMS = "12 programs, 8-byte words"
