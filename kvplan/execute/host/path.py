@@ -284,7 +284,7 @@ def _check(plan: Plan) -> None:
 def _hands(copies: int) -> ModuleType:
     """The loops that copy: compiled, or for so few copies that numba is spared, without it."""
     name = "memmove" if spares(copies) else "memcpy"
-    return import_module(f"kvplan.execute.{name}")
+    return import_module(f"kvplan.execute.host.{name}")
 
 
 def _run(plan: Plan, crew: Crew) -> TransferResult:
