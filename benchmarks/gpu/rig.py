@@ -1,21 +1,27 @@
-"""What all groups share: buffers, streams, the driver, and the ceilings once they are measured."""
+"""What all groups share: memory, streams, the timing of ways in turn, and the ceilings once they are measured."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import kvplan
-from benchmarks.gpu.driver import Driver
-from benchmarks.gpu.memory import Pair, Work, allocated_cache, allocated_pool, fill_random, layer_first, page_first
-from benchmarks.gpu.sizes import Scale, shape_of
+from benchmarks.gpu.sizes import RUN_NBYTES, Scale, shape_of
+from kvplan.errors import PathError
+from kvplan.measure.baselines import Baseline
+from kvplan.measure.flights import Begin, Line
+from kvplan.measure.timing import timed
+from kvplan.measure.workload import DIRECTIONS, Buffers, Geometry, Side, Work, between, fill_random, work
 
 WARM_UPS = 2
+LAYER_FIRST = "layer: kv block token head dim"
+PAGE_FIRST = "block layer kv token head dim"
+
+
+Maker = Callable[[Line, Work], Baseline]
 
 
 class Ceilings(NamedTuple):
@@ -56,23 +62,33 @@ class Speed(NamedTuple):
         return self.nbytes / self.wall / 1e9
 
 
-class Bench:
-    """One run: memory is allocated when a group first asks for it, and kept for the others."""
+class Way(NamedTuple):
+    """One way to move bytes.
+
+    Attributes:
+        nbytes: of a transfer.
+        begin: starts one.
+    """
+
+    nbytes: int
+    begin: Begin
+
+
+class Rig:
+    """One run: memory is allocated when a group first asks for it, and kept for the others.
+
+    Attributes:
+        lines: the stream of each direction, that ceilings and baselines use.
+    """
 
     def __init__(self, scale: Scale) -> None:
         self.scale = scale
         self.device = torch.device("cuda:0")
         torch.cuda.set_device(self.device)
         torch.cuda.init()
-        torch.empty(1, device=self.device)  # makes the context current, for calls by address
-        self.driver = Driver()
-        # torch's own streams come from a pool that goes round: an executor's might be the one that compute runs on.
-        self.streams = {
-            name: torch.cuda.ExternalStream(self.driver.stream(), device=self.device)
-            for name in ("load", "store", "compute")
-        }
-        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}
-        self._pages: dict[str, Pair] = {}
+        self.lines = {direction: Line("cuda:0") for direction in DIRECTIONS}
+        self._buffers: dict[str, Buffers] = {}
+        self._pages: dict[str, tuple[Side, Side]] = {}
         self._ceilings: Ceilings | None = None
 
     @property
@@ -92,77 +108,76 @@ class Bench:
 
     def executor(self, path: str, **knobs: Any) -> kvplan.Executor:
         """An executor that takes one path."""
-        return kvplan.Executor(str(self.device), kvplan.Policy(path=path, **knobs))
+        return kvplan.Executor("cuda:0", kvplan.Policy(path=path, **knobs))
 
-    def buffers(self, direction: str) -> tuple[Tensor, Tensor]:
+    def buffers(self, direction: str) -> Buffers:
         """Flat bytes of host (pinned by one registration) and of device, as large as the large transfer."""
         if direction not in self._buffers:
-            nbytes = self.scale.large_nbytes
-            host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-            device = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            for raw in (host, device):
-                fill_random(raw, self.device)
-            self._buffers[direction] = host, device
+            self._buffers[direction] = Buffers(self.scale.large_nbytes, "cuda:0")
         return self._buffers[direction]
 
-    def pages(self, direction: str) -> Pair:
-        """A cache of a tensor a layer, and a page-first pool that kvplan allocated, of runs of 8 KiB.
+    def pages(self, direction: str, blocks: int, seed: int = 0) -> Work:
+        """Blocks of a cache of a tensor a layer, to or from a page-first pool of kvplan.allocate; runs of 8 KiB.
 
-        One pair serves the loads and another the stores, so that what is read stays random and both may run at once.
+        One cache and pool serve the loads, and others the stores, so that both may run at once.
         """
         if direction not in self._pages:
-            cache = allocated_cache(self.scale.layers, self.scale.large, self.device)
-            self._pages[direction] = Pair(allocated_pool(cache, self.device), cache)
-        return self._pages[direction]
+            self._pages[direction] = pool_and_cache(self.scale.layers, self.scale.large, "cuda:0")
+        planes = self.scale.planes
+        geometry = Geometry(direction, "contiguous", RUN_NBYTES, blocks * planes, planes)
+        return between(*self._pages[direction], geometry, "cuda:0", seed)
 
-    def runs(self, direction: str, run_nbytes: int, nbytes: int, *, host: str = "layer first") -> Work:
-        """All blocks of a layer-first cache of such runs within the flat buffers, to or from a host side of an order.
+    def runs(self, direction: str, run_nbytes: int, nbytes: int, *, host: str = "scattered") -> Work:
+        """All blocks of a layer-first cache within the flat buffers, to or from a host side within them.
 
         Args:
             direction: ``"load"`` or ``"store"``.
             run_nbytes: of one block of one (layer, part).
             nbytes: of the transfer; as many blocks as that makes, and one at least.
-            host: ``"layer first"``: host extents are single runs; ``"page first"``: those of a block are one extent.
+            host: see :class:`kvplan.measure.workload.Geometry`.
         """
-        flat_host, flat_device = self.buffers(direction)
-        blocks, layers, shape = self.scale.blocks(nbytes, run_nbytes), self.scale.layers, shape_of(run_nbytes)
-        order = layer_first if host == "layer first" else page_first
-        pair = Pair(order(flat_host, layers, blocks, shape), layer_first(flat_device, layers, blocks, shape))
-        return pair.work(direction, blocks)
+        planes = self.scale.planes
+        geometry = Geometry(direction, host, run_nbytes, self.scale.blocks(nbytes, run_nbytes) * planes, planes)
+        return work(self.buffers(direction).front(geometry.nbytes), geometry)
 
-    def issued(self, direction: str, nbytes: int, issue: Callable[[], Any], repeats: int | None = None) -> Speed:
-        """Speed of what ``issue`` enqueues on the stream of a direction; events stand before and after it."""
-        stream, seconds, wall = self.streams[direction], [], []
-        for turn in range(WARM_UPS + (repeats or self.scale.repeats)):
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            before.record(stream)
-            kept = issue()
-            after.record(stream)
-            after.synchronize()
-            end = time.perf_counter()
-            del kept
-            if turn >= WARM_UPS:
-                wall.append(end - start)
-                seconds.append(before.elapsed_time(after) / 1e3)
-        return Speed(nbytes, statistics.median(seconds), statistics.median(wall))
+    def speeds(self, ways: Mapping[str, Way]) -> dict[str, Speed]:
+        """Speed of each way, measured in turns."""
+        timings = timed({name: way.begin for name, way in ways.items()}, seconds=inf, most=self.scale.repeats,
+                        warm_ups=WARM_UPS)  # fmt: skip
+        return {name: Speed(ways[name].nbytes, one.seconds, one.wall) for name, one in timings.items()}
 
-    def submitted(self, executor: kvplan.Executor, work: Work, repeats: int | None = None) -> Speed:
-        """Speed of a plan by an executor."""
-        seconds, wall = [], []
-        for turn in range(WARM_UPS + (repeats or self.scale.repeats)):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            transfer = executor.submit(work.plan)
-            transfer.synchronize()
-            end = time.perf_counter()
-            if turn >= WARM_UPS:
-                wall.append(end - start)
-                seconds.append(transfer.result().seconds)
-        return Speed(work.nbytes, statistics.median(seconds), statistics.median(wall))
+    def ours(self, executor: kvplan.Executor, moved: Work, name: str) -> Way:
+        """A path of kvplan; every byte is seen to arrive first."""
 
-    def proven(self, executor: kvplan.Executor, work: Work, name: str) -> Speed:
-        """The same, once every byte was seen to arrive."""
-        work.verify(name, lambda: executor.submit(work.plan).synchronize(), self.device)
-        return self.submitted(executor, work)
+        def begin() -> Any:
+            return executor.submit(moved.plan)
+
+        moved.verify(name, lambda: begin().synchronize())
+        return Way(moved.plan.nbytes, begin)
+
+    def baselines(self, moved: Work, makers: Mapping[str, Maker]) -> dict[str, Way]:
+        """Baselines on the same blocks, every byte seen to arrive first; a baseline that refuses is left out."""
+        found = {}
+        for name, make in makers.items():
+            try:
+                made = make(self.lines[moved.geometry.direction], moved)
+            except PathError:
+                continue
+            made.verify()
+            found[name] = Way(moved.plan.nbytes, made.begin)
+        return found
+
+
+def pool_and_cache(layers: int, blocks: int, device: str) -> tuple[Side, Side]:
+    """A page-first pool as kvplan allocates it, and a cache as an engine does: a tensor a layer. Of random bytes."""
+    size = (2, blocks, *shape_of(RUN_NBYTES))
+    tensors = [torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(layers)]
+    cache = kvplan.KVLayout.from_tensors(LAYER_FIRST, tensors)
+    pool = kvplan.allocate(PAGE_FIRST, like=cache)
+    host, gpu = (
+        Side(layout, tuple(one.view(-1).view(torch.int64) for one in held), paged)
+        for layout, held, paged in ((pool, [pool.tensors], True), (cache, tensors, False))
+    )
+    for part in (*host.parts, *gpu.parts):
+        fill_random(part, device)
+    return host, gpu

@@ -6,7 +6,7 @@ At most 20 seconds and 1 GiB of memory, host and GPU together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from kvplan.execute.transfer import Transfer
 from kvplan.measure import ceilings
 from kvplan.measure.beside import measure_beside
 from kvplan.measure.fit import fit
-from kvplan.measure.timing import Timing, timed
+from kvplan.measure.timing import Progress, Timing, silent, timed
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.version import __version__
 
@@ -43,8 +43,6 @@ MANY = ((128, 65536), (512, 65536), (1 << 10, 65536))  # for the paths whose run
 FAST, ENGINE_PATHS = ("kernel", "staged"), ("copy_engine", "copy_engine_2d", "staged")
 SAMPLES, CASE_SECONDS = 8, 0.015
 LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
-
-Progress = Callable[[float, str], None]
 
 
 class Sample(NamedTuple):
@@ -81,7 +79,7 @@ def calibrate(
     Raises:
         KVPlanError: too little could be measured within the time; or a byte did not arrive.
     """
-    tell = progress or _silent
+    tell = progress or silent
     until = time.perf_counter() + seconds
     tell(0.0, "memory")
     buffers = Buffers(DEVICE_NBYTES, device, HOST_NBYTES)
@@ -153,10 +151,6 @@ def measure(
         cases[name] = begin
     plan = statistics_of(moved.plan)
     return [Sample(name, plan, timing) for name, timing in timed(cases, seconds=seconds, most=most, warm_ups=1).items()]
-
-
-def _silent(share: float, what: str) -> None:
-    """Tell nobody."""
 
 
 class _Begin:
