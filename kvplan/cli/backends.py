@@ -8,7 +8,8 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-from kvplan.cli.screen import fact_table, print_json, show
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, show
 
 EXAMPLES = """examples:
   kvplan backends

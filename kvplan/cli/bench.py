@@ -12,10 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.numbers import rate, spelled
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import SCHEMAS, number_table, print_json, show
+from kvplan.cli.screen.documents import SCHEMAS, print_json
+from kvplan.cli.screen.printing import number_table, show
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, spelled
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped
 
 if TYPE_CHECKING:
     from kvplan.measure.grid import Bench
@@ -125,8 +127,8 @@ def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: S
     """What was found, as tables and sentences of at most 80 columns."""
     shown: list[Any] = []
     if ceilings is not None:
-        apart = f"load {ceilings.load:.1f} GB/s, store {ceilings.store:.1f} GB/s"
-        shown.append(f"{name}; {ceilings.what}: {apart if ceilings.hard else f'{ceilings.load:.1f} GB/s'}")
+        apart = f"load {rate(ceilings.load)}, store {rate(ceilings.store)}"
+        shown.append(f"{name}; {ceilings.what}: {apart if ceilings.hard else rate(ceilings.load)}")
     panels = list(dict.fromkeys((row.direction, row.host) for row in rows if row.beside == IDLE))
     for direction, host in sorted(panels):
         some = [row for row in rows if (row.direction, row.host, row.beside) == (direction, host, IDLE)]

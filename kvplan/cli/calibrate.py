@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.numbers import exact, rate
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.errors import KVPlanError
 
@@ -96,8 +98,8 @@ def screen(profile: DeviceProfile) -> list[Any]:
         ("GPU", f"{profile.gpu or 'not known'}, {profile.multiprocessors} SMs"),
         ("driver", f"{profile.driver or 'not known'}, {profile.link}"),
         ("made", f"{profile.how}: {profile.made}"),
-        ("load", f"{ceilings['load']:.1f} GB/s by the copy engine, {ceilings['sm_load']:.1f} by SMs"),
-        ("store", f"{ceilings['store']:.1f} GB/s by the copy engine, {ceilings['sm_store']:.1f} by SMs"),
+        ("load", f"{rate(ceilings['load'])} by the copy engine, {ceilings['sm_load']:.1f} by SMs"),
+        ("store", f"{rate(ceilings['store'])} by the copy engine, {ceilings['sm_store']:.1f} by SMs"),
     ]
     if profile.note:
         facts.append(("note", profile.note))

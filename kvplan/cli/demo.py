@@ -11,10 +11,12 @@ from threading import Timer
 from time import perf_counter
 
 from kvplan.base.quoting import quoted
-from kvplan.cli import demo_engine, demo_tensors
-from kvplan.cli.demo_screen import facts_of, screen_of
-from kvplan.cli.demo_tensors import DemoError, MissingError, Note, Outcome, Tamper, Workload
-from kvplan.cli.screen import SCHEMAS, print_json, show
+from kvplan.cli.demo_run import engine as demo_engine
+from kvplan.cli.demo_run import round_trip as demo_tensors
+from kvplan.cli.demo_run.round_trip import DemoError, MissingError, Note, Outcome, Tamper, Workload
+from kvplan.cli.demo_run.story import facts_of, screen_of
+from kvplan.cli.screen.documents import SCHEMAS, print_json
+from kvplan.cli.screen.printing import show
 from kvplan.errors import LayoutError
 from kvplan.execute.host.path import MAX_THREADS
 

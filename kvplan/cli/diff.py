@@ -7,11 +7,12 @@ from typing import Any
 
 from kvplan.advise.advise import Advice, Numbers
 from kvplan.advise.compare import Break, Onward, untouched
-from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
-from kvplan.cli.difference import NAMES, Difference, difference_of, differing
-from kvplan.cli.layout_facts import extent_facts
-from kvplan.cli.screen import fact_table, number_table, print_json, show
-from kvplan.cli.sources import add_pair, pair_of
+from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
+from kvplan.cli.answers.difference import NAMES, Difference, difference_of, differing
+from kvplan.cli.answers.layout_facts import extent_facts
+from kvplan.cli.arguments.sources import add_pair, pair_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.plan.plan import direction_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program

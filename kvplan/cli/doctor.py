@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import print_json, show
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import show
 from kvplan.measure.doctor import Finding, examine, gather
 
 if TYPE_CHECKING:

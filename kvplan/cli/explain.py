@@ -7,10 +7,11 @@ from itertools import groupby
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.layout_facts import extent_facts, side_facts
+from kvplan.base.numbers import count_of, exact
+from kvplan.cli.answers.layout_facts import extent_facts, side_facts
+from kvplan.cli.arguments.sources import add_pair, pair_of
 from kvplan.cli.plan import block_ids, count, expanded, run_lengths
-from kvplan.cli.screen import count_of, exact, print_json
-from kvplan.cli.sources import add_pair, pair_of
+from kvplan.cli.screen.documents import print_json
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.program.explain import fitted

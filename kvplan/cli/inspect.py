@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.cli.layout_facts import layout_facts
-from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, ranges, show
-from kvplan.cli.sources import add_layout, layout_of
-from kvplan.layout.place_words import ADDRESSES, percent
+from kvplan.base.numbers import count_of, exact, number_ranges, percent
+from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
+from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.layout.components import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml
@@ -70,9 +72,9 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("layout", facts["notation"]),
         ("content", f"{facts['dtype']} on {facts['device']}{ADDRESSES[facts['addresses']]}"),
-        ("layers", f"{len(layers):,} ({ranges(layers)})"),
+        ("layers", f"{len(layers):,} ({number_ranges(layers, ', ')})"),
         ("parts", ", ".join(facts["parts"])),
-        ("heads", f"{len(heads):,} ({ranges(heads)})" if _headed(facts) else "no axis of heads"),
+        ("heads", f"{len(heads):,} ({number_ranges(heads, ', ')})" if _headed(facts) else "no axis of heads"),
         ("blocks", f"{facts['num_blocks']:,} of {_slots(facts)}"),
         ("a token", f"none: {_whole(facts)} move whole" if token is None else exact(token)),
         ("a block", exact(facts["block_nbytes"])),
@@ -132,7 +134,7 @@ def _headed(facts: dict[str, Any]) -> bool:
 
 def view_title(view: dict[str, Any], facts: dict[str, Any]) -> str:
     """Whose axes these are."""
-    layers = "" if view["layers"] == facts["layers"] else f", layers {ranges(view['layers'])}"
+    layers = "" if view["layers"] == facts["layers"] else f", layers {number_ranges(view['layers'], ', ')}"
     return f"{', '.join(view['parts'])}{layers}"
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kvplan.base.numbers import between, binary, duration, exact
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
-from kvplan.cli.model_facts import Question, choose, model_facts
-from kvplan.cli.pictures import add_pictures, check_pictures, draw_pictures
-from kvplan.cli.screen import exact, fact_table, number_table, print_json, show
+from kvplan.cli.answers.model_facts import Question, choose, model_facts
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import binary
 
 EXAMPLES = """examples:
   kvplan inspect --model
@@ -190,15 +191,11 @@ def _moves(group: dict[str, Any]) -> tuple[str, ...]:
         group["name"],
         "a state" if group["kind"] == "state" else f"{group['unit_tokens']:,}",
         f"{group['runs']:,}",
-        _between(*group["run_nbytes"]),
+        between(*group["run_nbytes"]),
         f"{extents['count']:,}",
-        _between(extents["min_nbytes"], extents["max_nbytes"]),
+        between(extents["min_nbytes"], extents["max_nbytes"]),
         f"{group['alignment']:,}",
     )
-
-
-def _between(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 def _context(context: dict[str, Any]) -> tuple[str, ...]:
@@ -208,12 +205,5 @@ def _context(context: dict[str, Any]) -> tuple[str, ...]:
         f"{context['nbytes']:,}",
         binary(context["nbytes"]),
         f"{context['runs']:,}",
-        _duration(context["seconds"]),
+        duration(context["seconds"]),
     )
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -15,8 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvplan.base.quoting import bounded
-from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
+from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
 from kvplan.plan.loops import sparing
 from kvplan.version import __version__
 
@@ -107,7 +106,7 @@ def _dispatch(arguments: list[str]) -> int:
             return int(import_module(args.module).run(args))
     except IncompatibleLayoutsError as error:
         if getattr(args, "json", False):
-            from kvplan.cli.screen import print_json
+            from kvplan.cli.screen.documents import print_json
 
             print_json("finding", {"command": args.command, "finding": _one_line(error)})
         return _complain(_one_line(error), FINDING)

@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kvplan.base.numbers import between, count_of
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, find_model
-from kvplan.cli.layout_facts import extent_facts
-from kvplan.cli.screen import count_of, fact_table, number_table, print_json, show
+from kvplan.cli.answers.layout_facts import extent_facts
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("pairs", facts)
     elif args.markdown:
-        from kvplan.cli.pairs_page import page
+        from kvplan.cli.answers.pairs_page import page
 
         print(page(facts, mixed_kinds()), end="")
     else:
@@ -236,15 +238,6 @@ def _numbers(pair: Mapping[str, Any]) -> Alike:
         alignment=f"{pair['alignment']:,}",
         devices=(),
     )
-
-
-def between(low: int, high: int) -> str:
-    """One number, or two with a dash.
-
-    >>> between(512, 512), between(512, 8192)
-    ('512', '512-8,192')
-    """
-    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 def title(model: Mapping[str, Any]) -> str:

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Any
 
+from kvplan.base.numbers import count_of, exact
 from kvplan.base.quoting import quoted
-from kvplan.cli.layout_facts import side_facts
-from kvplan.cli.screen import count_of, exact, fact_table, number_table, print_json, show
-from kvplan.cli.sources import add_pair, pair_of
+from kvplan.cli.answers.layout_facts import side_facts
+from kvplan.cli.arguments.sources import add_pair, pair_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import BlockIndexError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan plan examples/specs/gpu_split_kv.toml \\

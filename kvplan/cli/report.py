@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.base.files import write_whole
+from kvplan.base.numbers import exact
 from kvplan.base.quoting import quoted
-from kvplan.cli.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
-from kvplan.cli.difference import difference_of
+from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
+from kvplan.cli.answers.difference import difference_of
+from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.cli.arguments.sources import SOURCE, layout_of, pair_of, sizes
 from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
 from kvplan.cli.inspect import axis_rows, summary_rows, view_title
-from kvplan.cli.layout_facts import layout_facts
 from kvplan.cli.plan import block_ids
-from kvplan.cli.screen import exact, print_json
-from kvplan.cli.sources import SOURCE, layout_of, pair_of, sizes
+from kvplan.cli.screen.documents import print_json
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
-from kvplan.layout.where import locate
+from kvplan.layout.places import locate
 from kvplan.version import __version__
 
 if TYPE_CHECKING:

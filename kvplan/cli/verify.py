@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvplan.base.numbers import count_of, exact
+from kvplan.cli.arguments.sources import add_pair, pair_of
 from kvplan.cli.plan import count
-from kvplan.cli.screen import count_of, exact, fact_table, print_json, show
-from kvplan.cli.sources import add_pair, pair_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, show
 from kvplan.layout.kvlayout import KVLayout
 
 EXAMPLES = """examples:

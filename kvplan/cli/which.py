@@ -7,13 +7,15 @@ import re
 from itertools import groupby
 from typing import Any
 
+from kvplan.base.numbers import count_of, nbytes_text
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen import count_of, fact_table, print_json, show
-from kvplan.cli.sources import add_layout, layout_of
-from kvplan.layout.components import INT64_MAX
+from kvplan.cli.arguments.sources import add_layout, layout_of
+from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import fact_table, show
+from kvplan.layout.components import ADDRESSES, INT64_MAX
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES, bytes_in_words
-from kvplan.layout.where import Place, Row, locate
+from kvplan.layout.places import Place, locate
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml
@@ -56,7 +58,7 @@ def place_rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes
     first = places[0]
     rows = [
         ("layout", f"{layout.notation}{ADDRESSES[layout.addresses]}"),
-        ("asked", f"{bytes_in_words(nbytes)} at {address:#x}"),
+        ("asked", f"{nbytes_text(nbytes)} at {address:#x}"),
     ]
     if first.kind != "outside":
         of = f"{first.region} of {count_of(len(layout.regions), 'region')}"

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom, nbytes_text
+from kvplan.base.numbers import nbytes_text, rounded
+from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
 from kvplan.draw.content import Gap
-from kvplan.layout.place_words import binary
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 Label = tuple[str, str]  # what it is, and its bytes
-
-
-def rounded(nbytes: int) -> str:
-    """Bytes in few characters.
-
-    >>> rounded(656), rounded(8192), rounded(1310720), rounded(532224)
-    ('656 B', '8 KiB', '1.25 MiB', '520 KiB')
-    """
-    return f"{nbytes} B" if nbytes < 1024 else binary(nbytes)
 
 
 def labels(cell: Cell) -> tuple[Label, ...]:

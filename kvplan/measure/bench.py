@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from kvplan.base.numbers import spelled
 from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
@@ -21,7 +22,7 @@ from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
 from kvplan.measure.compute import Compute, Window, compute_of, window
 from kvplan.measure.flights import Aside
 from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
-from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures, spelled
+from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from kvplan.base.numbers import binary
 from kvplan.cuda.driver import BATCH_VERSION
 from kvplan.measure.facts import Facts, gather
 from kvplan.measure.host import UNLIMITED, numbers
@@ -185,7 +186,7 @@ def locked(facts: Facts) -> Finding:
         return _unknown(facts, "locked memory", "locked")
     if facts.locked == UNLIMITED:
         return Finding("locked memory", "ok", "no limit")
-    what = f"at most {_size(facts.locked)}: CUDA pins more all the same, RDMA (UCX, NIXL) does not"
+    what = f"at most {binary(facts.locked)}: CUDA pins more all the same, RDMA (UCX, NIXL) does not"
     return Finding("locked memory", "warning", what, "ulimit -l unlimited, or docker run --ulimit memlock=-1")
 
 
@@ -194,15 +195,15 @@ def memory(facts: Facts) -> Finding:
     if facts.ram is None:
         return _unknown(facts, "host memory", "ram")
     every, room = facts.ram
-    what = f"{_size(room)} of {_size(every)} available"
+    what = f"{binary(room)} of {binary(every)} available"
     advice = "stop what else holds memory, or make the pool smaller: pinned memory is never swapped"
     if facts.cgroup is not None and facts.cgroup[0] != UNLIMITED:
         most, used = facts.cgroup
-        what += f"; the cgroup may have {_size(most)} and uses {_size(used)}"
+        what += f"; the cgroup may have {binary(most)} and uses {binary(used)}"
         if most - used < room:
             room, advice = max(most - used, 0), "docker run --memory, or resources.limits.memory of the pod"
     if room < LITTLE_MEMORY:
-        return Finding("host memory", "warning", f"{what}: a pool has room for {_size(room)}", advice)
+        return Finding("host memory", "warning", f"{what}: a pool has room for {binary(room)}", advice)
     return Finding("host memory", "ok", what)
 
 
@@ -211,7 +212,7 @@ def shared(facts: Facts) -> Finding:
     if facts.shared is None:
         return _unknown(facts, "shared memory", "shared")
     every, free = facts.shared
-    what = f"{_size(free)} of {_size(every)} free in /dev/shm"
+    what = f"{binary(free)} of {binary(every)} free in /dev/shm"
     if free >= LITTLE_MEMORY:
         return Finding("shared memory", "ok", what)
     what += ": too little for a pool that processes share by name; others do not use it"
@@ -336,15 +337,3 @@ def _policy_nodes(policy: str | None) -> set[int]:
         return set(numbers((policy or "").partition(":")[2]))
     except ValueError:
         return set()
-
-
-def _size(nbytes: int) -> str:
-    """Bytes for people.
-
-    >>> _size(8 << 20), _size(123 << 30), _size(1 << 16)
-    ('8 MiB', '123 GiB', '64 KiB')
-    """
-    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
-        if nbytes >= 1 << shift:
-            return f"{nbytes / (1 << shift):.3g} {unit}"
-    return f"{nbytes / 1024:.3g} KiB"

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from kvplan.base.numbers import number_ranges
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.layout.components import Component
-from kvplan.layout.kvlayout import Geometry
-from kvplan.layout.slicing import common_heads, number_ranges
+from kvplan.layout.components import Component, Geometry
+from kvplan.layout.slicing import common_heads
 from kvplan.layout.strides import extent
 
 

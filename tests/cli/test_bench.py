@@ -13,7 +13,7 @@ import kvplan.cost
 import kvplan.measure
 from kvplan.cli import bench as command
 from kvplan.cli import main
-from kvplan.cli.screen import show
+from kvplan.cli.screen.printing import show
 from kvplan.cuda import machine
 from kvplan.errors import TransferError
 from kvplan.measure import baselines, flights

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.cli import demo, demo_engine
-from kvplan.cli.demo_screen import facts_of, screen_of
-from kvplan.cli.demo_tensors import Workload, run
-from kvplan.cli.screen import show
+from kvplan.cli import demo
+from kvplan.cli.demo_run import engine as demo_engine
+from kvplan.cli.demo_run.round_trip import Workload, run
+from kvplan.cli.demo_run.story import facts_of, screen_of
+from kvplan.cli.screen.printing import show
 
 SMALL = ["--requests", "3", "--tokens", "48", "--speed-mib", "1"]
 

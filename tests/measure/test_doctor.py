@@ -173,7 +173,7 @@ CASES = [
     ("host memory", {}, "ok", "400 GiB of 512 GiB available", ""),
     ("host memory", {"cgroup": None}, "ok", "400 GiB of 512 GiB available", ""),
     ("host memory", {"cgroup": (64 * GIB, 2 * GIB)}, "ok", "the cgroup may have 64 GiB and uses 2 GiB", ""),
-    ("host memory", {"cgroup": (4 * GIB, 5 * GIB)}, "warning", "room for 0 KiB", "docker run --memory"),
+    ("host memory", {"cgroup": (4 * GIB, 5 * GIB)}, "warning", "room for 0 bytes", "docker run --memory"),
     ("host memory", {"ram": (2 * GIB, GIB // 2)}, "warning", "room for 512 MiB", "pinned memory is never swapped"),
     ("host memory", {"ram": None}, "unknown", "nobody tells", ""),
     ("shared memory", {}, "ok", "250 GiB of 256 GiB free in /dev/shm", ""),

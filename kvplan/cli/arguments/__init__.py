@@ -1,0 +1,1 @@
+"""What commands read from their arguments: layouts, and values with their units."""
