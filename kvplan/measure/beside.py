@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from math import inf
 
 from kvplan.cost.profile import DIRECTIONS, Beside
 from kvplan.errors import PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure.compute import Products, Window, compute_of, window
+from kvplan.measure.compute import Compute, compute_of, window
+from kvplan.measure.timing import timed
 from kvplan.measure.workload import Buffers, Geometry, work
+from kvplan.plan.plan import Plan
 
 WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
 WARM_UPS = 2
@@ -44,15 +47,9 @@ def measure_beside(
     return made
 
 
-def _one(compute: Products, executor: Executor, plan: Any) -> Beside:
-    alone = []
-    for turn in range(WARM_UPS + TRANSFERS):
-        start = time.perf_counter()
-        executor.submit(plan).synchronize()
-        if turn >= WARM_UPS:
-            alone.append(time.perf_counter() - start)
-    taken: Window = window(
-        compute, lambda: executor.submit(plan), warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS
-    )
-    rate = statistics.median(alone) / statistics.median(taken.transfers)
+def _one(compute: Compute, executor: Executor, plan: Plan) -> Beside:
+    begin = partial(executor.submit, plan)
+    alone = timed({"alone": begin}, seconds=inf, most=TRANSFERS, warm_ups=WARM_UPS)["alone"].wall
+    taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
+    rate = alone / statistics.median(taken.transfers)
     return Beside(min(rate, 1.0), max(taken.slowdown, 1.0))
