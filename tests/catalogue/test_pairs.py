@@ -16,7 +16,7 @@ import kvplan
 from kvplan.catalogue.layouts import NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group
 from kvplan.cli import main
-from kvplan.cli.pairs import REFERENCES, mixed_kinds, pairs_facts
+from kvplan.cli.answers.pair_facts import REFERENCES, mixed_kinds, pairs_facts
 from tests import oracle
 from tests.commands import ROOT, answer, document
 from tests.strategies import Form, id_lists, layout_of
