@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.nixl.agent import NixlAgent
+from kvplan.nixl import NixlAgent
 
 LAYERS, BLOCKS, NBYTES = 4, 64, 64 << 10  # 16 MiB
 NAME = "pool"

@@ -11,7 +11,8 @@ from kvplan.cli.arguments.sources import add_layout, file_layout, layout_of
 from kvplan.cli.arguments.values import span
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import fact_table, show
-from kvplan.layout.where import Place, Row, locate
+from kvplan.layout.inverse import Row
+from kvplan.layout.places import Place, locate
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml

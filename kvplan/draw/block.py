@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvplan.base.integers import integer
@@ -230,16 +230,14 @@ def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
     inside = band.cells or (_band(parts_of(node)[0], node, address, content),)
     padding = content.padding_after(address + node.span)
     end = (Gap(padding, padding),) if padding else ()
-    return Band(name, band.parts, band.nbytes + padding, band.content, band.runs, band.axis, band.count or 1,
-                band.stride, (*inside, *end), band.alike)  # fmt: skip
+    return replace(band, name=name, nbytes=band.nbytes + padding, count=band.count or 1, cells=(*inside, *end))
 
 
 def _allocations(first: Band, names: Sequence[str], node: Node) -> Band:
     # Layers come first in a name, so that parts in allocations of their own tell what they are.
     if len(first.parts) == 1 and len(set(names)) == len(names):
         names = [f"{name} {first.parts[0]}" for name in names]
-    bands = [Band(name, first.parts, first.nbytes, first.content, first.runs, first.axis, first.count, first.stride,
-                  first.cells, first.alike) for name in names]  # fmt: skip
+    bands = [replace(first, name=name) for name in names]
     cells: tuple[Cell, ...] = tuple(bands)
     if len(bands) > 3:
         cells = (bands[0], Fold(len(bands) - 2, (len(bands) - 2) * first.content, bands[1]), bands[-1])
@@ -264,7 +262,7 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
             if k < 0:
                 cells.append(Fold(node.count - 2, (node.count - 2) * like.content, like, gaps=gaps, touching=not gaps))
             else:
-                cells.append(_renamed(like, node.names[k]))
+                cells.append(replace(like, name=node.names[k]))
         return Band(*common, node.axis, node.count, node.stride, tuple(cells), node.likeness)
     items = node.items
     few = len(items) <= 4
@@ -287,11 +285,6 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
     spaces = {b[0] - a[0] for a, b in pairwise(items)}
     even = len(spaces) == 1 and len({child.likeness for _, _, child in items}) == 1
     return Band(*common, node.axis, len(items), spaces.pop() if even else None, tuple(row), node.likeness)
-
-
-def _renamed(band: Band, name: str) -> Band:
-    return Band(name, band.parts, band.nbytes, band.content, band.runs, band.axis, band.count, band.stride, band.cells,
-                band.alike)  # fmt: skip
 
 
 def _open(rows: list[Zoom], row: Zoom) -> None:

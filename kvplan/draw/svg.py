@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
-from math import log2
 from typing import NamedTuple
 
 from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
 from kvplan.draw.content import Gap
-from kvplan.draw.words import Label, caption, description, inside_run, labels, place, scale, spoken, verdict
+from kvplan.draw.fitting import divided, fitted, told_apart
+from kvplan.draw.ribbons import text_at
+from kvplan.draw.words import Label, caption, description, inside_run, place, scale, spoken, verdict
 
 WIDTH, MARGIN = 960, 24
 BAR, CAPTION, LABELS, BETWEEN = 28, 20, 34, 18  # heights: a bar, the line above it, its labels, space to the next row
@@ -93,8 +94,7 @@ def colours(parts: Sequence[str]) -> dict[str, str]:
     >>> colours(("k", "v", "k_scale"))
     {'k': '#0072b2', 'v': '#e69f00', 'k_scale': '#009e73'}
     """
-    others = [part for part in parts if part not in NAMED_COLOURS]
-    return {part: NAMED_COLOURS.get(part) or OTHER_COLOURS[others.index(part) % len(OTHER_COLOURS)] for part in parts}
+    return told_apart(parts, NAMED_COLOURS, OTHER_COLOURS)
 
 
 def text_width(text: str, size: int) -> float:
@@ -108,8 +108,8 @@ def text_width(text: str, size: int) -> float:
 def _body(picture: BlockPicture) -> Iterator[str]:
     """Elements from the top down; the last is the height of the page."""
     fills = {part: f"url(#kvplan-{k}-{colour[1:]})" for k, (part, colour) in _told_apart(picture.parts)}
-    yield _text(MARGIN, 30, _clipped(picture.notation, INNER, 15), kind="head")
-    yield _text(MARGIN, 52, _clipped(picture.headline, INNER, 13))
+    yield text_at(MARGIN, 30, _clipped(picture.notation, INNER, 15), kind="head")
+    yield text_at(MARGIN, 52, _clipped(picture.headline, INNER, 13))
     top = 78
     x = float(MARGIN)
     for name, fill in [*fills.items(), *((gap, "") for gap in picture.gaps), ("one contiguous run", "run")]:
@@ -117,7 +117,7 @@ def _body(picture: BlockPicture) -> Iterator[str]:
         if x + width > WIDTH - MARGIN:
             x, top = float(MARGIN), top + 24
         yield from _legend(x, top - 11, name, fill)
-        yield _text(x + 30, top, name, kind="label")
+        yield text_at(x + 30, top, name, kind="label")
         x += width
     rows, at, drawn = picture.rows(), top + 22, list[list[Box]]()
     for number, row in enumerate(rows):
@@ -140,7 +140,7 @@ def _row(row: Zoom, boxes: Sequence[Box], top: int, fills: dict[str, str], *, in
         f'<text x="{MARGIN}" y="{top + 14}"><tspan class="bold">{escape(what)}</tspan>'
         f"<tspan>{escape(rest)}</tspan></text>"
     )
-    yield _text(WIDTH - MARGIN, top + 14, note, kind="small", anchor="end")
+    yield text_at(WIDTH - MARGIN, top + 14, note, kind="small", anchor="end")
     bar = top + CAPTION
     for box in boxes:
         yield f"<g><title>{escape(spoken(box.cell))}</title>"
@@ -156,9 +156,9 @@ def _row(row: Zoom, boxes: Sequence[Box], top: int, fills: dict[str, str], *, in
     for box in boxes:
         name, size = box.label
         middle = box.x + box.width / 2
-        yield _text(middle, bar + BAR + 14, name, kind="label", anchor="middle")
+        yield text_at(middle, bar + BAR + 14, name, kind="label", anchor="middle")
         if size:
-            yield _text(middle, bar + BAR + 28, size, kind="small", anchor="middle")
+            yield text_at(middle, bar + BAR + 28, size, kind="small", anchor="middle")
 
 
 def _runs(boxes: Sequence[Box]) -> Iterator[tuple[float, float]]:
@@ -190,11 +190,9 @@ def _solid(cell: Cell, x: float, width: float) -> Iterator[tuple[float, float]]:
 
 def _inside(band: Band, x: float, width: float) -> Iterator[tuple[Cell, float, float]]:
     """The cells of a band where it is drawn small: by the order of magnitude of their bytes."""
-    weights = [log2(2 + (inner.like if isinstance(inner, Fold) else inner).nbytes) for inner in band.cells]
-    scale = width / sum(weights)
-    for inner, weight in zip(band.cells, weights, strict=True):
-        yield inner, x, weight * scale
-        x += weight * scale
+    for cell, room in zip(band.cells, divided(band.cells, width), strict=True):
+        yield cell, x, room
+        x += room
 
 
 def _zoom(above: Sequence[Box], band: Band, top: int) -> str:
@@ -209,28 +207,13 @@ def _zoom(above: Sequence[Box], band: Band, top: int) -> str:
 
 
 def _boxes(band: Band) -> list[Box]:
-    """Cells side by side: by their bytes where all labels find room so, else as wide as labels need, and some more."""
-    cells = band.cells
+    """The cells of a band side by side, with their labels."""
     apart = APART if band.axis == "allocation" else 0
-    room = INNER - apart * (len(cells) - 1)
-    told = [labels(cell) for cell in cells]
-    for k in range(len(told[0])):
-        chosen = [variants[k] for variants in told]
-        least = [max(text_width(name, 12), text_width(size, 11)) + 12 for name, size in chosen]
-        if sum(least) <= room:
-            break
-    else:
-        least = [room / len(cells)] * len(cells)
-        chosen = [(_clipped(name, least[0], 12), _clipped(size, least[0], 11)) for name, size in chosen]
-    total = sum(cell.nbytes for cell in cells if not isinstance(cell, Fold))
-    widths = [0.0 if isinstance(cell, Fold) else room * cell.nbytes / total for cell in cells]
-    if any(width < need for width, need in zip(widths, least, strict=True)) or band.axis == "allocation":
-        weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in cells]
-        spare = (room - sum(least)) / sum(weights)
-        widths = [need + spare * weight for need, weight in zip(least, weights, strict=True)]
+    fit = fitted(band, INNER - apart * (len(band.cells) - 1),
+                 lambda label: max(text_width(label[0], 12), text_width(label[1], 11)) + 12)  # fmt: skip
     boxes, x = [], float(MARGIN)
-    for cell, width, label in zip(cells, widths, chosen, strict=True):
-        boxes.append(Box(cell, x, width, label))
+    for cell, width, (name, size) in zip(band.cells, fit.widths, fit.labels, strict=True):
+        boxes.append(Box(cell, x, width, (_clipped(name, width, 12), _clipped(size, width, 11))))
         x += width + apart
     return boxes
 
@@ -313,8 +296,3 @@ def _outline(x: float, width: float, top: int) -> str:
 def _clipped(text: str, width: float, size: int) -> str:
     room = max(int(width / (size * EM)), 1)
     return text if len(text) <= room else text[: room - 1] + "…"
-
-
-def _text(x: float, y: float, text: str, *, kind: str = "", anchor: str = "") -> str:
-    more = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor else "")
-    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(text)}</text>'

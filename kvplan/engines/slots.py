@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.errors import BlockIndexError
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.placement import own_block_ids
-from kvplan.program.program import Int64Array
 
 
 def slot_array(slots: Any, name: str) -> Int64Array:

@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from kvplan.program.program import Int64Array, merge_adjacent
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import merge_adjacent
 
 # What placing units finds; of both twins.
 PLACED: Final = 0

@@ -6,16 +6,16 @@ or an (n, 5) array of (address, length, device id, stride, count), of one kind o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import KVPlanError, PathError
-from kvplan.program.program import Int64Array
-
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
-    from kvplan.plan.plan import Plan
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.descriptors import StridedRows
+from kvplan.plan.loops_numpy import Descriptors
 
 SIDES = ("src", "dst")
 
@@ -41,21 +41,26 @@ class NixlList(NamedTuple):
         return int(self.rows[:, 4].sum()) if self.rows.shape[1] == 5 else len(self.rows)
 
 
-def nixl_lists(plan: Plan, *, strided: bool = False) -> tuple[NixlList, NixlList]:
-    """Both sides of a plan, in one order; see :meth:`kvplan.Plan.nixl`."""
+def nixl_lists(
+    made: Descriptors | StridedRows, layouts: Sequence[tuple[KVLayout, KVLayout]]
+) -> tuple[NixlList, NixlList]:
+    """Both sides of a plan's copies, in one order; see :meth:`kvplan.Plan.nixl`.
+
+    Args:
+        made: flat descriptors, or strided rows.
+        layouts: (source, destination) of every joined plan; they tell on which device each address is.
+    """
+    order = _by_destination(made.dst)
     sides: list[tuple[Int64Array, ...]]
-    if strided:
-        rows = np.asarray(plan.strided())
-        rows = rows[_by_destination(rows[:, 1])]
+    if isinstance(made, StridedRows):
+        rows = np.asarray(made)[order]
         sides = [(rows[:, k], rows[:, 2], rows[:, 4 + k], rows[:, 3]) for k in (0, 1)]
     else:
-        made = plan.descriptors()
-        order = _by_destination(made.dst)
         size = made.size[order]
         sides = [(column[order], size) for column in (made.src, made.dst)]
     lists = []
     for k, (address, size, *rest) in enumerate(sides):
-        memory, device = _device_ids([pair[k] for pair in plan.layouts], address, SIDES[k])
+        memory, device = _device_ids([pair[k] for pair in layouts], address, SIDES[k])
         table = np.empty((len(address), 3 + len(rest)), dtype=np.int64)
         for column, values in enumerate((address, size, device, *rest)):
             table[:, column] = values

@@ -13,7 +13,8 @@ from math import gcd
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
-from kvplan.program.program import Int64Array, RunGroup, merge_ranges
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import RunGroup, merge_ranges
 
 GRAIN = 256  # bytes: extents and granules begin at multiples of it in the ring
 

@@ -8,11 +8,9 @@ from itertools import pairwise
 from math import gcd
 
 from kvplan.base.numbers import number_ranges
-from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.strides import Factors, Loop
 from kvplan.program.matching import Pair, heads_of
-from kvplan.program.passes import Passes, passes
+from kvplan.program.passes import Passes
 from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
 MAX_ROWS = 8  # lines of one kind before the rest is counted
@@ -21,12 +19,17 @@ LEAST_WIDTH = 40
 _TOGETHER = re.compile(r"(?<=\d) (?=B\b)|(?<=\bx) (?=\d)| (?=\|)")  # 8,192 B; x 80(...); a bar ends its line
 
 
-def explain(src: KVLayout, dst: KVLayout, width: int | None = None) -> str:
-    """The program of a pair of layouts after each pass; see :meth:`kvplan.CopyProgram.explain`."""
-    made = passes(src.geometry, dst.geometry)
+def explain(made: Passes, sides: tuple[str, str], width: int | None = None) -> str:
+    """A copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
+
+    Args:
+        made: what each pass made.
+        sides: the source and the destination in words.
+        width: as there.
+    """
     sections = (
-        ("source", iter([f"{src}{ADDRESSES[src.addresses]}"])),
-        ("destination", iter([f"{dst}{ADDRESSES[dst.addresses]}"])),
+        ("source", iter([sides[0]])),
+        ("destination", iter([sides[1]])),
         ("1 match", match_lines(made.pairs)),
         ("2 refine", _refine(made)),
         ("3 coalesce", _coalesce(made)),

@@ -7,24 +7,9 @@ from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvplan.base.cached_property import cached_property
-from kvplan.layout.strides import Factors, Loop, offset
-
-Int64Array = NDArray[np.int64]
-
-
-def offsets_of(factors: Factors) -> Int64Array:
-    """Byte offset of every coordinate of an axis.
-
-    >>> offsets_of(((2, 100), (3, 8))).tolist()
-    [0, 8, 16, 100, 108, 116]
-    """
-    out = np.zeros(1, dtype=np.int64)
-    for count, stride in factors:
-        out = (out[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
-    return out
+from kvplan.layout.strides import Factors, Int64Array, Loop, offset
 
 
 def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -7,11 +7,13 @@ tokens dealt to ranks are a view of the other side's blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
-from math import gcd
+from math import gcd, lcm
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvplan.base.numbers import count_of, number_ranges
 from kvplan.errors import LayoutError, OverlapError
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
@@ -20,7 +22,11 @@ from kvplan.plan.plan import Plan, shares_memory
 from kvplan.ranks.rank_pair import PairProgram
 from kvplan.ranks.shards import Shard, shares
 
+if TYPE_CHECKING:
+    from kvplan.draw.ranks import RankPicture
+
 Side = KVLayout | Shard
+MOST_SHOWN = 8  # blocks of one rank in a picture
 
 
 def reshard(
@@ -169,14 +175,84 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         """A picture of some blocks of every rank and the copies between them, as SVG text: the first layer and part."""
         from kvplan.draw.ranks import ranks
 
-        return ranks(self)
+        return ranks(_picture_of(self))
 
     def __str__(self) -> str:
-        counts = [f"{n} {name}{'s' * (n != 1)}" for n, name in (
-            (len(self.sources), "source"), (len(self.destinations), "destination"), (len(self), "pair"),
-        )]  # fmt: skip
+        counts = [count_of(len(self.sources), "source"), count_of(len(self.destinations), "destination")]
+        counts.append(count_of(len(self), "pair"))
         rows = [f"{s} -> {d}  {told}" for (s, d), program in self.items() for told in program.told()]
         return "\n".join([f"{', '.join(counts)}; skips count units of {self.unit_tokens} tokens", *rows])
 
     def __repr__(self) -> str:
         return f"Resharding({len(self.sources)} to {len(self.destinations)}, {len(self)} pairs)"
+
+
+# ---- what a picture shows ------------------------------------------------------------------------------------------
+
+
+def _picture_of(resharding: Resharding) -> RankPicture:
+    """The first layer and part that is moved: names of all ranks, and the copies of some blocks."""
+    from kvplan.draw.ranks import RankCopy, RankPicture
+
+    sides = resharding.sources, resharding.destinations
+    first = min(
+        (share for program in resharding.values() for share in program.shares), key=lambda share: share.layers[0],
+        default=None,
+    )  # fmt: skip
+    layer = 0 if first is None else first.layers[0]
+    names = [[_name_of(k, shard, layer) for k, shard in enumerate(side)] for side in sides]
+    if first is None:
+        return RankPicture(repr(resharding), "layer 0, ", "nothing is moved", (names[0], names[1]), [])
+    alike = first.src_parts[0] == first.dst_parts[0]
+    parts = first.dst_parts[:1] if alike else first.dst_parts
+    chosen = (parts if alike else first.src_parts, parts)
+    held = [[_one_part(shard, layer, some) for shard in side] for side, some in zip(sides, chosen, strict=True)]
+    places = [[k for k, shard in enumerate(side) if shard is not None] for side in held]
+    small = reshard(*[[shard for shard in side if shard is not None] for side in held], complete=False)
+    turns = max(share.turn.ranks for program in small.values() for share in program.shares)
+    copies, counts = [], set()
+    for (s, d), program in small.items():
+        blocks = _block_counts(program, turns)
+        counts.add(blocks)
+        made = program.plan(range(blocks[0]), range(blocks[1])).descriptors()
+        rows = zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True)
+        copies += [RankCopy(places[0][s], places[1][d], *row) for row in rows]
+    above, below = (count_of(n, "block") for n in max(counts))
+    told = f"above {above} of each source, below {below} of each destination"
+    copies.sort(key=lambda one: (one.destination, one.dst))
+    return RankPicture(repr(resharding), f"layer {layer}, {' '.join(parts)}", told, (names[0], names[1]), copies)
+
+
+def _block_counts(program: PairProgram, turns: int) -> tuple[int, int]:
+    """Blocks of two ranks to show: as many as hold the same tokens, and one of the destination for each turn."""
+    spans = program.spans
+    tokens = lcm(*spans)
+    tokens *= -(-turns * spans[1] // tokens)
+    shards = program.src, program.dst
+    most = [min(shard.layout.num_blocks, MOST_SHOWN) * span for shard, span in zip(shards, spans, strict=True)]
+    large = max(spans)
+    if min(most) < large:  # of one large block, as much as the small ones hold
+        return (1, most[1] // spans[1]) if spans[0] == large else (most[0] // spans[0], 1)
+    tokens = min(tokens, min(most) // large * large)
+    return tokens // spans[0], tokens // spans[1]
+
+
+def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
+    """One layer and some parts of a rank, at made-up addresses: what is shown is not moved, and may overlap."""
+    layout = shard.layout
+    if layer not in layout.layers or not set(parts) <= set(layout.parts):
+        return None
+    held = layout.slice(layers=(layer,), parts=parts)
+    regions = tuple(replace(region, virtual=True) for region in held.regions)
+    return replace(shard, layout=KVLayout(held.built._replace(regions=regions)))
+
+
+def _name_of(number: int, shard: Shard, layer: int) -> tuple[str, str]:
+    """A rank's number, and the heads and tokens that it holds of a layer; of another layer's rank, its layers."""
+    name, layout = f"rank {number}", shard.layout
+    if layer not in layout.layers:
+        return name, f"layers {number_ranges(layout.layers)}"
+    heads = f"head{'s' * (len(layout.heads) > 1)} {number_ranges(layout.heads)}"
+    if not any(c.form.headed for c in layout.components):
+        heads = "no heads"
+    return name, heads if shard.cp_size == 1 else f"{heads}, tokens {shard.cp_rank} of {shard.cp_size}"

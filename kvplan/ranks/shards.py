@@ -17,7 +17,7 @@ from kvplan.base.numbers import number_ranges
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 Heads = range | None  # None: content that belongs to no head
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvplan.layout.components import Region
 from kvplan.layout.padding import stretches_of
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 from kvplan.verification.raw_bytes import Bytes, Contents
 
 WINDOW = 64 << 10  # bytes that are read at once

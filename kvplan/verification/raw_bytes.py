@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from kvplan.errors import LayoutError
 from kvplan.layout.components import NOT_HERE, Component, Region
-from kvplan.layout.strides import Factors
-from kvplan.program.program import Int64Array, offsets_of
+from kvplan.layout.strides import Factors, Int64Array, offsets_of
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout

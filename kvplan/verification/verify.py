@@ -14,12 +14,12 @@ from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.layout.components import INT64_MAX
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import row_in_words
-from kvplan.layout.where import Row
+from kvplan.layout.places import row_in_words
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.placement import own_block_ids
-from kvplan.program.program import Int64Array
 from kvplan.verification.canary import Guard, Stray
 from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
 from kvplan.verification.raw_bytes import Bytes, Contents

@@ -8,7 +8,7 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.nixl.agent import NixlAgent
+from kvplan.nixl import NixlAgent
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import descriptors as lower
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan import merges as joints
-from kvplan.plan import placement as blockmap
+from kvplan.plan import descriptors, loops_numba, loops_numpy, merges, placement, placing_numba
 from tests import oracle
 from tests.laws.test_laws import by_dst, compiled, twin_of
 from tests.strategies import cases, neighbour_cases
@@ -237,7 +233,7 @@ def test_no_descriptor_crosses_a_seam_and_pieces_are_minimal(drawn):
     program = kvplan.compile(layout_of(src), layout_of(dst))
     plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
     whole = oracle.byte_moves(plan.descriptors())
-    plan.seams = lower.Seams(*sides)
+    plan.seams = descriptors.Seams(*sides)
     d = plan.descriptors(max_nbytes=cap)
     assert oracle.byte_moves(d) == whole
     assert by_dst(d) == by_dst(twin_of(plan, cap))
@@ -274,7 +270,7 @@ def test_strided_rows_by_name():
 def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
     dst_ids = np.array(sorted(ids) if rising else ids, dtype=np.int64)
     seen = np.zeros(4, np.uint64)
-    found = expand._twice(dst_ids, 0, 1, dst_ids.size, seen)
+    found = placing_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
     assert (found >= 0) == (len(set(ids)) < len(ids))
     assert not seen.any()
 
@@ -297,15 +293,16 @@ def test_the_loops_do_uncompiled_what_they_do_compiled(case):
 @contextmanager
 def uncompiled():
     """Run the compiled loops as the Python they are written in."""
-    loops = {name: loop for name, loop in vars(expand).items() if hasattr(loop, "py_func")}
-    for name, loop in loops.items():
-        setattr(expand, name, loop.py_func)
+    modules = (loops_numba, placing_numba)
+    loops = [(module, *item) for module in modules for item in vars(module).items() if hasattr(item[1], "py_func")]
+    for module, name, loop in loops:
+        setattr(module, name, loop.py_func)
     try:
         with np.errstate(over="ignore"):  # hashes wrap around
             yield
     finally:
-        for name, loop in loops.items():
-            setattr(expand, name, loop)
+        for module, name, loop in loops:
+            setattr(module, name, loop)
 
 
 def test_the_loops_report_bad_ids_uncompiled_too():
@@ -323,17 +320,17 @@ def test_the_loops_report_bad_ids_uncompiled_too():
 def test_an_irregular_program_falls_back_to_sorting(case):
     _, _, _, plan = compiled(case)
     expected = by_dst(plan.descriptors())
-    limit, joints.MAX_CANDIDATES = joints.MAX_CANDIDATES, -1
-    joints.joints.cache_clear()
+    limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
+    merges.possible_merges.cache_clear()
     try:
         assert by_dst(plan.descriptors()) == expected
     finally:
-        joints.MAX_CANDIDATES = limit
-        joints.joints.cache_clear()
+        merges.MAX_CANDIDATES = limit
+        merges.possible_merges.cache_clear()
 
 
 def test_scratch_grows_with_the_pool():
-    assert blockmap._Scratch().of(10_000).size * 64 >= 10_000
+    assert placement._Scratch().of(10_000).size * 64 >= 10_000
     program = kvplan.compile(tokens(9, 1, 1), tokens(9000, 1, 1))
     with pytest.raises(kvplan.OverlapError):
         program.plan([0, 1], [8999, 8999])
@@ -342,7 +339,7 @@ def test_scratch_grows_with_the_pool():
 
 def test_the_twin_of_nothing():
     none = np.empty(0, np.int64)
-    assert [c.size for c in twin.merge_adjacent(none, none, none)] == [0, 0, 0]
+    assert [c.size for c in loops_numpy.merge_adjacent(none, none, none)] == [0, 0, 0]
 
 
 def test_units_of_larger_blocks_leave_the_scratch_clean():
@@ -357,11 +354,11 @@ def test_units_of_larger_blocks_leave_the_scratch_clean():
 def test_scratch_holds_a_bit_a_unit():
     program = kvplan.compile(tokens(2, 1, 1), tokens(3000, 4, 1))
     assert program.plan([0, 1], [2999], dst_skip=2).units == 2
-    assert blockmap._scratch.words.size * 64 >= 1
+    assert placement._scratch.words.size * 64 >= 1
     larger = kvplan.compile(tokens(12000, 1, 1), tokens(3000, 4, 1))
     order = list(range(2999, -1, -1))
     assert larger.plan(range(12000), order).units == 12000
-    assert blockmap._scratch.words.size * 64 >= 12000
+    assert placement._scratch.words.size * 64 >= 12000
 
 
 def test_joined_plans_may_not_read_what_they_write():

@@ -16,10 +16,8 @@ from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow, statistics_of
 from kvplan.execute.host import memcpy, memmove
 from kvplan.execute.host import path as host
-from kvplan.plan import loops as compiled
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan.loops import LITTLE, loops, spares, sparing
+from kvplan.plan import loops, loops_numba, loops_numpy
+from kvplan.plan.loops import LITTLE, loops_for, spares, sparing
 from tests import oracle
 from tests.commands import GPU, HOST
 from tests.laws.test_laws import by_dst
@@ -32,9 +30,9 @@ from tests.strategies import cases, neighbour_cases
 def without_numba():
     """As in a process that has not loaded the compiled loops and spares them."""
     with pytest.MonkeyPatch.context() as patch, sparing():
-        patch.setattr(compiled, "loaded", None)
+        patch.setattr(loops, "loaded", None)
         patch.setitem(sys.modules, "kvplan.plan.loops_numba", None)  # who asks for it fails
-        patch.delattr(kvplan, "expand")
+        patch.delattr(kvplan.plan, "loops_numba")
         yield
 
 
@@ -93,16 +91,16 @@ def test_ids_are_refused_in_the_same_words(src, dst, tokens, skips):
 def test_the_loops_of_statistics_and_their_twins(starts, nbytes, first, step):
     units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
     count = units.shape[1]
-    found, repeated, reach = twin.adjacency(units, nbytes, None)
+    found, repeated, reach = loops_numpy.adjacency(units, nbytes, None)
     marks = np.zeros(1 << (16 * count).bit_length(), np.uint8)
-    hashed = expand.adjacency(units, nbytes, marks)
+    hashed = loops_numba.adjacency(units, nbytes, marks)
     assert (found, reach) == (hashed[0], hashed[2])
     assert found <= repeated <= hashed[1], "of two shifts that fall on one mark, the second counts as repeated"
-    assert expand.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
-    assert twin.rising(units[0], first, step, nbytes) == expand.rising(units[0], first, step, nbytes)
+    assert loops_numba.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
+    assert loops_numpy.rising(units[0], first, step, nbytes) == loops_numba.rising(units[0], first, step, nbytes)
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     made = []
-    for which in (twin, expand):
+    for which in (loops_numpy, loops_numba):
         out = np.zeros((3, count), dtype=np.int64)
         left = which.chain(units, nbytes, slots, out)
         made.append(sorted(out[:, :left].T.tolist()))
@@ -149,13 +147,13 @@ def test_only_little_work_is_spared_and_only_where_asked():
 
 def test_loops_that_are_loaded_are_used(monkeypatch):
     with sparing():
-        assert loops(1) is expand
-        monkeypatch.setattr(compiled, "loaded", None)
-        assert loops(1) is twin
-        assert loops(LITTLE + 1) is expand
-        assert loops(1) is expand  # it is loaded now
-    monkeypatch.setattr(compiled, "loaded", None)
-    assert loops(1) is expand
+        assert loops_for(1) is loops_numba
+        monkeypatch.setattr(loops, "loaded", None)
+        assert loops_for(1) is loops_numpy
+        assert loops_for(LITTLE + 1) is loops_numba
+        assert loops_for(1) is loops_numba  # it is loaded now
+    monkeypatch.setattr(loops, "loaded", None)
+    assert loops_for(1) is loops_numba
 
 
 # ---- the host path -----------------------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def test_an_executor_moves_as_whoever_made_it_asked(monkeypatch, wanted):
         executor = kvplan.Executor()
     with executor:
         executor.submit(plan).result()
-    assert set(called) == {f"kvplan.execute.{'memmove' if wanted else 'memcpy'}"}
+    assert set(called) == {f"kvplan.execute.host.{'memmove' if wanted else 'memcpy'}"}
     np.testing.assert_array_equal(dst[[0, 2]], src[[1, 3]])
 
 
@@ -228,13 +226,13 @@ def test_runs_longer_than_a_task_by_memmove(light, monkeypatch):
 
 
 def test_a_large_plan_on_the_command_line_is_the_same(capsys):
-    """Beyond LITTLE the compiled loops plan; what is printed is what the twin would say."""
+    """Beyond LITTLE the compiled loops plan; what is printed is what the numpy loops would say."""
     argv = ["plan", GPU, HOST, "--src", "0-449", "--dst", "450-899", "--json"]
     assert LITTLE < 450 * 160
     assert main(argv) == 0
     large = capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LITTLE", 1 << 20)
+        patch.setattr(loops, "LITTLE", 1 << 20)
         with without_numba():
             assert main(argv) == 0
     assert capsys.readouterr().out == large

@@ -36,7 +36,7 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
-    padding = padding_of(layout)
+    padding = padding_of(layout.built)
     return {
         **picked(layout, LAYOUT),
         "token_nbytes": token_nbytes(layout),

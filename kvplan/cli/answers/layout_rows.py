@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvplan.base.numbers import count_of, exact, number_ranges, percent
-from kvplan.layout.place_words import ADDRESSES
+from kvplan.layout.components import ADDRESSES
 
 SHOWN_REGIONS = 8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from kvplan.base.numbers import count_of, nbytes_text
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
-from kvplan.layout.where import Place
+from kvplan.layout.places import Place
 
 SHOWN_LINES = 16
 

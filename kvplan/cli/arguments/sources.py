@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.quoting import bounded, quoted
+from kvplan.base.quoting import quoted
 from kvplan.cli.arguments.values import block_ids
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.errors import KVPlanError, LayoutError, bounded
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
 

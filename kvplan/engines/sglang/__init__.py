@@ -20,8 +20,8 @@ from kvplan.engines.streams import current_stream
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
-from kvplan.program.program import Int64Array
 
 WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.base.process import check_process, compiles, generation
+from kvplan.base.threads import acting
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
@@ -34,7 +35,6 @@ from kvplan.execute.gpu.staged import StagedPath
 from kvplan.execute.gpu.tables import Tables
 from kvplan.execute.gpu.waits import Wait, waits_of
 from kvplan.execute.stats import Tally
-from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.plan.descriptors import Seams
 from kvplan.plan.layers import split_layers

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvplan.cuda.device import Device, DriverError, Uncaptured
 from kvplan.errors import TransferError
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.device_transfer import DeviceTransfer

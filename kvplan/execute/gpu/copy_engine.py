@@ -13,11 +13,12 @@ import numpy as np
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import INVALID_VALUE
 from kvplan.execute.gpu.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
 from kvplan.plan.layers import split_layers
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.backend import Runtime
@@ -57,7 +58,7 @@ class CopyEnginePath:
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
         """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
-        made = flat(plan.parts, self._runtime.seams(plan), None)
+        made = flat(plan.moving, self._runtime.seams(plan), None)
         count = made.size.size
         device = self._runtime.device
         wanted = min(self._streams or _streams(plan, count), count)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.latch import Latch
 from kvplan.base.process import generation
+from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.threads import aside
 from kvplan.execute.transfer import Transfer, TransferResult, check_layer
 from kvplan.plan.plan import Plan
 

@@ -13,9 +13,10 @@ from kvplan.cost.policy import Policy
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.backend import Runtime

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
+from kvplan.base.threads import Standby, Worker, aside
 from kvplan.cuda.device import Device
-from kvplan.execute.threads import Standby, Worker, aside
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.device_transfer import DeviceTransfer

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.base.process import generation
+from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
-from kvplan.execute.threads import Worker
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.backend import Runtime

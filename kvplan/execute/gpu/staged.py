@@ -21,11 +21,11 @@ from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, cut
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import GRAIN, Staging
-from kvplan.program.program import Int64Array
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.backend import Runtime

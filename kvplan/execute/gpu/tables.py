@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
-from kvplan.execute.threads import aside
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import RunGroup
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.arena import Arena, Piece

@@ -8,7 +8,7 @@ from kvplan.base.latch import Latch, sleep, waking
 from kvplan.base.process import generation
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.waits import Wait, recorded
-from kvplan.execute.transfer import CLOSED_ERROR, cancellation
+from kvplan.execute.transfer import CLOSED_ERROR, cancellation, wait_on_cpu
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
 
@@ -81,7 +81,7 @@ def take(runtime: Runtime, transfer: DeviceTransfer, lane: Lane, after: Any, ear
     lane.waiting = transfer
     problem: BaseException | None = None
     try:
-        problem = lane.standby.wait(after, lane.wake, lambda: transfer._over)
+        problem = wait_on_cpu(after, lane.standby, lane.wake, lambda: transfer._over)
         for one in earlier if problem is None else ():
             wait_for_issue(one, transfer, lane)
         if problem is None and not transfer._over:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 
 def copy_units(
