@@ -255,11 +255,11 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("--sizes", "4X"), "argument --sizes: '4X' is no size; give bytes, as in 512, 4K or 1M"),
-        (("--sizes", "4K,,8K"), "'' is no size"),
-        (("--sizes", "0"), "'0' is no size"),
+        (("--sizes", "4X"), "argument --sizes: '4X' is not a size; give bytes, as in 512, 4K or 1M"),
+        (("--sizes", "4K,,8K"), "'' is not a size"),
+        (("--sizes", "0"), "'0' is not a size"),
         (("--sizes", "100"), "runs of 100 bytes; give a multiple of 8"),
-        (("--counts", "1e3"), "argument --counts: '1e3' is no list of runs; give numbers, as in 16,1024"),
+        (("--counts", "1e3"), "argument --counts: '1e3' is not a list of runs; give numbers, as in 16,1024"),
         (("--counts", "17"), "17 runs; give an even number"),
         (("--directions", "up"), "'up' is no direction; there are load, store"),
         (("--directions", ""), "no directions"),
@@ -269,10 +269,10 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
         (("--seconds", "-1"), "-1.0 seconds is no time; give more than 0"),
         (("--seconds", "soon"), "argument --seconds: invalid float value: 'soon'"),
         (("--memory", "4"), "nothing fits into 4 B"),
-        (("--plot", "made.pdf"), "argument --plot: 'made.pdf' is no plot; give a file of suffix .png or .svg"),
-        (("--plot", "nowhere/made.svg"), "nowhere/made.svg: there is no folder nowhere"),
-        (("--output", "nowhere/made.json"), "nowhere/made.json: there is no folder nowhere"),
-        (("--device", "gpu"), "argument --device: 'gpu' is no device; give cpu, or a GPU as in cuda:0"),
+        (("--plot", "made.pdf"), "argument --plot: 'made.pdf' does not end in .png or .svg"),
+        (("--plot", "nowhere/made.svg"), "nowhere/made.svg: the folder nowhere does not exist"),
+        (("--output", "nowhere/made.json"), "nowhere/made.json: the folder nowhere does not exist"),
+        (("--device", "gpu"), "argument --device: 'gpu' is not a GPU, as in cuda:0"),
     ],
 )
 def test_usage(capsys, argv, said):
