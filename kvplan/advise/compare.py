@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import LIMITS
 from kvplan.base.numbers import number_ranges
-from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import Component
-from kvplan.layout.inverse import Coordinates, find, first_from
+from kvplan.layout.inverse import find, first_from
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import extent
 from kvplan.program.matching import Pair, heads_of
@@ -154,47 +152,24 @@ class _Side:
 
     def place(self, address: int) -> Place:
         """Name the coordinates of a byte of content."""
-        found = self.next_from(address)
-        if found is None or found[0] != address:
-            raise LookupError(
-                f"no content at {address:#x}"
-            )  # does not happen: every byte of a run is content on both sides
-        return found[1]
-
-    def next_from(self, address: int) -> tuple[int, Place] | None:
-        """Find the first content byte at or after an address, and its place; None where no content follows.
-
-        Raises:
-            LayoutError: strides that do not nest, and too many rows to look at.
-        """
-        at: int | None = None
-        try:
-            for component in self.layout.components:
-                first, end = component.hull()
-                if address < end and (at is None or first < at):
-                    found = first_from(component, address)
-                    at = found if at is None or (found is not None and found < at) else at
-        except KVPlanError as error:
-            most = f"over {LIMITS.rows:,} rows to look at for what follows a run"
-            raise LayoutError(f"strides that do not nest, and {most}") from error
-        held = None if at is None else find(self.layout.components, at)
-        return None if at is None or held is None else (at, self._place(held[0], held[1]))
-
-    def _place(self, component: Component, coordinates: Coordinates) -> Place:
-        block, token, head, byte = coordinates
-        part, begin = component.part, 0
-        for at, name in self.halves.get((component.layer, component.part), ()):
-            if byte >= at:
-                part, begin = name, at
-        return Place(component.layer, part, block, token, head + component.form.head_start, byte - begin)
+        found = find(self.layout.components, address)
+        if found is None:
+            raise LookupError(f"no content at {address:#x}")  # never: every byte of a run is content on both sides
+        component, (block, token, head, byte), _ = found
+        part, first = component.part, 0
+        for begin, name in self.halves.get((component.layer, component.part), ()):
+            if byte >= begin:
+                part, first = name, begin
+        return Place(component.layer, part, block, token, head + component.form.head_start, byte - first)
 
     def onward(self, begin: int, nbytes: int, start: Place, last: Place) -> Onward:
         """Describe how this side goes on after a run, given the coordinates of its first and last byte."""
         end = begin + nbytes
-        found = self.next_from(end)
-        if found is None:
+        later = (first_from(component, end) for component in self.layout.components)
+        at = min((address for address in later if address is not None), default=None)
+        if at is None:
             return Onward("end", 0, lacked=False, text="ends there")
-        at, place = found
+        place = self.place(at)
         axis = _first_differing(start, place)
         form = self.layout.component(place.layer, self._held_as(place)).form
         row = (place.layer, place.part)

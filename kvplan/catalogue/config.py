@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.integers import integer
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted, shortened
 from kvplan.base.reading import json_of, read_whole, why_unread
@@ -88,10 +89,9 @@ shards=1, packed=())
 
 
 def _integer(config: Mapping[str, Any], key: str, least: int = 1, most: int = LIMITS.number) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise LayoutError(f"{key!r} is {_shown(value)}; it is an integer of at least {least}, and at most {most:,}")
-    return value
+    if config.get(key) is None:
+        raise LayoutError(f"{key!r} is missing; it is an integer from {least} to {most}")
+    return integer(repr(key), config[key], least=least, most=most)
 
 
 def _shown(value: Any) -> str:

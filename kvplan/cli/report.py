@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kvplan.base.files import write_whole
 from kvplan.base.numbers import exact
 from kvplan.base.quoting import quoted
+from kvplan.base.version import __version__
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import difference_of
 from kvplan.cli.answers.layout_facts import layout_facts
@@ -24,7 +25,6 @@ from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from kvplan.base.limits import Budget
 from kvplan.layout.components import Built
-from kvplan.layout.disjoint import meets
-from kvplan.layout.strides import Factors, extent, span
+from kvplan.layout.disjoint import meets, nests
+from kvplan.layout.inverse import first_from
+from kvplan.layout.strides import Factors, extent
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,6 @@ class Gap:
         return "padding" if self.padding == self.nbytes else "other blocks"
 
 
-def nested(factors: Factors) -> bool:
-    """Tell whether every stride is longer than all further factors reach; factors in descending order of stride.
-
-    >>> nested(((2, 64), (4, 16), (16, 1))), nested(((2, 8), (4, 6)))
-    (True, False)
-    """
-    return all(stride > span(factors[k + 1 :]) for k, (_, stride) in enumerate(factors))
-
-
 def below(factors: Factors, end: int) -> int:
     """Count the offsets of nested factors that are less than ``end``.
 
@@ -53,24 +45,6 @@ def below(factors: Factors, end: int) -> int:
     return total + (end > 0)
 
 
-def following(factors: Factors, start: int) -> int | None:
-    """Find the least offset of nested factors that is at least ``start``.
-
-    >>> following(((2, 64), (16, 1)), 16), following(((2, 64), (16, 1)), 80)
-    (64, None)
-    """
-    if start <= 0:
-        return 0
-    if not factors:
-        return None
-    (count, stride), inner = factors[0], factors[1:]
-    whole = min(start // stride, count - 1)
-    found = following(inner, start - whole * stride)
-    if found is not None:
-        return whole * stride + found
-    return (whole + 1) * stride if whole + 1 < count else None
-
-
 class Content:
     """The content of one allocation, of all blocks.
 
@@ -80,7 +54,7 @@ class Content:
     """
 
     def __init__(self, layout: Built, memory: range) -> None:
-        self._end = memory.stop
+        self._end, self._components = memory.stop, layout.components
         self._budget = Budget()
         self._placed: list[tuple[int, Factors]] = []
         for component in layout.components:
@@ -90,7 +64,7 @@ class Content:
                 if address in memory:
                     factors = tuple(f for f in (*form.block, *form.inner) if f[0] > 1)
                     self._placed.append((address, tuple(sorted(factors, key=lambda f: -f[1]))))
-        self._nested = all(nested(factors) for factors in {factors for _, factors in self._placed})
+        self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
         """Divide the bytes from ``start`` to ``end``, between two bytes of a block: first padding, then the rest."""
@@ -113,5 +87,5 @@ class Content:
         return (self._end if following_byte is None else following_byte) - end
 
     def _following(self, start: int) -> int | None:
-        found = [(address, following(factors, start - address)) for address, factors in self._placed]
-        return min((address + at for address, at in found if at is not None), default=None)
+        found = (first_from(component, start) for component in self._components)
+        return min((at for at in found if at is not None and at < self._end), default=None)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from kvplan.base.version import __version__
 from kvplan.cost.model import features
 from kvplan.cost.policy import IDLE_PROGRAMS, Policy
 from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
@@ -24,7 +25,6 @@ from kvplan.measure.beside import measure_beside
 from kvplan.measure.fit import fit
 from kvplan.measure.timing import Timing, timed
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
-from kvplan.version import __version__
 
 # No transfer is begun after so many; the last of them are for those beside compute.
 SECONDS, BESIDE_SECONDS = 16.0, 4.0

@@ -18,7 +18,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
-from kvplan.plan.pickling import Starts, moved, starts_of
+from kvplan.plan.plan_pickling import Starts, moved, starts_of
 from kvplan.program.program import Program
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

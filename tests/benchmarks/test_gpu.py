@@ -21,6 +21,7 @@ from benchmarks.gpu import driver, environment, limits, sizes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
 from kvplan.measure import compute
+from tests.benchmarks.stepped_gpu import Steps
 
 
 @pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)
@@ -152,34 +153,6 @@ def test_a_document_says_what_made_it():
 
 def test_attributes_of_a_batch_are_24_bytes():
     assert ctypes.sizeof(driver.Attributes) == 24
-
-
-class Steps:
-    """A GPU that passes one event each time it is asked for one that is pending."""
-
-    def __init__(self):
-        self.marks = self.passed = 0
-        self.gpu_work = 0
-
-    def mark(self):
-        self.marks += 1
-        return SimpleNamespace(query=self._query(self.marks), elapsed_time=lambda later: later.at * 1.0,
-                               at=self.marks)  # fmt: skip
-
-    def _query(self, at):
-        def query():
-            if self.passed >= at:
-                return True
-            self.passed = min(self.passed + 1, self.marks)
-            return False
-
-        return query
-
-    def enqueue(self):
-        self.gpu_work += 1
-
-    def drain(self):
-        self.passed = self.marks
 
 
 def test_a_window_counts_iterations_alone_and_wholly_beside_transfers():

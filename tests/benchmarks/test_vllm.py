@@ -13,7 +13,7 @@ from benchmarks.gpu import limits, vllm_limits
 from benchmarks.gpu.sizes import KIB
 from benchmarks.gpu.vllm_limits import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
-from tests.benchmarks.test_gpu import Steps
+from tests.benchmarks.stepped_gpu import Steps
 
 VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
 SMALL = Model("small", 80, 8 * KIB, (16,), (16,))

@@ -62,7 +62,7 @@ def test_latents_and_nested_text():
     ("given", "message"),
     [
         *[({key: 3}, f"'{key}' is 3, which changes what the cache holds") for key in NOT_UNDERSTOOD],
-        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing; it is an integer of at least 1"),
+        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing; it is an integer from 1"),
         ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
         ({"num_key_value_heads": [2, 2]}, r"'num_key_value_heads' is \[2, 2\]"),
         ({"num_key_value_heads": list(range(99))}, r"is a list of 99;"),

@@ -19,9 +19,8 @@ from kvplan.errors import TransferError
 from kvplan.measure import baselines as rivals
 from kvplan.measure.grid import COUNTS, KINDS, SIZES, Bench, paths_of
 from kvplan.measure.rows import Ceilings, Missing, row_of
-from tests.bench_rows import ALONE, LINK, row, rows
-from tests.cli.test_process import python
-from tests.commands import answer, document
+from tests.commands import answer, document, python
+from tests.measure.bench_rows import ALONE, LINK, row, rows
 
 TINY = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16,64", "--memory", "64K", "--seconds", "600")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks import readme
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+from tests.docs.documents import DOCUMENTS, ROOT
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -25,13 +22,6 @@ def test_the_python_in_a_document_runs(path, monkeypatch):
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
-
-
-def test_the_map_names_every_module():
-    text = (ROOT / "docs" / "map.md").read_text()
-    for module in (ROOT / "kvplan").glob("*.py"):
-        if module.name not in ("__init__.py", "__main__.py", "version.py"):
-            assert f"`kvplan/{module.name}`" in text
 
 
 def test_the_readme_s_numbers_are_those_of_a_recorded_run():

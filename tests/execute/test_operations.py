@@ -22,7 +22,7 @@ from kvplan.execute import stats as tally
 from kvplan.execute.ranges import SWITCH
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
-from tests.execute.test_executor import Broken, pair, python
+from tests.execute.host_processes import Broken, pair, python
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, executor_on, pair_on
 

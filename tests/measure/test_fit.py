@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan import KVPlanError
 from kvplan.cost.model import features
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.measure.fit import fit, fit_ratio
+from tests.profiles import examples
 
 COUNTS = st.integers(0, 1000)
 
@@ -69,7 +70,7 @@ def test_no_cost_is_negative_and_none_of_zero_does_as_well(problem, data):
 
 
 @given(problem=problems(2), data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_a_search_over_two_costs_finds_none_better(problem, data):
     matrix, costs = problem
     noise = np.array(data.draw(st.lists(st.floats(-3000, 3000), min_size=len(matrix), max_size=len(matrix))))
@@ -218,7 +219,7 @@ def test_19_of_20_random_halves_of_the_gb10_tell_the_faster_side_of_all_and_one_
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_of_exact_ratios_all_others_follow(data):
     """Costs are found up to a common factor, which the first term of the second path sets."""
     cost = st.floats(0.1, 10)

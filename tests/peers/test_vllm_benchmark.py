@@ -7,13 +7,13 @@ import pytest
 from benchmarks.gpu import limits, vllm_peer
 from benchmarks.gpu.vllm_caches import Caches, Setup
 from benchmarks.gpu.vllm_limits import SMOKE_JOBS, Model
-from tests.peers.test_vllm_offloading import OnDevice, copies  # noqa: F401  # a fixture
+from tests.peers.vllm_worker import OnDevice
 
 pytestmark = pytest.mark.peers
 
 
 @pytest.mark.parametrize("direction", limits.DIRECTIONS)
-def test_vllm_s_worker_moves_every_byte(direction, copies, monkeypatch):  # noqa: F811
+def test_vllm_s_worker_moves_every_byte(direction, copies, monkeypatch):
     whole = vllm_peer.vllm_worker
     monkeypatch.setattr(
         vllm_peer, "vllm_worker",
