@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
     from kvplan.execute.transfer import Transfer, TransferResult
-    from kvplan.layout.where import Place, locate
+    from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
     from kvplan.plan.descriptors import StridedRows
@@ -79,7 +79,7 @@ _LATER = {
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "PairProgram": "kvplan.ranks.rank_pair",
-    "Place": "kvplan.layout.where",
+    "Place": "kvplan.layout.places",
     "Plan": "kvplan.plan.plan",
     "Policy": "kvplan.cost.policy",
     "Resharding": "kvplan.ranks.resharding",
@@ -91,7 +91,7 @@ _LATER = {
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",
-    "locate": "kvplan.layout.where",
+    "locate": "kvplan.layout.places",
     "reshard": "kvplan.ranks.resharding",
     "verify": "kvplan.verification.verify",
 }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kvplan.advise.compare import evenly_layered
 from kvplan.advise.orders import Candidate, candidates, notation_of, spec_of
-from kvplan.base.limits import ADVISED
+from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.passes import passes
@@ -106,7 +106,7 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
     few = _few_layers(mine, other)
     tried: list[_Tried] = []
     each = sum(len(part.other.components) for part in few)
-    for candidate in islice(candidates(mine, other, refused=present is None), ADVISED // each):
+    for candidate in islice(candidates(mine, other, refused=present is None), LIMITS.advised // each):
         programs = _compiled(candidate, mine, change, few)
         if programs:
             runs = _grown([Fraction(p.runs, p.unit_tokens) for p in programs], other)

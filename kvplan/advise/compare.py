@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import ROWS
+from kvplan.base.limits import LIMITS
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component, Form
@@ -262,8 +262,10 @@ def _least(factors: Factors, distance: int, looked: list[int] | None = None) -> 
     best: tuple[int, tuple[int, ...]] | None = None
     for digit in range(low, min(count - 1, max(low, -(-distance // stride))) + 1):
         looked[0] += 1
-        if looked[0] > ROWS:
-            raise LayoutError(f"strides that do not nest, and over {ROWS:,} rows to look at for what follows a run")
+        if looked[0] > LIMITS.rows:
+            raise LayoutError(
+                f"strides that do not nest, and over {LIMITS.rows:,} rows to look at for what follows a run"
+            )
         found = _least(rest, distance - digit * stride, looked)
         if found is not None and (best is None or digit * stride + found[0] < best[0]):
             best = (digit * stride + found[0], (digit, *found[1]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.limits import HEADS, LAYERS, NUMBER
+from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted, shortened
 from kvplan.base.reading import json_of, read_whole, why_unread
 from kvplan.catalogue.models import Group, Model, config_defaults
@@ -77,7 +77,7 @@ shards=1, packed=())
         if config.get(key):
             raise LayoutError(f"{key!r} is {_shown(config[key])}, which changes what the cache holds in a way that is "
                               "not understood; describe the layout by a spec instead")  # fmt: skip
-    layers = _integer(config, "num_hidden_layers", most=LAYERS)
+    layers = _integer(config, "num_hidden_layers", most=LIMITS.layers)
     if "kv_lora_rank" in config:
         return _latent(config, layers), layers
     types = _layer_types(config, layers)
@@ -87,7 +87,7 @@ shards=1, packed=())
     return tuple(groups), layers
 
 
-def _integer(config: Mapping[str, Any], key: str, least: int = 1, most: int = NUMBER) -> int:
+def _integer(config: Mapping[str, Any], key: str, least: int = 1, most: int = LIMITS.number) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise LayoutError(f"{key!r} is {_shown(value)}; it is an integer of at least {least}, and at most {most:,}")
@@ -106,8 +106,10 @@ def _of(types: Sequence[str], name: str) -> tuple[int, ...]:
 
 
 def _attention(config: Mapping[str, Any], name: str, types: Sequence[str]) -> Group:
-    queries = _integer(config, "num_attention_heads", most=HEADS) if "num_key_value_heads" not in config else None
-    heads = queries or _integer(config, "num_key_value_heads", most=HEADS)
+    queries = (
+        _integer(config, "num_attention_heads", most=LIMITS.heads) if "num_key_value_heads" not in config else None
+    )
+    heads = queries or _integer(config, "num_key_value_heads", most=LIMITS.heads)
     if "head_dim" in config:
         dim = _integer(config, "head_dim")
     else:

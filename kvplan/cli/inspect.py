@@ -13,7 +13,7 @@ from kvplan.cli.arguments.sources import add_layout, layout_of
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen.printing import fact_table, number_table, show
-from kvplan.layout.place_words import ADDRESSES
+from kvplan.layout.components import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan inspect examples/specs/gpu_split_kv.toml

@@ -15,8 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvplan.base.quoting import bounded
-from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError
+from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
 from kvplan.plan.loops import sparing
 from kvplan.version import __version__
 

@@ -16,8 +16,8 @@ from kvplan.cli.arguments.sources import add_pair, pair_of
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import BlockIndexError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
 
 EXAMPLES = """examples:
   kvplan plan examples/specs/gpu_split_kv.toml \\

@@ -23,7 +23,7 @@ from kvplan.cli.screen.documents import print_json
 from kvplan.cli.which import place_rows, what
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
-from kvplan.layout.where import locate
+from kvplan.layout.places import locate
 from kvplan.version import __version__
 
 if TYPE_CHECKING:

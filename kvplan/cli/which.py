@@ -12,10 +12,10 @@ from kvplan.base.quoting import quoted
 from kvplan.cli.arguments.sources import add_layout, layout_of
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import fact_table, show
-from kvplan.layout.components import INT64_MAX
+from kvplan.layout.components import ADDRESSES, INT64_MAX
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import ADDRESSES
-from kvplan.layout.where import Place, Row, locate
+from kvplan.layout.places import Place, locate
 
 EXAMPLES = """examples:
   kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from kvplan.base.limits import PROFILE_NBYTES
+from kvplan.base.limits import LIMITS
 from kvplan.cost.profile import DeviceProfile, default, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
@@ -101,14 +101,14 @@ def read(path: Path) -> DeviceProfile:
         if path.exists() and not path.is_file():
             raise KVPlanError(f"{path}: no file")  # of a pipe, nothing may ever come
         with path.open("rb") as file:
-            raw = file.read(PROFILE_NBYTES + 1)
+            raw = file.read(LIMITS.profile_nbytes + 1)
         text = raw.decode()
     except OSError as error:
         raise KVPlanError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise KVPlanError(f"{path}: no text") from None
-    if len(raw) > PROFILE_NBYTES:
-        raise KVPlanError(f"{path}: more than {PROFILE_NBYTES} bytes; a profile has some kilobytes")
+    if len(raw) > LIMITS.profile_nbytes:
+        raise KVPlanError(f"{path}: more than {LIMITS.profile_nbytes} bytes; a profile has some kilobytes")
     try:
         return from_json(text)
     except KVPlanError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.layout.budget import Budget
+from kvplan.base.limits import Budget
+from kvplan.layout.disjoint import meets
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.overlap import meets
 from kvplan.layout.strides import Factors, extent, span
 
 

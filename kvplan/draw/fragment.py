@@ -9,9 +9,9 @@ from kvplan.base.numbers import nbytes_text, number_ranges, percent
 from kvplan.draw.block import block_picture
 from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.padding import padding_of
-from kvplan.layout.place_words import ADDRESSES
 from kvplan.layout.strides import extent
 
 
@@ -30,7 +30,7 @@ def layout_html(layout: KVLayout) -> str:
     token_nbytes = sum(extent(form.head) * extent(form.dim) for form in forms if not form.opaque)
     whole = "sub-block" if layout.opaque and layout.block_tokens > 1 else "block"
     slots = "token" if whole == "block" else whole
-    padding = padding_of(layout)
+    padding = padding_of(layout.built)
     facts = {
         "layout": layout.notation,
         "content": f"{layout.dtype} on {layout.device}{ADDRESSES[layout.addresses]}",

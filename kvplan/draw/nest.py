@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kvplan.base.cached_property import cached_property
-from kvplan.base.limits import WOVEN
+from kvplan.base.limits import LIMITS
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component
 from kvplan.layout.strides import Factors, span
@@ -328,9 +328,9 @@ def _woven(low: int, items: Sequence[Item]) -> Node:
         nbytes = loops.pop().count if loops and loops[-1].axis == "dim" and loops[-1].stride == 1 else 1
         starts = [item.address - low]
         for loop in loops:
-            if len(pieces) + len(starts) * loop.count > WOVEN:
+            if len(pieces) + len(starts) * loop.count > LIMITS.woven:
                 raise LayoutError(
-                    f"layer {item.layer} {item.part!r} is woven of over {WOVEN:,} runs a block: no picture"
+                    f"layer {item.layer} {item.part!r} is woven of over {LIMITS.woven:,} runs a block: no picture"
                 )
             starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
         pieces += [(start, nbytes, item.part) for start in starts]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.base.limits import PIECES
+from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
 
 Factor = tuple[int, int]  # (extent, stride in bytes)
@@ -165,10 +165,10 @@ def check_refined(pieces: int) -> None:
     Raises:
         IncompatibleLayoutsError: they are.
     """
-    if pieces > PIECES:
+    if pieces > LIMITS.pieces:
         raise IncompatibleLayoutsError(
-            f"axes are split at boundaries that do not meet, into over {PIECES:,} pieces; give factors that divide "
-            "each other"
+            f"axes are split at boundaries that do not meet, into over {LIMITS.pieces:,} pieces; give factors that "
+            "divide each other"
         )
 
 

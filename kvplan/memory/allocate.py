@@ -18,7 +18,6 @@ from kvplan.base.integers import integer, integers
 from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.build import Built
 from kvplan.layout.components import Pool
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
@@ -247,10 +246,18 @@ def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayou
     if not memory.token:  # of a file that another version made
         return pool
     each = memory.tensors[0].nbytes
-    held = Pool(str(path), geometry, len(memory.tensors), each, memory.token, int(memory.memory.ctypes.data))
+    address = int(memory.memory.ctypes.data)
+    held = Pool(str(path), geometry, len(memory.tensors), each, memory.token, address, attach_pool)
     regions = tuple(replace(region, pool=held) for region in pool.regions)
-    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
-    return KVLayout(built, notation=pool.notation, tensors=pool.tensors)
+    return KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
+
+
+def attach_pool(pool: Pool) -> tuple[int, Any] | None:
+    """Map a pool that a pickle names: its address in this process, and its memory; None where no process uses it."""
+    from kvplan.memory.shared import attach
+
+    found = attach(pool.path, pool.geometry, [pool.nbytes] * pool.tensors, pool.token)
+    return None if found is None else (int(found.memory.ctypes.data), found.memory)
 
 
 def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:

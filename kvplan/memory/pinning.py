@@ -17,7 +17,6 @@ from kvplan.base.process import generation
 from kvplan.cuda.device import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
-from kvplan.layout.build import Built
 from kvplan.layout.kvlayout import KVLayout
 
 # Bytes of one registration at most: half a TiB at once fails and leaves an error behind (driver 580).
@@ -121,8 +120,7 @@ def pin_used(
         )
         for region in pool.regions
     )
-    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
-    return KVLayout(built, notation=pool.notation, tensors=pool.tensors)
+    return KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
 
 
 def _unregister(device: Any, registered: list[int], made_in: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout.build import Built
 from kvplan.layout.components import Component
 from kvplan.layout.kvlayout import KVLayout
 
@@ -70,8 +69,7 @@ def reserve(layout: KVLayout) -> KVLayout:
         return address + shifts[k]
 
     components = tuple(_moved(component, there) for component in layout.components)
-    built = Built(components, moved, layout.num_blocks, layout.block_tokens, layout.sizes, layout.dtype)
-    return KVLayout(built, notation=layout.notation)
+    return KVLayout(layout.built._replace(components=components, regions=moved))
 
 
 def _mapped(nbytes: int) -> tuple[int, Any]:

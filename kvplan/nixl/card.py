@@ -7,11 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.base.limits import NAME_LENGTH
+from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
 from kvplan.errors import LayoutError
-from kvplan.layout.budget import Budget
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
 
@@ -26,7 +25,7 @@ def write(name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> bytes:
     document = {
         "schema": SCHEMA,
         "name": name,
-        "layouts": {key: document_of(layout) for key, layout in layouts.items()},
+        "layouts": {key: document_of(layout.built) for key, layout in layouts.items()},
         "metadata": base64.b64encode(metadata).decode(),
     }
     return json.dumps(document).encode()
@@ -68,10 +67,10 @@ def check_name(name: object) -> None:
     Raises:
         LayoutError: it is something else.
     """
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
+    if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
         raise LayoutError(
             f"the name of an agent, or of its card, is {quoted(name)}; give a printable text of 1 to "
-            f"{NAME_LENGTH} characters"
+            f"{LIMITS.name_length} characters"
         )
 
 
@@ -81,10 +80,10 @@ def _layout(name: str, document: Any, budget: Budget) -> KVLayout:
     if not isinstance(document, dict):  # otherwise a text would be read as the path of a file here
         raise LayoutError(f"layout {quoted(name)} of the card is {quoted(document)}; {_LAYOUT}")
     try:
-        built, notation = built_from_dump(document, budget)
+        built = built_from_dump(document, budget)
     except LayoutError as error:
         raise LayoutError(f"layout {quoted(name)} of the card: {error}") from None
-    layout = KVLayout(built, notation=notation)
+    layout = KVLayout(built)
     if layout.addresses != "dump":
         raise LayoutError(f"layout {quoted(name)} of the card is a spec: its addresses hold no memory")
     return layout

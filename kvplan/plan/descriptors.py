@@ -13,11 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.layout.strides import Int64Array
-from kvplan.plan import loops as compiled
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan.loops import loops
+from kvplan.plan import loops, loops_numpy
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.plan.merges import Joint, joints
+from kvplan.plan.merges import Merge, possible_merges
 from kvplan.program.program import Run, RunGroup
 
 NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
@@ -56,13 +54,13 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
     """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`, and :func:`kvplan.plan.loops_numpy.flat`."""
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
-    expand = compiled.loaded or loops(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))
-    possible = None if expand is twin else joints(tuple(part.group for part in parts))
+    chosen = loops.loaded or loops.loops_for(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))
+    possible = None if chosen is loops_numpy else possible_merges(tuple(part.group for part in parts))
     if possible is None:
-        return twin.flat([(*part.group.offsets, part.units) for part in parts], seams.src, seams.dst, max_nbytes)
-    made = _expand(parts, expand)
+        return loops_numpy.flat([(*part.group.offsets, part.units) for part in parts], seams.src, seams.dst, max_nbytes)
+    made = _expand(parts, chosen)
     if possible:
-        made = _stitch(parts, possible, made, expand)
+        made = _stitch(parts, possible, made, chosen)
     if seams.any or max_nbytes is not None:
         made = cut(made, seams, max_nbytes)
     return made
@@ -78,7 +76,7 @@ def together(parts: Sequence[Part]) -> Sequence[Part]:
     return [Part(group, np.concatenate(units, axis=1)) for group, units in held.items()]
 
 
-def _expand(parts: Sequence[Part], expand: ModuleType) -> Descriptors:
+def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
     """Every copy of every unit, each merged with its like in the neighbouring unit."""
     plain: list[tuple[Int64Array, Int64Array]] = []
     chained: list[tuple[Int64Array, int, Int64Array]] = []
@@ -89,7 +87,7 @@ def _expand(parts: Sequence[Part], expand: ModuleType) -> Descriptors:
             slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
             for nbytes, runs in group.runs_by_size:
                 chains = np.empty((3, count), dtype=np.int64)
-                left = expand.chain(given, nbytes, slots, chains)
+                left = chosen.chain(given, nbytes, slots, chains)
                 if left == count:  # nothing merged
                     plain.append((given, runs))
                 else:
@@ -101,47 +99,47 @@ def _expand(parts: Sequence[Part], expand: ModuleType) -> Descriptors:
     out = np.empty((3, total), dtype=np.int64)
     at = 0
     for units, runs in plain:
-        at = expand.fill(units, runs, at, out)
+        at = chosen.fill(units, runs, at, out)
     for chains, left, runs in chained:
-        at = expand.fill_chains(chains, left, runs, at, out)
+        at = chosen.fill_chains(chains, left, runs, at, out)
     return Descriptors(out[0], out[1], out[2])
 
 
-def _stitch(parts: Sequence[Part], possible: Sequence[Joint], made: Descriptors, expand: ModuleType) -> Descriptors:
+def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors, chosen: ModuleType) -> Descriptors:
     """Merge where the end of one run meets the start of another, in those units of this plan that do."""
     bounds: list[Int64Array] = []
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
-    for joint in possible:
-        before, after = parts[joint.before].units, parts[joint.after].units
-        if not expand.can_meet(before, after, joint.src, joint.dst):
+    for merge in possible:
+        before, after = parts[merge.before].units, parts[merge.after].units
+        if not chosen.can_meet(before, after, merge.src, merge.dst):
             continue
-        src, dst = before[0] + joint.src, before[1] + joint.dst
-        if joint.after not in sorted_dst:
+        src, dst = before[0] + merge.src, before[1] + merge.dst
+        if merge.after not in sorted_dst:
             order = np.argsort(after[1])
-            sorted_dst[joint.after] = (after[0][order], after[1][order])
-        after_src, after_dst = sorted_dst[joint.after]
+            sorted_dst[merge.after] = (after[0][order], after[1][order])
+        after_src, after_dst = sorted_dst[merge.after]
         at = np.minimum(np.searchsorted(after_dst, dst), after_dst.size - 1)
         met = (after_dst[at] == dst) & (after_src[at] == src)
         if bool(met.any()):
-            bounds.append((before[1][met][:, None] + joint.ends).ravel())
+            bounds.append((before[1][met][:, None] + merge.ends).ravel())
     if not bounds:
         return made
-    left = expand.stitch(np.unique(np.concatenate(bounds)), *made)
+    left = chosen.stitch(np.unique(np.concatenate(bounds)), *made)
     return Descriptors(*(column[:left] for column in made))
 
 
 def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     """Descriptors that cross no seam and are no longer than the cap."""
-    expand = loops(made.size.size)
-    if expand is twin:
-        return twin.cut(made, *seams, max_nbytes)
+    chosen = loops.loops_for(made.size.size)
+    if chosen is loops_numpy:
+        return loops_numpy.cut(made, *seams, max_nbytes)
     cap = NO_CAP if max_nbytes is None else min(max_nbytes, NO_CAP)
     none = np.empty(0, dtype=np.int64)
-    count = int(expand.split(*seams, cap, *made, none, none, none, write=False))
+    count = int(chosen.split(*seams, cap, *made, none, none, none, write=False))
     if count == made.size.size:
         return made
     out = Descriptors(*(np.empty(count, dtype=np.int64) for _ in range(3)))
-    expand.split(*seams, cap, *made, *out, write=True)
+    chosen.split(*seams, cap, *made, *out, write=True)
     return out
 
 

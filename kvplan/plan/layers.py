@@ -1,4 +1,4 @@
-"""A plan, layer by layer: the same byte moves as several plans, so that one layer can be there before the next."""
+"""Split a plan by layers: the same byte moves as several plans, so that one layer arrives before the next."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Held = dict[RunGroup, list[tuple[Part, Skips]]]
 
 
 def layers_of(plan: Plan) -> tuple[int, ...]:
-    """Global numbers of the layers that a plan moves, ascending."""
+    """List the global numbers of the layers that a plan moves, ascending."""
     return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
 
 
 def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     """Cut a plan into at most ``count`` plans of consecutive layers, in their order.
 
-    Layers whose blocks do not consist of the plan's units stay together in one plan.
+    Where some layers alone would have other units than the plan has, the plan stays whole.
 
     Args:
         plan: what to move.
-        count: plans wanted at most.
+        count: most plans wanted.
 
     Returns:
-        Global numbers of the layers, and the plan that moves them.
+        For each plan, the global numbers of its layers, and the plan.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -62,7 +62,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
 
 
 def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
-    """Each program of the plan, and the parts that are of it."""
+    """Find the parts that each program of the plan made; None where a part belongs to no program."""
     held: Held = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
@@ -75,7 +75,7 @@ def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
 
 
 def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, Skips]] | None:
-    """The units of the whole program's parts, as the sliced program's groups count them; None where they differ."""
+    """Place the units of the whole program's parts for the groups of some layers; None where units differ."""
     units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
     if units[0] != units[1]:
         return None

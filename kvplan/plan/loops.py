@@ -41,8 +41,8 @@ def spares(work: int) -> bool:
     return work <= LITTLE and _sparing.get()
 
 
-def loops(work: int) -> ModuleType:
-    """The loops to call: :mod:`kvplan.plan.loops_numba`, or, where numba is not worth loading, its twin in numpy.
+def loops_for(work: int) -> ModuleType:
+    """The loops to call: :mod:`kvplan.plan.loops_numba`, or :mod:`kvplan.plan.loops_numpy` for little work.
 
     An import statement in a function costs a third of a microsecond a call; this does not.
 
@@ -53,23 +53,23 @@ def loops(work: int) -> ModuleType:
 
 
 def _chosen(work: int) -> ModuleType:
-    global loaded  # noqa: PLW0603
     if spares(work):
-        from kvplan.plan import loops_numpy as twin
+        from kvplan.plan import loops_numpy
 
-        return twin
+        return loops_numpy
+    return _loaded()
+
+
+def _loaded() -> ModuleType:
+    global loaded  # noqa: PLW0603
     with compiling():
-        from kvplan.plan import loops_numba as expand
+        from kvplan.plan import loops_numba
 
-        loaded = expand
-    return expand
+        loaded = loops_numba
+    return loops_numba
 
 
 def load() -> None:
-    """Load numba's loops, and compile them where its cache has them not: what the first plans would else wait for."""
-    global loaded  # noqa: PLW0603
+    """Load numba's loops, and compile those that its cache lacks, so that the first plans do not wait."""
     with compiling():
-        from kvplan.plan import loops_numba as expand
-
-        expand.load()
-        loaded = expand
+        _loaded().load()

@@ -19,10 +19,10 @@ from kvplan.program.program import BlockAxis, RunGroup
 
 # Past this many candidates or joints a program is irregular enough that sorting its descriptors is the better way.
 MAX_CANDIDATES = 1 << 20
-MAX_JOINTS = 256
+MAX_MERGES = 256
 
 
-class Joint(NamedTuple):
+class Merge(NamedTuple):
     """All run pairs that meet where two units lie a given distance apart.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Reach(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def joints(groups: tuple[RunGroup, ...]) -> tuple[Joint, ...] | None:
+def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
     """Every joint that units of these groups can have; None where there are too many candidates to list."""
     steps = gcd(*(group.src.step() for group in groups)), gcd(*(group.dst.step() for group in groups))
     runs = [_absolute(number, group) for number, group in enumerate(groups)]
@@ -75,12 +75,12 @@ def joints(groups: tuple[RunGroup, ...]) -> tuple[Joint, ...] | None:
     unique, inverse = np.unique(cases, axis=0, return_inverse=True)
     if not len(unique):
         return ()
-    if len(unique) > MAX_JOINTS:
+    if len(unique) > MAX_MERGES:
         return None
     order = np.lexsort((ends, inverse.ravel()))
     cuts = np.searchsorted(inverse.ravel()[order], np.arange(1, len(unique)))
     return tuple(
-        Joint(int(case[0]), int(case[1]), int(case[2]), int(case[3]), met)
+        Merge(int(case[0]), int(case[1]), int(case[2]), int(case[3]), met)
         for case, met in zip(unique, np.split(ends[order], cuts), strict=True)
     )
 

@@ -15,7 +15,7 @@ from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.loops import loops
+from kvplan.plan.loops import loops_for
 from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE
 from kvplan.program.program import BlockAxis, Program
 
@@ -199,10 +199,9 @@ def place(
         BlockIndexError: an id that is negative or past the last block.
         OverlapError: a destination unit that is named twice.
     """
-    expand = loops(count)
     out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
     seen = _scratch.of(dst.num_blocks * dst.units)
-    kind, at = expand.place_units(
+    kind, at = loops_for(count).place_units(
         src_ids, dst_ids, src_skip, dst_skip, src.axes, dst.axes, src.tables, dst.tables,
         src.num_blocks, dst.num_blocks, seen, out,
     )  # fmt: skip

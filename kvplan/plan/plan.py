@@ -1,4 +1,4 @@
-"""Plans: which bytes one transfer moves, kept factored until somebody asks for descriptors."""
+"""Plans: the bytes that one transfer moves, kept factored until descriptors are asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def direction_of(src: KVLayout, dst: KVLayout) -> str:
-    """``"load"`` host to device, ``"store"`` device to host, ``"host"`` or ``"device"`` within one of them."""
+    """Name the direction: ``"load"`` host to device, ``"store"`` back, ``"host"`` or ``"device"`` inside one."""
     src_host, dst_host = src.device == "cpu", dst.device == "cpu"
     if src_host:
         return "host" if dst_host else "load"
@@ -33,7 +33,7 @@ def direction_of(src: KVLayout, dst: KVLayout) -> str:
 
 
 class PlannedBy(Protocol):
-    """The program that made a plan, as far as a plan and its executor use it; a CopyProgram keeps this.
+    """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` keeps this protocol.
 
     Attributes:
         src: layout to read; it tells which layers the program moves.
@@ -46,10 +46,10 @@ class PlannedBy(Protocol):
     movable: bool
 
     def ready(self) -> bool:
-        """Whether a plan can be moved now: asks one tensor of each side whether it still has its memory."""
+        """Tell whether a plan can be moved now; asks one tensor of each side whether it still has its memory."""
 
     def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """The program of some layers alone, by their global numbers."""
+        """Compile some layers alone, by their global numbers."""
 
 
 @dataclass(eq=False, repr=False)  # not frozen: that would double the time of its making
@@ -88,16 +88,17 @@ class Plan:
         return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
-        """Flat lowering: the fewest contiguous copies, in no promised order.
+        """Lower the plan to the fewest contiguous copies, in no promised order.
 
         Args:
-            max_nbytes: bytes that no descriptor may exceed.
+            max_nbytes: most bytes of a descriptor.
 
         Returns:
-            Addresses and bytes as three int64 arrays. No two could be merged, unless a seam or the cap stands between.
+            Addresses and bytes as three int64 arrays. No two descriptors could be merged, except across a seam or
+            beyond the cap.
 
         Raises:
-            KVPlanError: a cap that is no positive integer.
+            KVPlanError: the cap is not a positive integer.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
@@ -110,9 +111,9 @@ class Plan:
         return flat(self.moving, self.seams, cap)
 
     def strided(self) -> StridedRows:
-        """Strided lowering: 2-D copies as rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
+        """Lower the plan to 2-D copies: rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
 
-        No row reaches over a seam. A copy without a loop has height 1.
+        No row reaches across a seam. A copy without a loop has height 1.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -123,9 +124,9 @@ class Plan:
         return strided(self.parts, self.seams)
 
     def nixl(self, side: str, *, strided: bool = False) -> NixlList:
-        """One side as a list of NIXL's, for ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
+        """List one side for NIXL: ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
 
-        Row ``k`` of one side goes with row ``k`` of the other: rows come by ascending destination.
+        Row ``k`` of one side belongs to row ``k`` of the other: both are in ascending order of destination.
 
         Args:
             side: ``"src"`` or ``"dst"``.
@@ -133,8 +134,8 @@ class Plan:
                 (address, length, device id).
 
         Raises:
-            KVPlanError: a side that is none.
-            PathError: memory of CPU and GPU on one side, or of a device that is neither.
+            KVPlanError: the side is neither ``"src"`` nor ``"dst"``.
+            PathError: one side has memory of CPU and GPU, or of a device that is neither.
 
         >>> import kvplan, numpy as np
         >>> mine = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((4, 8, 64), np.int8))
@@ -162,27 +163,28 @@ def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
     parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
     programs = plan.programs
     if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
-        # A pool may have gone between the loading of two layouts: submits ask programs first.
+        # A pool may have gone after one layout was loaded and before the other. Submits ask the programs first, so
+        # those that still believe in the pool are dropped.
         programs = tuple(program for program in programs if not program.movable)
     return replace(plan, parts=parts, seams=seams, programs=programs)
 
 
 def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
-    """The plan that moves only these parts, given with their skips, of the same units and layouts."""
+    """Make a plan of only these parts, given with their skips; units and layouts stay the same."""
     parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
     return replace(plan, parts=parts, skips=skips, nbytes=sum(part.nbytes for part in parts))
 
 
 def join(plans: Sequence[Plan]) -> Plan:
-    """One plan of several, for one submission: the KV-cache groups of a hybrid model, say.
+    """Join several plans into one submission, for example those of a hybrid model's KV-cache groups.
 
     Args:
-        plans: of one direction; plans that move nothing count for nothing.
+        plans: plans of one direction; plans that move nothing are left out.
 
     Raises:
-        KVPlanError: no plans.
-        PathError: plans of different directions.
-        OverlapError: two plans write the same byte.
+        KVPlanError: there are no plans.
+        PathError: the plans have different directions.
+        OverlapError: two plans write the same byte, or one writes what another reads.
     """
     if isinstance(plans, Plan) or not all(isinstance(plan, Plan) for plan in plans):
         raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
@@ -197,13 +199,13 @@ def join(plans: Sequence[Plan]) -> Plan:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """Join plans that are known to write no byte twice, and none that one of them reads.
+    """Join plans that are known to write no byte twice and no byte that one of them reads.
 
     Raises:
-        PathError: plans of different directions.
+        PathError: the plans have different directions.
     """
     moving = [plan for plan in plans if plan.nbytes] or plans[:1]
-    if len(moving) == 1:  # its layouts tell where their own registrations touch
+    if len(moving) == 1:  # its own seams are complete
         return moving[0]
     directions = sorted({plan.direction for plan in moving})
     if len(directions) > 1:
@@ -218,17 +220,17 @@ def unite(plans: Sequence[Plan]) -> Plan:
 
 
 def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int) -> Int64Array:
-    """Seams of one side of all plans, and those between registrations of different layouts that touch."""
+    """Collect the seams of one side of all plans, and the seams where registrations of different layouts touch."""
     regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
     touching = np.array(touching_seams(list(regions.values())), dtype=np.int64)
     return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
 
 
 def check_written_once(plan: Plan) -> None:
-    """No two parts of a plan write the same byte.
+    """Check that no two parts of a plan write the same byte.
 
     Raises:
-        OverlapError: the first byte that two parts write.
+        OverlapError: two parts do; names the first such byte.
     """
     hulls = []
     for group, units in plan.parts:
@@ -248,10 +250,10 @@ def check_written_once(plan: Plan) -> None:
 
 
 def check_not_read(plan: Plan) -> None:
-    """A plan writes no byte that it also reads; copies within a plan have no order.
+    """Check that a plan writes no byte that it also reads: copies within a plan have no order.
 
     Raises:
-        OverlapError: the first such byte.
+        OverlapError: it does; names the first such byte.
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
@@ -259,7 +261,7 @@ def check_not_read(plan: Plan) -> None:
     order = np.argsort(made.src)
     starts = made.src[order]
     reach = np.maximum.accumulate((made.src + made.size)[order])
-    # The last read that begins before each write ends: does any read up to there reach into the write?
+    # For each write, the last read that begins before the write ends: does any read up to there reach into the write?
     last = np.searchsorted(starts, made.dst + made.size, side="left") - 1
     clash = np.flatnonzero((last >= 0) & (reach[np.maximum(last, 0)] > made.dst))
     if clash.size:
@@ -268,7 +270,7 @@ def check_not_read(plan: Plan) -> None:
 
 
 def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
-    """Whether the allocations of two layouts of this process meet."""
+    """Tell whether the allocations of two layouts overlap, where both describe memory of this process."""
     if src.device != dst.device or {src.addresses, dst.addresses} != {"memory"}:
         return False
     spans = sorted([(r.address, r.end, 0) for r in src.regions] + [(r.address, r.end, 1) for r in dst.regions])

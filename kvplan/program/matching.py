@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.layout.components import Component
-from kvplan.layout.kvlayout import Geometry
+from kvplan.layout.components import Component, Geometry
 from kvplan.layout.slicing import common_heads
 from kvplan.layout.strides import extent
 

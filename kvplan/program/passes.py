@@ -13,10 +13,9 @@ from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
 
-from kvplan.base.limits import COPIES, RUNS
+from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
-from kvplan.layout.components import Component, Form
-from kvplan.layout.kvlayout import Geometry
+from kvplan.layout.components import Component, Form, Geometry
 from kvplan.layout.strides import Int64Array, Loop, Piece, check_refined, coalesce, extent, offset, offsets_of, refine
 from kvplan.program.fold import limit_loops, merge_and_fold, unrolled
 from kvplan.program.matching import Pair, match
@@ -208,7 +207,7 @@ def _check_runs(runs: int, copies: int = 0) -> None:
     Raises:
         IncompatibleLayoutsError: there are too many.
     """
-    for count, most, noun in ((runs, RUNS, "runs"), (copies, COPIES, "copies")):
+    for count, most, noun in ((runs, LIMITS.runs, "runs"), (copies, LIMITS.copies, "copies")):
         if count > most:
             raise IncompatibleLayoutsError(
                 f"one unit would take {count:,} {noun}, and at most {most:,} are compiled; give smaller blocks, or "

@@ -13,9 +13,8 @@ from kvplan.base.cached_property import cached_property
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads
+from kvplan.layout.slicing import common_heads, some_tokens, split_blocks, stretch_of
 from kvplan.layout.strides import Int64Array
-from kvplan.layout.views import some_tokens, split_blocks, stretch_of
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, shares_memory, unite
@@ -256,7 +255,7 @@ class _Move:
     def _stretch(self, skip: int) -> int:
         """Most tokens that follow one another on both sides, whatever the block."""
         most = gcd(self._src.turn_tokens, self._dst.turn_tokens, skip)
-        return stretch_of((self._src.layout, self._dst.layout), most)
+        return stretch_of((self._src.layout.built, self._dst.layout.built), most)
 
     def _of_stretches(self, stretch: int) -> CopyProgram:
         if stretch not in self._stretches:
@@ -282,11 +281,12 @@ def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
     """Of another layout's blocks, the tokens of a context-parallel rank, if each block holds whole rounds."""
     if layout.block_tokens % rank.period:
         return None
-    return some_tokens(layout, rank.cp_rank, rank.cp_size, rank.interleave)
+    view = some_tokens(layout.built, rank.cp_rank, rank.cp_size, rank.interleave)
+    return None if view is None else KVLayout(view, tensors=layout.tensors)
 
 
 def _split(layout: KVLayout, tokens: int) -> KVLayout:
-    view = split_blocks(layout, tokens)
+    view = split_blocks(layout.built, tokens)
     if view is None:  # stretch_of and compile let no such stretch through
         raise KVPlanError(f"blocks of {layout} cannot be split into {tokens} tokens")
-    return view
+    return KVLayout(view, tensors=layout.tensors)

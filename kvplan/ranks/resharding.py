@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import count_of, number_ranges
 from kvplan.errors import LayoutError, OverlapError
-from kvplan.layout.build import Built
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
@@ -245,8 +244,7 @@ def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
         return None
     held = layout.slice(layers=(layer,), parts=parts)
     regions = tuple(replace(region, virtual=True) for region in held.regions)
-    built = Built(held.components, regions, held.num_blocks, held.block_tokens, held.sizes, held.dtype)
-    return replace(shard, layout=KVLayout(built, notation=held.notation))
+    return replace(shard, layout=KVLayout(held.built._replace(regions=regions)))
 
 
 def _name_of(number: int, shard: Shard, layer: int) -> tuple[str, str]:

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kvplan.layout.components import Component
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import row_in_words
+from kvplan.layout.places import Place, locate, row_in_words
 from kvplan.layout.strides import Factors, Int64Array, extent
-from kvplan.layout.where import Place, Row, locate
 from kvplan.program.matching import Pair, match
 from kvplan.verification.canary import Stray, Stretches
 from kvplan.verification.raw_bytes import addresses_of

@@ -14,10 +14,10 @@ from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.layout.components import INT64_MAX
+from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import row_in_words
+from kvplan.layout.places import row_in_words
 from kvplan.layout.strides import Int64Array
-from kvplan.layout.where import Row
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.placement import own_block_ids
 from kvplan.verification.canary import Guard, Stray

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvplan import KVLayout
+from kvplan.base.limits import Limits
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
@@ -204,7 +205,7 @@ def test_picture_by_itself_in_a_terminal_where_it_fits(capsys, monkeypatch):
 def test_no_picture_of_what_cannot_be_drawn(capsys, monkeypatch, tmp_path):
     path = tmp_path / "woven.json"
     path.write_text(json.dumps(WOVEN))
-    monkeypatch.setattr(nest, "WOVEN", 3)
+    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "6 extents" in answer(capsys, "inspect", str(path))
     assert main(["inspect", str(path), "--picture"]) == 2

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import BlockIndexError, KVLayout, LayoutError
+from kvplan.base.limits import Limits
 from kvplan.draw import nest
 from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
 from kvplan.draw.content import Gap
@@ -195,7 +196,7 @@ def test_woven_runs_are_listed(monkeypatch):
     layout = spec("block token head dim", {"block": 2, "token": 2, "head": 3, "dim": 4}, strides=[256, 24, 16, 1])
     picture = check_laws(layout)
     assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
-    monkeypatch.setattr(nest, "WOVEN", 3)
+    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
     with pytest.raises(LayoutError, match="no picture"):
         block_picture(layout)
 

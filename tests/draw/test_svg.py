@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvplan import KVLayout
+from kvplan.base.limits import Limits
 from kvplan.draw import nest
 from kvplan.draw.block import block_picture
 from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg, colours
@@ -151,7 +152,7 @@ def test_names_are_escaped():
 
 
 def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
-    monkeypatch.setattr(nest, "WOVEN", 3)
+    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
     assert "<td>block token head dim</td>" in KVLayout.from_spec(WOVEN)._repr_html_()
     assert "<svg" not in KVLayout.from_spec(WOVEN)._repr_html_()
 

@@ -12,14 +12,14 @@ import kvplan
 from kvplan.cuda import calls
 from kvplan.execute.gpu import ring_loops as dealing
 from kvplan.execute.host import memcpy
-from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numba, placing_numba
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import Drawn, executor_on
 from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (expand, calls, dealing, memcpy)
+    for module in (loops_numba, placing_numba, calls, dealing, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }
@@ -56,7 +56,9 @@ def main() -> None:
     program = kvplan.compile(host, other)
     with executor_on(device) as executor:
         executor.prepare(kvplan.compile(host, there).plan([0], [0]))
-    check_loaded("kvplan.plan.loops_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops")
+    check_loaded(
+        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops"
+    )
     with kvplan.Executor() as executor:
         executor.prepare(program.plan([0], [0]))
     check_loaded("kvplan.execute.host.memcpy")

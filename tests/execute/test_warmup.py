@@ -19,8 +19,7 @@ import kvplan
 from kvplan.base import process as forks
 from kvplan.engines.startup import prepare
 from kvplan.execute.gpu.kernel_path import MAX_GROUPS
-from kvplan.plan import jit
-from kvplan.plan import loops as compiled
+from kvplan.plan import jit, loops
 from tests.commands import ROOT
 from tests.patience import PATIENCE
 from tests.profiles import examples
@@ -288,9 +287,9 @@ def test_a_fork_waits_for_a_first_plan_which_loads_and_compiles_loops(monkeypatc
             super().__enter__()
 
     monkeypatch.setattr(forks._Process, "lock", Counted())
-    monkeypatch.setattr(compiled, "loaded", None)
+    monkeypatch.setattr(loops, "loaded", None)
     for _ in range(2):
-        compiled.loops(1)
+        loops.loops_for(1)
         assert len(within) == 1  # later plans ask for no lock
     add = jit.compiled(lambda one: one + 1)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Law 8: a fast path skips work whose result is known; it equals its slow twin."""
+"""Law 8: a fast path skips work whose result is known; it equals its slow loops_numpy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan import merges as joints
+from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
 from tests.compiled_cases import by_dst, compiled
 from tests.plan.slow_twins import uncompiled, without_numba
 from tests.profiles import examples
@@ -64,16 +62,16 @@ def test_the_loops_of_statistics_and_their_twins(starts, nbytes, first, step):
     """Law 8: compiled loops that count neighbouring units agree with their numpy twins."""
     units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
     count = units.shape[1]
-    found, repeated, reach = twin.adjacency(units, nbytes, None)
+    found, repeated, reach = loops_numpy.adjacency(units, nbytes, None)
     marks = np.zeros(1 << (16 * count).bit_length(), np.uint8)
-    hashed = expand.adjacency(units, nbytes, marks)
+    hashed = loops_numba.adjacency(units, nbytes, marks)
     assert (found, reach) == (hashed[0], hashed[2])
     assert found <= repeated <= hashed[1], "of two shifts that fall on one mark, the second counts as repeated"
-    assert expand.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
-    assert twin.rising(units[0], first, step, nbytes) == expand.rising(units[0], first, step, nbytes)
+    assert loops_numba.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
+    assert loops_numpy.rising(units[0], first, step, nbytes) == loops_numba.rising(units[0], first, step, nbytes)
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     made = []
-    for which in (twin, expand):
+    for which in (loops_numpy, loops_numba):
         out = np.zeros((3, count), dtype=np.int64)
         left = which.chain(units, nbytes, slots, out)
         made.append(sorted(out[:, :left].T.tolist()))
@@ -86,7 +84,7 @@ def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
     """Law 8: rising ids need no search for a block that is named twice."""
     dst_ids = np.array(sorted(ids) if rising else ids, dtype=np.int64)
     seen = np.zeros(4, np.uint64)
-    found = expand._twice(dst_ids, 0, 1, dst_ids.size, seen)
+    found = placing_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
     assert (found >= 0) == (len(set(ids)) < len(ids))
     assert not seen.any()
 
@@ -114,13 +112,13 @@ def test_an_irregular_program_falls_back_to_sorting(case):
     """Law 8: merging by the program's seams equals merging by sorting."""
     _, _, _, plan = compiled(case)
     expected = by_dst(plan.descriptors())
-    limit, joints.MAX_CANDIDATES = joints.MAX_CANDIDATES, -1
-    joints.joints.cache_clear()
+    limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
+    merges.possible_merges.cache_clear()
     try:
         assert by_dst(plan.descriptors()) == expected
     finally:
-        joints.MAX_CANDIDATES = limit
-        joints.joints.cache_clear()
+        merges.MAX_CANDIDATES = limit
+        merges.possible_merges.cache_clear()
 
 
 @examples(100)

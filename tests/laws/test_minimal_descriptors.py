@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.plan import descriptors as lower
+from kvplan.plan import descriptors
 from tests import oracle
 from tests.compiled_cases import by_dst, compiled, twin_of
 from tests.profiles import examples
@@ -49,7 +49,7 @@ def test_no_descriptor_crosses_a_seam_and_pieces_are_minimal(drawn):
     program = kvplan.compile(layout_of(src), layout_of(dst))
     plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
     whole = oracle.byte_moves(plan.descriptors())
-    plan.seams = lower.Seams(*sides)
+    plan.seams = descriptors.Seams(*sides)
     d = plan.descriptors(max_nbytes=cap)
     assert oracle.byte_moves(d) == whole
     assert by_dst(d) == by_dst(twin_of(plan, cap))

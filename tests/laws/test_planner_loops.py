@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
+from kvplan.plan import loops_numba, loops_numpy, placing_numba
 from kvplan.plan.descriptors import NO_CAP
 from tests.profiles import examples
 
@@ -18,11 +17,11 @@ NONE = np.empty(0, np.int64)
 
 
 def compiled(name: str):
-    return getattr(expand, name)
+    return getattr(placing_numba if hasattr(placing_numba, name) else loops_numba, name)
 
 
 def as_written(name: str):
-    function = getattr(expand, name).py_func
+    function = compiled(name).py_func
 
     def called(*given_, **more):
         with np.errstate(over="ignore"):  # hashes wrap around
@@ -75,10 +74,10 @@ def test_units_are_placed_as_their_twin_places_them(loop, data, count):
     (src_ids, src_skip, src), (dst_ids, dst_skip, dst) = (data.draw(sides(count)) for _ in range(2))
     src_blocks, dst_blocks = (data.draw(st.integers(3, 5)) for _ in range(2))
     made, seen = [], np.zeros(1, np.uint64)
-    for place in (loop("place_units"), twin.place_units):
+    for place in (loop("place_units"), loops_numpy.place_units):
         out = np.zeros((2, 2, count), np.int64)
         found = place(src_ids, dst_ids, src_skip, dst_skip, src, dst, TABLES, TABLES, src_blocks, dst_blocks, seen, out)
-        made.append((tuple(map(int, found)), out.tolist() if found[0] == expand.PLACED else None))
+        made.append((tuple(map(int, found)), out.tolist() if found[0] == loops_numpy.PLACED else None))
         assert not seen.any()
     assert made[0] == made[1]
 
@@ -100,7 +99,7 @@ def test_chains_are_those_of_the_twin(loop, drawn):
     units, nbytes = drawn
     count = units.shape[1]
     slots, made = np.empty(1 << (2 * count - 1).bit_length(), np.int32), []
-    for chain in (loop("chain"), twin.chain):
+    for chain in (loop("chain"), loops_numpy.chain):
         out = np.zeros((3, count), np.int64)
         left = chain(units, nbytes, slots, out)
         made.append(sorted(out[:, :left].T.tolist()))
@@ -116,11 +115,11 @@ UNITS = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), max_size=4
 def test_every_run_of_every_unit_is_written_in_order(runs, units, before, tile):
     """Law 8: the loop that writes every run, as it is written and by tiles of few units."""
     expected = [(src + a, dst + b, nbytes) for a, b, nbytes in runs for src, dst in units]
-    whole = expand.TILE
-    for fill, size in ((expand.fill, whole), (expand.fill.py_func, whole), (expand.fill.py_func, tile)):
+    whole = loops_numba.TILE
+    for fill, size in ((loops_numba.fill, whole), (loops_numba.fill.py_func, whole), (loops_numba.fill.py_func, tile)):
         out = np.full((3, before + len(expected) + 1), -7, np.int64)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(expand, "TILE", size)
+            patch.setattr(loops_numba, "TILE", size)
             after = fill(array(units, -1, 2).T.copy(), array(runs, -1, 3).T.copy(), before, out)
         assert after == before + len(expected)
         assert list(map(tuple, out[:, before:after].T.tolist())) == expected
@@ -130,9 +129,9 @@ def test_every_run_of_every_unit_is_written_in_order(runs, units, before, tile):
 
 def test_more_units_than_a_tile_holds_are_all_written():
     """Law 8: units beyond one tile of the compiled loop are written too."""
-    units = np.arange(2 * (2 * expand.TILE + 3)).reshape(2, -1)
+    units = np.arange(2 * (2 * loops_numba.TILE + 3)).reshape(2, -1)
     runs, out = array([(0, 5, 4), (10, 0, 6)], 2, 3).T.copy(), np.zeros((3, 2 * units.shape[1]), np.int64)
-    assert expand.fill(units, runs, 0, out) == out.shape[1]
+    assert loops_numba.fill(units, runs, 0, out) == out.shape[1]
     first, second = np.split(out, 2, axis=1)
     np.testing.assert_array_equal(first, [units[0], units[1] + 5, np.full(units.shape[1], 4)])
     np.testing.assert_array_equal(second, [units[0] + 10, units[1], np.full(units.shape[1], 6)])
@@ -194,7 +193,7 @@ SEAMS = st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted)
 def test_cuts_are_those_of_the_twin(loop, drawn, seams, cap):
     """Law 8: the loop that cuts at seams and at the cap, against its numpy twin."""
     marks, columns = [array(side) for side in seams], [array([one[k] for one in drawn]) for k in range(3)]
-    expected = [column.tolist() for column in twin.cut(twin.Descriptors(*columns), *marks, cap)]
+    expected = [column.tolist() for column in loops_numpy.cut(loops_numpy.Descriptors(*columns), *marks, cap)]
     split, most = loop("split"), NO_CAP if cap is None else cap
     count = split(*marks, most, *columns, NONE, NONE, NONE, write=False)
     out = [np.empty(count, np.int64) for _ in range(3)]

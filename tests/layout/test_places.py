@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, locate
+from kvplan.layout.inverse import Row
 from kvplan.layout.strides import extent, offset
-from kvplan.layout.where import Row
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, mla_656, overlaid, padded_split_kv, token_major, x_packed

@@ -172,15 +172,13 @@ def test_who_loads_unlinks_a_pool_whose_last_user_leaves_meanwhile(name, monkeyp
 def test_programs_of_a_plan_move_nothing_where_a_pool_went_between_two_layouts(name, monkeypatch):
     pool, other = pool_of(name), pool_of(f"{name}-2")
     pickled = pickle.dumps(kvplan.compile(pool, other).plan([0], [1]))
-    from kvplan.plan import pickling
+    real, asked = shared.attach, []
 
-    real, asked = pickling._attach, []
-
-    def attach(wanted):
+    def attach(*wanted):
         asked.append(wanted)
-        return real(wanted) if len(asked) > 1 else None
+        return real(*wanted) if len(asked) > 1 else None
 
-    monkeypatch.setattr(pickling, "_attach", attach)
+    monkeypatch.setattr(shared, "attach", attach)
     plan = pickle.loads(pickled)
     with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
         executor.submit(plan)

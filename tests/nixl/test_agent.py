@@ -81,7 +81,7 @@ def test_a_side_that_is_none(side):
 
 def test_memory_that_nixl_does_not_take_here():
     one = spec("block dim", block=4, dim=8)
-    dump = document_of(one) | {"virtual": False}
+    dump = document_of(one.built) | {"virtual": False}
     dump["regions"][0] |= {"device": "hpu:0"}
     other = KVLayout.from_spec(dump)
     with pytest.raises(PathError, match="dst is on 'hpu:0'"):
@@ -323,7 +323,7 @@ def test_closing_ends_what_has_not(doubled):
 def test_plans_that_are_not_between_the_two(doubled):
     here = doubled.me.layouts["kv"]
     stranger = KVLayout.from_tensors("layer block dim", np.zeros((3, 8, 64), np.uint8))
-    dump = KVLayout.from_spec(document_of(stranger))
+    dump = KVLayout.from_spec(document_of(stranger.built))
     theirs = doubled.peer.layouts["pool"]
     for src, dst, message in (
         (here, stranger, "dst of Plan.* is neither"),

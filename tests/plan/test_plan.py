@@ -8,8 +8,7 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan import placement as blockmap
+from kvplan.plan import loops_numpy, placement
 from tests import oracle
 from tests.compiled_cases import by_dst, twin_of
 from tests.plan.slow_twins import uncompiled
@@ -237,7 +236,7 @@ def test_the_loops_report_bad_ids_uncompiled_too():
 
 
 def test_scratch_grows_with_the_pool():
-    assert blockmap._Scratch().of(10_000).size * 64 >= 10_000
+    assert placement._Scratch().of(10_000).size * 64 >= 10_000
     program = kvplan.compile(tokens(9, 1, 1), tokens(9000, 1, 1))
     with pytest.raises(kvplan.OverlapError):
         program.plan([0, 1], [8999, 8999])
@@ -246,7 +245,7 @@ def test_scratch_grows_with_the_pool():
 
 def test_the_twin_of_nothing():
     none = np.empty(0, np.int64)
-    assert [c.size for c in twin.merge_adjacent(none, none, none)] == [0, 0, 0]
+    assert [c.size for c in loops_numpy.merge_adjacent(none, none, none)] == [0, 0, 0]
 
 
 def test_units_of_larger_blocks_leave_the_scratch_clean():
@@ -261,11 +260,11 @@ def test_units_of_larger_blocks_leave_the_scratch_clean():
 def test_scratch_holds_a_bit_a_unit():
     program = kvplan.compile(tokens(2, 1, 1), tokens(3000, 4, 1))
     assert program.plan([0, 1], [2999], dst_skip=2).units == 2
-    assert blockmap._scratch.words.size * 64 >= 1
+    assert placement._scratch.words.size * 64 >= 1
     larger = kvplan.compile(tokens(12000, 1, 1), tokens(3000, 4, 1))
     order = list(range(2999, -1, -1))
     assert larger.plan(range(12000), order).units == 12000
-    assert blockmap._scratch.words.size * 64 >= 12000
+    assert placement._scratch.words.size * 64 >= 12000
 
 
 def test_joined_plans_may_not_read_what_they_write():

@@ -11,10 +11,8 @@ from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow
 from kvplan.execute.host import memcpy, memmove
 from kvplan.execute.host import path as host
-from kvplan.plan import loops as compiled
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
-from kvplan.plan.loops import LITTLE, loops, spares, sparing
+from kvplan.plan import loops, loops_numba, loops_numpy
+from kvplan.plan.loops import LITTLE, loops_for, spares, sparing
 from tests.commands import GPU, HOST
 from tests.compiled_cases import by_dst
 from tests.plan.slow_twins import without_numba
@@ -73,13 +71,13 @@ def test_only_little_work_is_spared_and_only_where_asked():
 
 def test_loops_that_are_loaded_are_used(monkeypatch):
     with sparing():
-        assert loops(1) is expand
-        monkeypatch.setattr(compiled, "loaded", None)
-        assert loops(1) is twin
-        assert loops(LITTLE + 1) is expand
-        assert loops(1) is expand  # it is loaded now
-    monkeypatch.setattr(compiled, "loaded", None)
-    assert loops(1) is expand
+        assert loops_for(1) is loops_numba
+        monkeypatch.setattr(loops, "loaded", None)
+        assert loops_for(1) is loops_numpy
+        assert loops_for(LITTLE + 1) is loops_numba
+        assert loops_for(1) is loops_numba  # it is loaded now
+    monkeypatch.setattr(loops, "loaded", None)
+    assert loops_for(1) is loops_numba
 
 
 # ---- the host path -----------------------------------------------------------------------------------------------
@@ -131,13 +129,13 @@ def test_runs_longer_than_a_task_by_memmove(sparing_executor, monkeypatch):
 
 
 def test_a_large_plan_on_the_command_line_is_the_same(capsys):
-    """Beyond LITTLE the compiled loops plan; what is printed is what the twin would say."""
+    """Beyond LITTLE the compiled loops plan; what is printed is what the numpy loops would say."""
     argv = ["plan", GPU, HOST, "--src", "0-449", "--dst", "450-899", "--json"]
     assert LITTLE < 450 * 160
     assert main(argv) == 0
     large = capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LITTLE", 1 << 20)
+        patch.setattr(loops, "LITTLE", 1 << 20)
         with without_numba():
             assert main(argv) == 0
     assert capsys.readouterr().out == large

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
-from kvplan.plan.merges import joints
+from kvplan.plan.merges import possible_merges
 from tests.plan.small_caches import LAYERED, PAGED, zeros
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
@@ -237,7 +237,7 @@ def test_copies_are_exact_where_nothing_meets_out_of_order(plan):
     merge: then the count is exact.
     """
     groups = {id(part.group): part.group for part in plan.parts if part.units.shape[1]}
-    if not groups or joints(tuple(groups.values())) != ():
+    if not groups or possible_merges(tuple(groups.values())) != ():
         return
     for group in groups.values():
         units = np.concatenate([part.units for part in plan.parts if part.group is group], axis=1)

@@ -11,7 +11,7 @@ from hypothesis import given
 
 import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
-from kvplan.layout.where import Row
+from kvplan.layout.inverse import Row
 from kvplan.memory.reserve import reserve
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.verification.raw_bytes import Contents, _torch

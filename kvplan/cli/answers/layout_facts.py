@@ -22,7 +22,7 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
-    padding = padding_of(layout)
+    padding = padding_of(layout.built)
     return {
         "notation": layout.notation,
         "sizes": layout.sizes,

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.quoting import bounded, quoted
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError, LayoutError, bounded
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
 

@@ -17,8 +17,8 @@ from kvplan.base.integers import integer, integers
 from kvplan.engines.slots import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import split_blocks
 from kvplan.layout.strides import Int64Array
-from kvplan.layout.views import split_blocks
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
 
@@ -178,12 +178,13 @@ class ObjectPrograms:
 def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, CopyProgram]:
     """Into a pool and out of it, by stretches of so many tokens."""
     if step not in pool.programs:
-        here, there = split_blocks(cache, step), split_blocks(pool.layout, step)
-        if here is None or there is None:
+        views = split_blocks(cache.built, step), split_blocks(pool.layout.built, step)
+        if views[0] is None or views[1] is None:
             raise LayoutError(
                 f"{cache!r} has blocks that cannot be cut into stretches of {step} tokens, and these slots are no "
                 "whole blocks"
             )
+        here, there = KVLayout(views[0], tensors=cache.tensors), KVLayout(views[1], tensors=pool.layout.tensors)
         pool.programs[step] = compile(here, there), compile(there, here)
     return pool.programs[step]
 

@@ -13,8 +13,9 @@ import numpy as np
 from kvplan.base.integers import integer, integers
 from kvplan.engines.vllm.pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.slicing import split_blocks
 from kvplan.layout.strides import Int64Array
-from kvplan.layout.views import split_blocks
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004  # the contract's name
 from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
@@ -186,11 +187,11 @@ class _TurnStore:
     """Stores those blocks whose number on the host leaves this rank's, by a host in blocks and not in chunks."""
 
     def __init__(self, group: GroupLayouts) -> None:
-        host = split_blocks(group.host, 1)
-        if host is None:
+        view = split_blocks(group.host.built, 1)
+        if view is None:
             raise LayoutError(f"{group.host} cannot be taken block by block")
         self._turn = group.turn
-        self.program: CopyProgram = compile(group.device, host)
+        self.program: CopyProgram = compile(group.device, KVLayout(view, tensors=group.host.tensors))
 
     def plan(self, group: GroupIds, blocks_per_chunk: int) -> Plan:
         places = (group.chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)).ravel()

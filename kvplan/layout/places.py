@@ -6,39 +6,28 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from kvplan.base.integers import integer
+from kvplan.base.numbers import nbytes_text, number_ranges
 from kvplan.errors import KVPlanError
+from kvplan.layout.address_ranges import merged
 from kvplan.layout.components import INT64_MAX, Component, Region, quoted_address
-from kvplan.layout.inverse import blocks_in, check_pieces, first_from, last_before, pieces, runs_in, steps_of
+from kvplan.layout.inverse import (
+    Row,
+    blocks_in,
+    check_rows,
+    find,
+    first_from,
+    last_before,
+    pieces,
+    row_of,
+    runs_in,
+    steps_of,
+)
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.place_words import words_of
 from kvplan.layout.strides import extent, span
 
 Spans = tuple[tuple[int, int], ...]  # (first, one past the last), ascending
-
-
-class Row(NamedTuple):
-    """One byte of content.
-
-    Attributes:
-        layer: global number.
-        part: its name.
-        block: block id.
-        token: slot within the block; None where blocks are opaque.
-        head: global number; None where content belongs to no head.
-        byte: within the row of that (token, head), from 0.
-        subblock: number of the opaque sub-block within the block; None where a block has token slots, or is just one.
-    """
-
-    layer: int
-    part: str
-    block: int
-    token: int | None
-    head: int | None
-    byte: int
-    subblock: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +176,11 @@ def _content(component: Component, region: Region, number: int, start: int, stop
         rows: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for (_, token, head, byte), where, nbytes in pieces(inner, low - at, high - at):
             looked += 1
-            check_pieces(looked)
+            check_rows(looked)
             rows[token, head].append((byte, byte + nbytes, where))
         for box, where in _boxes(rows):
             covered[box].append((block, at + where))
-        check_pieces(looked)
+        check_rows(looked)
     for (some_tokens, some_heads, spans), held in covered.items():
         nbytes = len(held) * len(some_tokens) * len(some_heads) * sum(b - a for a, b in spans)
         address = component.address + min(at for _, at in held)
@@ -211,7 +200,7 @@ def _boxes(
     """Rows as few (tokens, heads, bytes) of equal coverage; the offset of the first byte of each."""
     alike: dict[Spans, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (token, head), held in rows.items():
-        spans = _merged(sorted((first, last) for first, last, _ in held))
+        spans = tuple(merged((first, last) for first, last, _ in held))
         alike[spans][token][head] = min(where for _, _, where in held)
     for spans, by_token in alike.items():
         by_heads: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -221,31 +210,20 @@ def _boxes(
             yield (tuple(tokens), heads, spans), min(min(by_token[token].values()) for token in tokens)
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> Spans:
-    """Ascending, disjoint spans, those that touch as one."""
-    out: list[tuple[int, int]] = []
-    for first, last in spans:
-        if out and out[-1][1] == first:
-            out[-1] = (out[-1][0], last)
-        else:
-            out.append((first, last))
-    return tuple(out)
-
-
 # ---- padding -----------------------------------------------------------------------------------------------------
 
 
 def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: int, missing: int) -> Place:
     """All that is no content of a stretch inside one region, told by its first gap."""
     runs = sorted(run for component in layout.components for run in runs_in(component, start, stop))
-    check_pieces(len(runs))
+    check_rows(len(runs))
     ends = [start, *(end for _, end in runs)]
     gaps = [(end, first) for end, first in zip(ends, [*(first for first, _ in runs), stop], strict=True) if end < first]
     first = gaps[0][0]
-    ends_before = [last_before(component, first, region) for component in layout.components]
-    starts_behind = [first_from(component, first, region) for component in layout.components]
-    below = max((address for address in ends_before if address is not None), default=None)
-    above = min((address for address in starts_behind if address is not None), default=None)
+    ends_before = (last_before(component, first) for component in layout.components)
+    starts_behind = (first_from(component, first) for component in layout.components)
+    below = max((at for at in ends_before if at is not None and at >= region.address), default=None)
+    above = min((at for at in starts_behind if at is not None and at < region.end), default=None)
     after, ends_block = (None, False) if below is None else _row_at(layout, below, last=True)
     before, starts_block = (None, False) if above is None else _row_at(layout, above, last=False)
     kind = ("padding" if before else "after") if after else ("before" if before else "unused")
@@ -258,17 +236,98 @@ def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: in
 
 
 def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
-    """The coordinate of one byte of content, and whether it is the last (or the first) byte of its block."""
-    for component in layout.components:
-        first, end = component.hull()
-        if not first <= address < end:
-            continue
-        form, at = component.form, address - component.address
-        for block, start in blocks_in(form, at, at + 1):
-            for where, inside, _ in pieces(steps_of(form, blocks=False), at - start, at - start + 1):
-                _, token, head, byte = where
-                row = Row(component.layer, component.part, block, None if form.opaque else token,
-                          form.head_start + head if form.headed else None, byte,
-                          token if form.subblocks > 1 else None)  # fmt: skip
-                return row, inside == (span(form.inner) if last else 0)
-    raise KVPlanError(f"{address:#x} holds no content")
+    """The coordinates of one byte of content, and whether it is the last (or the first) byte of its block."""
+    found = find(layout.components, address)
+    if found is None:
+        raise KVPlanError(f"{address:#x} holds no content")
+    component, coordinates, inside = found
+    return row_of(component, coordinates), inside == (span(component.form.inner) if last else 0)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def words_of(place: Place) -> str:
+    """One line, however long."""
+    if place.component is not None:
+        return _content_words(place, place.component)
+    told = nbytes_text(place.nbytes)
+    if place.kind == "outside":
+        ended = place.offset >= place.region_nbytes
+        away = place.offset - place.region_nbytes if ended else -place.offset - place.nbytes
+        far = nbytes_text(away) if away else "right"
+        side = f"ends {far} before" if ended else f"begins {far} after"
+        return f"{told} outside all regions; the nearest, region {place.region}, {side}"
+    if place.kind == "unused":
+        return f"{told} of region {place.region}, which holds nothing of this layout"
+    if place.gaps > 1:
+        return f"{told} of padding in {place.gaps:,} gaps, the first {_neighbours(place)}"
+    if place.kind == "padding":
+        return f"{told} of padding, {_neighbours(place)}"
+    return f"{told} {place.kind} all content of region {place.region}, {_neighbours(place)}"
+
+
+def _content_words(place: Place, component: Component) -> str:
+    form = component.form
+    blocks = len(form.table) if form.table is not None else extent(form.block)
+    words = [f"layer {component.layer} {component.part}", _some("block", place.blocks, blocks, total=False)]
+    if not form.opaque:
+        words.append(_some("token", place.tokens, extent(form.token)))
+    elif form.subblocks > 1:
+        words.append(_some("sub-block", place.subblocks, form.subblocks))
+    if form.headed:
+        words.append(_some("head", place.heads, extent(form.head), start=form.head_start))
+    words.append(_byte_words(place.bytes, extent(form.dim)))
+    return ", ".join(words)
+
+
+def _some(noun: str, numbers: Sequence[int], count: int, *, start: int = 0, total: bool = True) -> str:
+    if len(numbers) == count > 1:
+        return f"all {count:,} {noun}s"
+    of = f" (of {start}-{start + count - 1})" if start else f" (of {count:,})"
+    listed = number_ranges(numbers, ", ")
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed}{of if total and count > 1 else ''}"
+
+
+def _byte_words(spans: Spans, count: int) -> str:
+    if spans == ((0, count),):
+        return f"all {nbytes_text(count)}" if count > 1 else "its one byte"
+    listed = ", ".join(str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in spans)
+    single = len(spans) == 1 and spans[0][1] - spans[0][0] == 1
+    return f"byte{'s' * (not single)} {listed} (of {count:,})"
+
+
+def _neighbours(place: Place) -> str:
+    words = []
+    after, before = place.after, place.before
+    same_row = after is not None and before is not None and after._replace(byte=0) == before._replace(byte=0)
+    if after is not None:
+        away = "right" if not place.after_nbytes else nbytes_text(place.after_nbytes)
+        words.append(f"{away} after {row_in_words(after, whole_block=place.edges[0], byte=same_row)}")
+    if before is not None:
+        named = row_in_words(before, whole_block=place.edges[1], byte=same_row, beside=after)
+        words.append(f"{nbytes_text(place.before_nbytes)} before {named}")
+    return ", ".join(words)
+
+
+def row_in_words(row: Row, *, whole_block: bool = False, byte: bool = False, beside: Row | None = None) -> str:
+    """A coordinate.
+
+    Args:
+        row: of content.
+        whole_block: name no more than the block.
+        byte: name the byte, too.
+        beside: what was named before; what both share is not said again.
+    """
+    words = []
+    if not whole_block:
+        words += [f"token {row.token}"] if row.token is not None else []
+        words += [f"sub-block {row.subblock}"] if row.subblock is not None else []
+        words += [f"head {row.head}"] if row.head is not None else []
+    words += [f"byte {row.byte}"] if byte else []
+    same_part = beside is not None and beside[:2] == row[:2]
+    inside = ", ".join(words)
+    if same_part and beside is not None and beside.block == row.block and words:
+        return inside
+    block = f"block {row.block}" + ("" if same_part else f" of layer {row.layer} {row.part}")
+    return f"{inside} of {block}" if inside else block
