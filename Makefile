@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 
-.PHONY: demo test deep test-peers test-gpu lint bench clean
+.PHONY: demo test deep test-peers test-gpu lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -31,7 +32,24 @@ test-peers: $(VENV)/vllm.stamp
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/yamllint --strict .
+	$(BIN)/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy
+
+# A link that leads nowhere is an error.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Wheel and source distribution, each installed into a fresh environment and tried there.
+dist: $(VENV)/dist.stamp
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tests.packaging.distributions dist/*
 
 bench: $(VENV)/test.stamp
 	$(BIN)/python -m benchmarks
@@ -60,4 +78,4 @@ $(VENV)/vllm.stamp: $(VENV)/peers.stamp
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

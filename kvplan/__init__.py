@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.version import __version__
 from kvplan.errors import (
     BlockIndexError,
     HostMemoryError,
@@ -19,13 +20,12 @@ from kvplan.errors import (
     TransferError,
 )
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
     from kvplan.execute.transfer import Transfer, TransferResult
-    from kvplan.layout.where import Place, locate
+    from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
     from kvplan.plan.descriptors import StridedRows
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
     from kvplan.verification.verify import Verification, verify
-
 
 __all__ = [
     "BlockIndexError",
@@ -79,7 +78,7 @@ _LATER = {
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "PairProgram": "kvplan.ranks.rank_pair",
-    "Place": "kvplan.layout.where",
+    "Place": "kvplan.layout.places",
     "Plan": "kvplan.plan.plan",
     "Policy": "kvplan.cost.policy",
     "Resharding": "kvplan.ranks.resharding",
@@ -91,7 +90,7 @@ _LATER = {
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",
-    "locate": "kvplan.layout.where",
+    "locate": "kvplan.layout.places",
     "reshard": "kvplan.ranks.resharding",
     "verify": "kvplan.verification.verify",
 }

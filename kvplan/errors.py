@@ -6,15 +6,26 @@ anything moves. What a message quotes of its input is short: :mod:`kvplan.base.q
 
 from __future__ import annotations
 
-from kvplan.base.quoting import bounded
-
+MESSAGE = 2000  # characters of a whole message
 AROUND = 60  # characters of a long notation, shown before an offence and from there on
+
+
+def bounded(message: str) -> str:
+    """A message of at most :data:`MESSAGE` characters, its middle left out where it has more.
+
+    >>> len(bounded("x" * 10**6)), bounded("short")
+    (2000, 'short')
+    """
+    if len(message) <= MESSAGE:
+        return message
+    half = (MESSAGE - 5) // 2
+    return f"{message[: MESSAGE - 5 - half]} ... {message[-half:]}"
 
 
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
 
-    A message has at most :data:`kvplan.base.quoting.MESSAGE` characters, however long the input was that it speaks of.
+    A message has at most :data:`MESSAGE` characters, however long the input was that it speaks of.
 
     >>> issubclass(KVPlanError, ValueError)
     True

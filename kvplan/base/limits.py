@@ -1,38 +1,96 @@
-"""Bounds of what comes from files and other processes: size, depth, counts, work. ``docs/limits.md`` argues each.
+"""Bounds of input that comes from files and other processes: size, depth, counts, work.
 
-Past a bound stands a :class:`kvplan.LayoutError`, so that no file of any content takes more than seconds or gigabytes.
+Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes more than seconds or gigabytes.
+``docs/limits.md`` gives the reason of each bound.
 """
 
 from __future__ import annotations
 
-# ---- text ----------------------------------------------------------------------------------------------------------
+from dataclasses import dataclass
+from typing import Literal
 
-JSON_NBYTES = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
-TOML_NBYTES = 64 << 10  # of a spec written by hand, which has hundreds of bytes
-TOML_DOTS = 64  # of one line: a dotted key takes time quadratic in its parts
-PROFILE_NBYTES = 1 << 20  # of a device profile, which has some kilobytes
-SPEC_LEVELS = 8  # of ``layouts`` inside ``layouts``; one is usual
-NOTATION_LENGTH = 1 << 16  # characters, with those of merged layouts
-NAME_LENGTH = 200  # characters of a part or a peer
-DTYPE_LENGTH = 1000  # characters: numpy names every field of a structured type
+from kvplan.errors import LayoutError
 
-# ---- counts --------------------------------------------------------------------------------------------------------
 
-LAYERS = 1 << 12  # of a model's config; the deepest models have about 128
-COMPONENTS = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
-HEADS = 1 << 16  # KV heads of a layout; models have up to 256
-BLOCK_TOKENS = 1 << 21  # token slots of a block: a context of two million tokens in one block
-NUMBER = 2**31 - 1  # the largest number of a layer or a head
-VIEWS = 1 << 17  # (layer, part)s of a dump, each head by itself where heads are separate allocations
-TENSORS = 1 << 17  # separate tensors of a spec: 256 GiB where each takes the 2 MiB of an allocator
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All bounds; :data:`LIMITS` holds those in force."""
 
-# ---- work ----------------------------------------------------------------------------------------------------------
+    # ---- text --------------------------------------------------------------------------------------------------------
 
-OVERLAP_STEPS = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
-PLACES = 1 << 25  # (component, block)s that are looked up one by one where tables do not nest
-PIECES = 1 << 16  # of the common refinement of two layouts, where splits of their axes do not divide each other
-RUNS = 1 << 20  # rows of a program's table
-COPIES = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, each row apart
-ROWS = 1 << 20  # that one question about addresses looks at
-WOVEN = 1 << 20  # runs of one block that are drawn one by one
-ADVISED = 1 << 17  # components that are compiled in search of a better order, over all orders tried
+    json_nbytes: int = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
+    toml_nbytes: int = 64 << 10  # of a spec written by hand, which has hundreds of bytes
+    toml_dots: int = 64  # of one line: a dotted key takes time quadratic in its parts
+    profile_nbytes: int = 1 << 20  # of a device profile, which has some kilobytes
+    spec_levels: int = 8  # of ``layouts`` inside ``layouts``; one is usual
+    notation_length: int = 1 << 16  # characters, with those of merged layouts
+    name_length: int = 200  # characters of a part or a peer
+    dtype_length: int = 1000  # characters: numpy names every field of a structured type
+
+    # ---- counts ------------------------------------------------------------------------------------------------------
+
+    layers: int = 1 << 12  # of a model's config; the deepest models have about 128
+    components: int = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
+    heads: int = 1 << 16  # KV heads of a layout; models have up to 256
+    block_tokens: int = 1 << 21  # token slots of a block: a context of two million tokens in one block
+    number: int = 2**31 - 1  # the largest number of a layer or a head
+    views: int = 1 << 17  # (layer, part)s of a dump, each head by itself where heads are separate allocations
+    tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB where each takes the 2 MiB of an allocator
+
+    # ---- work --------------------------------------------------------------------------------------------------------
+
+    overlap_steps: int = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
+    places: int = 1 << 25  # (component, block)s that are looked up one by one where tables do not nest
+    pieces: int = (
+        1 << 16
+    )  # of the common refinement of two layouts, where splits of their axes do not divide each other
+    runs: int = 1 << 20  # rows of a program's table
+    copies: int = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, each row apart
+    rows: int = 1 << 20  # that one question about addresses looks at
+    woven: int = 1 << 20  # runs of one block that are drawn one by one
+    advised: int = 1 << 17  # components that are compiled in search of a better order, over all orders tried
+
+
+LIMITS = Limits()
+
+Counted = Literal["components", "views", "tensors", "overlap_steps"]
+
+_OVER: dict[Counted, str] = {
+    "components": "over {:,} (layer, part)s; a layout, or a file of several, has at most that number",
+    "views": "over {:,} addresses of layers, parts and heads; a dump has at most that number",
+    "tensors": "over {:,} separate tensors; a spec, or a file of several, has at most that number",
+    "overlap_steps": (
+        "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give strides that "
+        "nest, each larger than all that it steps over"
+    ),
+}
+
+
+class Budget:
+    """Count what one document makes, and how much work it takes; all layouts of a document share one budget.
+
+    >>> Budget().use("components", 1 << 30)
+    Traceback (most recent call last):
+    ...
+    kvplan.errors.LayoutError: over 16,384 (layer, part)s; a layout, or a file of several, has at most that number
+    """
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._left: dict[Counted, int] = {kind: getattr(limits, kind) for kind in _OVER}
+
+    def use(self, kind: Counted, count: int) -> None:
+        """Take some of what is left.
+
+        Args:
+            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or one
+                for each of its heads where heads are separate. ``"tensors"``: separate tensors of a spec.
+                ``"overlap_steps"``: work of the proof that no bytes overlap.
+            count: how many to take.
+
+        Raises:
+            LayoutError: fewer are left.
+        """
+        left = self._left[kind] = self._left[kind] - count
+        if left < 0:
+            raise LayoutError(_OVER[kind].format(getattr(self._limits, kind)))

@@ -7,7 +7,6 @@ from itertools import islice
 
 QUOTED = 80  # characters of a value that a message quotes
 LISTED = 8  # items of a list that a message names
-MESSAGE = 2000  # characters of a whole message
 
 _LARGEST = 1 << 64
 
@@ -62,18 +61,6 @@ def listed(values: Iterable[object]) -> str:
     every = list(values)
     told = ", ".join(quoted(value) for value in islice(every, LISTED))
     return told + (f" and {len(every) - LISTED} more" if len(every) > LISTED else "")
-
-
-def bounded(message: str) -> str:
-    """A message of at most :data:`MESSAGE` characters, its middle left out where it has more.
-
-    >>> len(bounded("x" * 10**6)), bounded("short")
-    (2000, 'short')
-    """
-    if len(message) <= MESSAGE:
-        return message
-    half = (MESSAGE - 5) // 2
-    return f"{message[: MESSAGE - 5 - half]} ... {message[-half:]}"
 
 
 def _small(

@@ -9,14 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.limits import JSON_NBYTES, TOML_DOTS, TOML_NBYTES
+from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 
 _DOTTED = re.compile(r"[^.]\.")
 
 
-def read_whole(path: Path, most: int = JSON_NBYTES) -> str:
+def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
     """The text of a file; a device or a pipe may never end, and is none.
 
     Args:
@@ -55,8 +55,8 @@ def json_of(text: str | bytes) -> Any:
     >>> json_of('{"a": [1, 2]}')
     {'a': [1, 2]}
     """
-    if len(text) > JSON_NBYTES:
-        raise LayoutError(f"more than {JSON_NBYTES:,} bytes")
+    if len(text) > LIMITS.json_nbytes:
+        raise LayoutError(f"more than {LIMITS.json_nbytes:,} bytes")
     try:
         return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_unique)
     except LayoutError:
@@ -76,11 +76,11 @@ def toml_of(text: str) -> dict[str, Any]:
     >>> toml_of("a.b = 1")
     {'a': {'b': 1}}
     """
-    if len(text) > TOML_NBYTES:
-        raise LayoutError(f"more than {TOML_NBYTES:,} bytes; what is long is written as JSON")
+    if len(text) > LIMITS.toml_nbytes:
+        raise LayoutError(f"more than {LIMITS.toml_nbytes:,} bytes; what is long is written as JSON")
     for number, line in enumerate(text.split("\n"), start=1):
-        if sum(1 for _ in _DOTTED.finditer(line)) > TOML_DOTS:
-            raise LayoutError(f"over {TOML_DOTS} dots in line {number}; no key has so many parts")
+        if sum(1 for _ in _DOTTED.finditer(line)) > LIMITS.toml_dots:
+            raise LayoutError(f"over {LIMITS.toml_dots} dots in line {number}; no key has so many parts")
     try:
         return tomllib.loads(text)
     except RecursionError:

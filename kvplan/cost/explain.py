@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from kvplan.base.numbers import decimal, duration, rate
 from kvplan.cost.model import MIXED, NS, Candidate, features
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
@@ -64,8 +66,8 @@ def told(share: Share) -> str:
     if share.term == "fixed":
         return f"{duration(share.seconds)} {WORDS['fixed']}"
     if share.term.endswith("byte"):
-        rate = share.times / share.seconds / 1e9 if share.seconds else 0.0
-        return f"{duration(share.seconds)}: {_bytes(share.times)} at {rate:.1f} GB/s"
+        gbps = share.times / share.seconds / 1e9 if share.seconds else 0.0
+        return f"{duration(share.seconds)}: {decimal(share.times)} at {rate(gbps)}"
     word = WORDS[share.term]
     plural = word if share.times == 1 else f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
     return f"{duration(share.seconds)}: {share.times:,.0f} {plural} at {duration(share.seconds / share.times)}"
@@ -116,12 +118,9 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
     return {
         "overlap": policy.overlap,
         "verdict": verdict(found, policy),
-        "profile": {"gpu": profile.gpu, "driver": profile.driver, "link": profile.link, "how": profile.how,
-                    "made": profile.made, "note": profile.note},
+        "profile": {name: getattr(profile, name) for name in ("gpu", "driver", "link", "how", "made", "note")},
         "candidates": [
-            {"path": one.path, "refused": one.refused, "wall": one.wall, "seconds": one.seconds,
-             "cpu_seconds": one.cpu_seconds, "sm_share": one.sm_share, "compute_seconds": one.compute_seconds,
-             "score": one.score, "terms": _terms(one, plan, profile)}
+            {**asdict(one), "score": one.score, "terms": _terms(one, plan, profile)}
             for one in found
         ],
     }  # fmt: skip
@@ -177,22 +176,3 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     held = (part.replace(" ", NO_BREAK) if len(part) < fits else _UNIT.sub(NO_BREAK, part) for part in text.split(", "))
     wrapped = wrap(", ".join(held), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in wrapped]
-
-
-def duration(seconds: float) -> str:
-    """Seconds to three digits.
-
-    >>> duration(3.2e-9), duration(1.234e-5), duration(0.0456), duration(3)
-    ('3.2 ns', '12.3 us', '45.6 ms', '3 s')
-    """
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
-
-
-def _bytes(count: float) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.3g} B"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvplan.base.integers import optional_integer
-from kvplan.base.limits import NUMBER
+from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
 from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
@@ -180,7 +180,9 @@ class _Reader:
 
     def whole(self, name: str) -> int | None:
         value = self._document.get(name)
-        return optional_integer(name, value, least=0, most=NUMBER, right="a whole number is due", error=KVPlanError)
+        return optional_integer(
+            name, value, least=0, most=LIMITS.number, right="a whole number is due", error=KVPlanError
+        )
 
     def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
         held: Any = self._document

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.halves import group_halves
-from kvplan.plan.loops import loops
+from kvplan.plan.loops import loops_for
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import staging_of
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 # The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
 LARGE = 28 << 10
@@ -279,13 +280,13 @@ def chains(units: Int64Array, nbytes: int) -> int:
     count = int(units.shape[1])
     if count < 2:
         return count
-    expand = loops(count)
-    touching, repeated, reach = expand.adjacency(units, nbytes, np.zeros(1 << (MARKS * count).bit_length(), np.uint8))
+    loops = loops_for(count)
+    touching, repeated, reach = loops.adjacency(units, nbytes, np.zeros(1 << (MARKS * count).bit_length(), np.uint8))
     left = count - int(touching)
     if left <= 1 or int(reach) >= CLOSE * count * nbytes or int(repeated) * FEW_REPEATED <= count:
         return left
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
-    return int(expand.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))
+    return int(loops.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:
@@ -293,4 +294,4 @@ def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]
     host = 0 if direction == "load" else 1
     first = -skips[host] % facts.granule_units
     column = part.units[host]
-    return int(loops(column.size).rising(column, first, facts.granule_units, facts.granule_nbytes))
+    return int(loops_for(column.size).rising(column, first, facts.granule_units, facts.granule_nbytes))

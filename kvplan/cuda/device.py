@@ -42,7 +42,7 @@ from kvplan.cuda.driver import (
     driver,
 )
 from kvplan.errors import TransferError
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 __all__ = [
     "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY", "PORTABLE",

@@ -17,7 +17,7 @@ from kvplan.plan.plan import Plan
 
 
 class Facts(NamedTuple):
-    """What an executor must know of a layout before it moves bytes.
+    """Facts of a layout's memory that an executor needs before it moves bytes.
 
     Attributes:
         device: where its memory is.
@@ -39,7 +39,7 @@ class Reach:
         self._known: dict[int, tuple[weakref.ref[KVLayout], Facts]] = {}
 
     def facts(self, layout: KVLayout) -> Facts:
-        """What is known of a layout of real addresses; the device is current."""
+        """Find the facts of a layout of real addresses; the device is current."""
         key = id(layout)
         entry = self._known.get(key)
         if entry is not None and entry[0]() is layout:

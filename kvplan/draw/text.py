@@ -1,19 +1,19 @@
-"""A block's bytes in characters: the rows of its picture for a terminal."""
+"""Draw a block's bytes in characters, for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import log2
 from textwrap import wrap
 from typing import NamedTuple
 
-from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
+from kvplan.draw.block import Band, BlockPicture, Cell, Fold
 from kvplan.draw.content import Gap
-from kvplan.draw.words import TIMES, Label, caption, inside_run, labels, place, scale, verdict
+from kvplan.draw.fitting import Fitted, divided, fitted, told_apart
+from kvplan.draw.words import TIMES, caption, inside_run, place, scale, verdict
 
-NARROWEST = 40  # columns: below, nothing can be told apart
+NARROWEST = 40  # columns: in fewer, cells cannot be told apart
 
 
 class Span(NamedTuple):
@@ -28,7 +28,7 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Characters:
-    """What a terminal has to draw with."""
+    """The characters that a terminal can show."""
 
     named: dict[str, str]
     others: str
@@ -46,7 +46,7 @@ ASCII = Characters({"k": "#", "v": "=", "kv": "@"}, "%+&$", "/", ".", "|", "~", 
 
 
 def encodable(encoding: str | None) -> bool:
-    """Whether a stream of this encoding has the block characters.
+    """Tell whether a stream of this encoding has the block characters.
 
     >>> encodable("utf-8"), encodable("latin-1"), encodable(None)
     (True, False, False)
@@ -59,18 +59,18 @@ def encodable(encoding: str | None) -> bool:
 
 
 def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = False) -> list[Line]:
-    """The picture as lines of at most ``width`` characters; see :func:`plain` for text alone.
+    """Draw the picture as lines of at most ``width`` characters; :func:`plain` turns these into text.
 
     Args:
-        picture: of :func:`kvplan.draw.block.block_picture`.
-        width: columns; fewer than 40 are taken for 40.
+        picture: made by :func:`kvplan.draw.block.block_picture`.
+        width: columns; fewer than 40 count as 40.
         ascii_only: without block characters.
 
     >>> from kvplan import KVLayout
     >>> from kvplan.draw.block import block_picture
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "dtype": "uint8", "strides": [64, 16, 1],
     ...                              "sizes": {"block": 4, "token": 4, "dim": 12}})
-    >>> print(plain(block_lines(block_picture(layout), 72, ascii_only=True)))
+    >>> print(plain(block_lines(block_picture(layout.built), 72, ascii_only=True)))
     block 0: 48 bytes in 4 runs of 12 bytes
     @ kv   / padding
     <BLANKLINE>
@@ -81,30 +81,27 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     """
     width = max(width, NARROWEST)
     chars = ASCII if ascii_only else BLOCKS
-    fills = _fills(picture.parts, chars)
+    fills = told_apart(picture.parts, chars.named, chars.others)
     lines: list[Line] = [(Span(line, "bold"),) for line in wrap(picture.headline, width)]
     lines += _legend(picture, fills, chars, width)
     rows = picture.rows()
     for row in rows:
         lines.append(())
         what, nbytes = caption(row)
-        drawn = scale(row.band, proportional=_widths(row.band, width)[2])
+        apart = 2 if row.band.axis == "allocation" else 0
+        fit = fitted(row.band, width - apart * (len(row.band.cells) - 1), lambda label: max(map(len, label)) + 2)
+        drawn = scale(row.band, proportional=fit.exact)
         text = f"{what}, {nbytes}; {verdict(row, inside=inside_run(rows, row))}; {drawn}"
         if row.path:
             text = f"{place(row)}: {text}"
         lines += [(Span(line.replace(TIMES, chars.times), "bold"),) for line in wrap(text, width)]
-        lines += _row(row, fills, chars, width)
+        lines += _row(row.band, fit, fills, chars, apart)
     return lines
 
 
 def plain(lines: Sequence[Line]) -> str:
-    """Lines as text, without trailing spaces."""
+    """Join lines to text without trailing spaces."""
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
-
-
-def _fills(parts: Sequence[str], chars: Characters) -> dict[str, str]:
-    others = [part for part in parts if part not in chars.named]
-    return {part: chars.named.get(part) or chars.others[others.index(part) % len(chars.others)] for part in parts}
 
 
 def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
@@ -124,51 +121,28 @@ def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, wid
     return [*lines, tuple(line)]
 
 
-def _row(row: Zoom, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
-    band = row.band
-    apart = 2 if band.axis == "allocation" else 0
-    told, widths, _ = _widths(band, width - apart * (len(band.cells) - 1))
+def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apart: int) -> list[Line]:
+    """Draw the bytes of a row, and two lines of labels."""
+    ends = [round(end) for end in accumulate(fit.widths)]
     bar: list[Span] = []
     names, sizes = "", ""
-    for k, (cell, columns, label) in enumerate(zip(band.cells, widths, told, strict=True)):
+    between = " " * apart
+    for k, (cell, label) in enumerate(zip(band.cells, fit.labels, strict=True)):
+        columns = ends[k] - (ends[k - 1] if k else 0)
         shift = ""
         spans = _paint(cell, columns, fills, chars)
         if k and not apart and not isinstance(cell, Gap) and not isinstance(band.cells[k - 1], Gap):
-            # Two bands that touch: a line between them, in place of the first character.
+            # Two bands touch: a line stands between them, in place of the first character.
             spans = [Span(chars.cut), Span(spans[0].text[1:], spans[0].part), *spans[1:]]
             shift = " "
-        bar += [Span(" " * (apart if k else 0)), *spans]
-        names += " " * (apart if k else 0) + f"{shift}{label[0]}"[: columns - 1].ljust(columns)
-        sizes += " " * (apart if k else 0) + f"{shift}{label[1]}"[: columns - 1].ljust(columns)
+        bar += [Span(between if k else ""), *spans]
+        names += (between if k else "") + f"{shift}{label[0]}"[: columns - 1].ljust(columns)
+        sizes += (between if k else "") + f"{shift}{label[1]}"[: columns - 1].ljust(columns)
     return [tuple(bar), (Span(names),), (Span(sizes),)]
 
 
-def _widths(band: Band, room: int) -> tuple[list[Label], list[int], bool]:
-    """The longest labels that find room, and columns for each cell: by its bytes where all labels find room so.
-
-    Else what its label needs, and some more. Whether it is by bytes stands last.
-    """
-    told = [labels(cell) for cell in band.cells]
-    for k in range(len(told[0])):
-        chosen = [variants[k] for variants in told]
-        least = [max(len(name), len(size)) + 2 for name, size in chosen]
-        if sum(least) <= room:
-            break
-    else:
-        least = [room // len(chosen)] * len(chosen)
-    sizes = [0 if isinstance(cell, Fold) else cell.nbytes for cell in band.cells]
-    exact = [room * nbytes / sum(sizes) if sum(sizes) else 0.0 for nbytes in sizes]
-    proportional = all(share >= need for share, need in zip(exact, least, strict=True))
-    if not proportional:
-        weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in band.cells]
-        spare = room - sum(least)
-        exact = [need + spare * weight / sum(weights) for need, weight in zip(least, weights, strict=True)]
-    ends = [0, *(round(end) for end in accumulate(exact))]
-    return chosen, [b - a for a, b in pairwise(ends)], proportional
-
-
 def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:
-    """Characters for a cell and what is inside, as far as there is room."""
+    """Draw a cell and its inside, as far as there is room."""
     if isinstance(cell, Gap):
         return [Span((chars.padding if cell.name == "padding" else chars.between) * columns, "gap")]
     if isinstance(cell, Fold):
@@ -180,11 +154,9 @@ def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -
         return [Span(fills[cell.parts[0]] * columns, cell.parts[0])]
     if not cell.cells or columns < len(cell.cells):
         return [Span(chars.dots * columns, "gap")]
-    weights = [log2(2 + (inner.like if isinstance(inner, Fold) else inner).nbytes) for inner in cell.cells]
-    spans: list[Span] = []
-    total, end = 0.0, 0
-    for inner, weight in zip(cell.cells, weights, strict=True):
-        total += columns * weight / sum(weights)
-        spans += _paint(inner, round(total) - end, fills, chars)
-        end = round(total)
-    return spans
+    ends = [0, *(round(end) for end in accumulate(divided(cell.cells, columns)))]
+    return [
+        span
+        for inner, (start, end) in zip(cell.cells, pairwise(ends), strict=True)
+        for span in _paint(inner, end - start, fills, chars)
+    ]

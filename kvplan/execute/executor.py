@@ -1,4 +1,4 @@
-"""Executors: plans in, moved bytes out."""
+"""The executor: it checks a plan and its options, and hands them to the host path or to a GPU's backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute.host.path import HostPath
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
 from kvplan.execute.transfer import Transfer, check_after
@@ -27,48 +26,68 @@ PRIORITIES = ("normal", "high")
 
 
 class _Backend(Protocol):
-    """What moves the bytes: the host path, or a GPU's runtime."""
+    """The part of an executor that moves bytes: the host path, or the backend of one GPU.
+
+    Attributes:
+        tally: sums of all transfers.
+    """
 
     tally: Tally
 
-    def check_open(self) -> None: ...
-    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None: ...
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer: ...
-    def candidates_of(self, plan: Plan) -> list[Candidate]: ...
-    def in_flight(self) -> int: ...
-    def own(self, executor: Executor) -> None: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
+    def own(self, executor: Executor) -> None:
+        """Watch the executor, and stop when it is garbage."""
+
+    def start(self) -> None:
+        """Start the threads that it needs from the beginning. Raises TransferError if the system starts no more."""
+
+    def check_open(self) -> None:
+        """Raise TransferError if it is closed or belongs to another process."""
+
+    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
+        """See :meth:`Executor.prepare`."""
+
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
+        """See :meth:`Executor.submit`; arguments are checked."""
+
+    def candidates_of(self, plan: Plan) -> list[Candidate]:
+        """See :meth:`Executor.candidates`."""
+
+    def in_flight(self) -> int:
+        """Count the submitted transfers that have not ended."""
+
+    def stop(self) -> None:
+        """Take no more transfers and return at once; submitted ones go on. May run in a finalizer: it never blocks."""
+
+    def close(self) -> None:
+        """Stop, and wait until all submitted transfers have ended."""
 
 
 class Executor:
     """Moves the bytes of plans, asynchronously.
 
     Args:
-        device: ``"cpu"``: the host path, CPU memory to CPU memory. ``"cuda:0"``, ``"cuda"`` (torch's current device),
-            or a ``torch.device``: between that GPU and host memory, and within it.
+        device: ``"cpu"`` copies between CPU memories. ``"cuda:0"``, ``"cuda"`` (torch's current device) or a
+            ``torch.device`` copies between that GPU and host memory, and within the GPU.
         policy: which path to take, and how.
-        profile: what the device's paths cost; by default the one that ``kvplan calibrate`` made here, or that kvplan
-            ships for this GPU, or a guess.
+        profile: what the device's paths cost. By default the profile that ``kvplan calibrate`` made here, or the one
+            that kvplan ships for this GPU, or a guess.
 
     Raises:
-        PathError: a device or path that this executor does not serve, with the reason; or a policy that is none.
+        PathError: no path serves the device, the path does not serve it, or ``policy`` is not a Policy.
         TransferError: no thread can be started for it.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
-    stream: what one waits for (``after=``) holds up those behind it. A GPU's loads and stores do not hold each other
-    up: a load of what a store writes names it, ``after=store``.
+    stream: a transfer that waits for its ``after=`` holds up those behind it. A GPU's loads and stores do not wait for
+    each other. A load of bytes that a store writes must name it: ``after=store``.
 
-    A GPU executor takes the path that its device's profile makes the cheapest for a plan, unless the policy names one
-    (``docs/cost-model.md``); :meth:`candidates` tells why. Pageable memory goes by the copy engine. Within a GPU, where
-    nothing is measured, runs of 64 KiB or more do, too, and the rest goes by the kernel.
+    A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
+    names one (``docs/cost-model.md``). :meth:`candidates` tells why. Pageable memory goes by the copy engine. Within a
+    GPU nothing is measured: runs of 64 KiB or more go by the copy engine, and shorter ones by the kernel.
 
-    What was submitted is finished, too, when an executor is dropped without :meth:`close` (behind the caller's back:
-    dropping never blocks) and when the interpreter exits. The exit waits for copying to end, however long, but not
-    for what never comes: once nothing is copied and all that is left has waited for its ``after=`` for 5 seconds, that
-    is given up with a RuntimeWarning. For GPUs it waits 30 seconds in all. An executor does not survive a fork; the
-    child makes its own.
+    Submitted transfers also finish if the executor is dropped without :meth:`close`, or when the interpreter exits.
+    Dropping never blocks. The exit waits for copying to end, however long it takes. On the CPU, once every transfer
+    left has waited 5 seconds for its ``after=``, the exit gives them up with a RuntimeWarning. For GPUs it waits 30
+    seconds in all. An executor does not survive a fork; the child must make its own.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -90,34 +109,33 @@ class Executor:
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)
         self._submit = ranged(self._backend.submit)
-        # Runs wherever the last reference goes, in any thread and in any collection of garbage: it must not block.
-        weakref.finalize(self, self._backend.stop).atexit = False  # exits are the backend's: they wait
-        self._backend.own(self)  # a signal may break a finalizer off; then its thread sees for itself
+        # It runs where the last reference goes, in any thread and any garbage collection: it must not block.
+        weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
+        self._backend.own(self)  # a signal may interrupt the finalizer; then the backend's thread notices by itself
         try:
-            self._backend.start()  # behind that: a thread that runs can always be told to end
+            self._backend.start()  # last, so that a running thread can always be told to end
         except BaseException:
             self._backend.stop()
             raise
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
     def prepare(self, plan: Plan | None = None, *, by_layer: bool = False) -> None:
-        """Do ahead what the first submit of such a plan would wait for; nothing is moved. For when an engine starts.
+        """Warm up for such a plan, so that the first submit need not wait; nothing is moved. Call it at engine start.
 
-        Compiles the loops of planning and issuing and the kernels of every path that a plan of the same programs may
-        take, of any size, or loads them from the caches of numba and Triton, and uploads run tables. Without those
-        caches, as in a new container, that takes seconds; they would else be a serving engine's. A :meth:`close`
-        meanwhile waits for it.
+        It compiles the loops that plan and issue, and the kernels of every path that plans of the same programs may
+        take, of any size. Or it loads them from the caches of numba and Triton. It also uploads run tables. Without
+        those caches, as in a new container, this takes seconds. :meth:`close` waits until ``prepare`` has returned.
 
-        Left to the first transfers are the ring's memory, tables and kernels of short transfers by layers (cut into
-        fewer groups), and the kernel of joined plans of more than four run groups other than the one given, since it
-        depends on their descriptors.
+        The first transfers still make the ring's memory, and the tables and kernels of short transfers by layers, which
+        are cut into fewer groups. They also compile the kernel of joined plans of more than four run groups, other than
+        the given plan, because it depends on their descriptors.
 
         Args:
-            plan: any of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.
-            by_layer: for transfers that are submitted so.
+            plan: any plan of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.
+            by_layer: whether transfers will be submitted ``by_layer``.
 
         Raises:
-            KVPlanError: what is not a plan; and whatever :meth:`submit` of it would raise before anything moves.
+            KVPlanError: ``plan`` is not a plan, or :meth:`submit` would refuse it before anything moves.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -135,25 +153,24 @@ class Executor:
 
         Args:
             plan: what to move.
-            after: a stream, an event, a Transfer, or None: begin only when it has passed. Of a stream, what it has
-                been given so far.
+            after: a stream, an event, a Transfer, or None: the transfer begins when this has passed. Of a stream, only
+                the work that it was given so far counts.
             by_layer: move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one. Long transfers
                 are cut into at most 16 groups of layers; a wait is for the group that holds the layer.
-            priority: ``"high"``: go past ``"normal"`` transfers that have not begun. High ones keep the order of their
-                submits among themselves, and so do two of which one writes what the other reads or writes; of a GPU,
-                two of one direction.
+            priority: ``"high"`` lets the transfer overtake ``"normal"`` ones that have not begun. High ones keep the
+                order of their submits, and so do two transfers if one writes bytes that the other reads or writes. On
+                a GPU this holds for two transfers of one direction.
 
-        In the capture of a CUDA graph (``after`` is a stream being captured, or None while torch's current stream is)
-        the kernel path becomes part of the graph; wait for the transfer before the capture ends.
+        In the capture of a CUDA graph, the kernel path becomes part of the graph. A capture is seen when ``after`` is a
+        stream being captured, or None while torch's current stream is. Wait for the transfer before the capture ends.
 
         Raises:
-            TransferError: the executor is closed, or was made before a fork, in the parent process; ``after`` is a
-                transfer that failed; no thread can be started that it needs; or the driver refuses a call, which is
-                named with its code.
-            KVPlanError: what is not a plan, an ``after`` that cannot be waited for, or a priority that is none.
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
-            HostMemoryError: pageable memory, for a path that needs it pinned.
-            PathError: the plan is not for this path, or for any; or it cannot be captured.
+            TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
+                that failed; a thread cannot be started; or the driver refuses a call, which is named with its code.
+            KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, or ``priority`` is unknown.
+            LayoutError: the destination is read-only, or addresses are not this process's.
+            HostMemoryError: memory is pageable, and the path needs it pinned.
+            PathError: the path, or every path, refuses the plan; or the plan cannot be captured.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
@@ -173,23 +190,23 @@ class Executor:
         return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
     def candidates(self, plan: Plan) -> list[Candidate]:
-        """What each path is expected to do to a plan: the one that ``auto`` takes first, those that cannot serve last.
+        """Predict each path's cost for a plan: the path that ``auto`` takes first, paths that cannot serve last.
 
-        Nothing is moved. :func:`kvplan.cost.explain.explain` makes it a text.
+        Nothing is moved. :func:`kvplan.cost.explain.explain` turns the list into text.
 
         Raises:
-            KVPlanError: what is not a plan.
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
-            PathError: an executor of the CPU, or a plan within the GPU: nothing was measured of those.
+            KVPlanError: ``plan`` is not a plan.
+            LayoutError: the destination is read-only, or addresses are not this process's.
+            PathError: this is a CPU executor, or the plan is within the GPU; neither has a cost model.
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
         return self._backend.candidates_of(plan)
 
     def stats(self) -> ExecutorStats:
-        """Transfers, bytes, seconds and descriptors so far, by path; and how far predictions were off.
+        """Sums so far of transfers, bytes, seconds and descriptors, by path, and the error of predictions.
 
-        Of transfers that are known to have ended: each is within some 20 ms of its end, or when somebody asks.
+        A transfer counts when its end is noticed: about 20 ms after it at most, or when a caller asks for it.
 
         >>> with Executor() as executor:
         ...     executor.stats().transfers, executor.stats().prediction_error
@@ -200,8 +217,8 @@ class Executor:
     def close(self) -> None:
         """Finish all transfers in flight, then stop.
 
-        Closing twice is fine, also from two threads at once: each returns when all is finished. In a forked child there
-        is nothing to finish; the parent does.
+        Closing twice is fine, also from two threads at once: each call returns when all transfers are finished. In a
+        forked child it does nothing; the transfers are the parent's.
         """
         self._backend.close()
         log.info("executor of %s closed", self.device, extra={"kvplan_device": self.device})
@@ -230,11 +247,13 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Bac
     if device == "cpu":
         if policy.path not in ("auto", "host"):
             raise PathError(
-                f"path {policy.path!r} cannot serve device 'cpu': is for GPU memory; the CPU has the host path"
+                f"path {policy.path!r} cannot serve device 'cpu': it is for GPU memory; use 'auto' or 'host'"
             )
+        from kvplan.execute.host.path import HostPath
+
         return HostPath(policy.threads)
     if policy.path == "host":
-        raise PathError(f"path 'host' cannot serve device {device!r}: copies between CPU memories only")
+        raise PathError(f"path 'host' cannot serve device {device!r}: it copies between CPU memories only")
     from kvplan.cuda.device import Device
     from kvplan.execute.gpu.backend import GpuBackend
 

@@ -1,4 +1,4 @@
-"""What executors did, as metrics of Prometheus: read when they are scraped, at no cost to transfers."""
+"""Prometheus metrics of executors. They are read when they are scraped, at no cost to transfers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,31 +18,32 @@ Source = Callable[[], ExecutorStats | None]
 log = logging.getLogger("kvplan.metrics")
 
 FLOWS: dict[str, tuple[str, Callable[[FlowStats], float]]] = {
-    "kvplan_transfers": ("Transfers that ended well.", lambda flow: flow.transfers),
+    "kvplan_transfers": ("Transfers that succeeded.", lambda flow: flow.transfers),
     "kvplan_bytes": ("Bytes moved.", lambda flow: flow.nbytes),
     "kvplan_descriptors": ("Contiguous copies issued.", lambda flow: flow.descriptors),
     "kvplan_launches": ("Calls that issued them.", lambda flow: flow.launches),
 }
 SUMS: dict[str, tuple[str, Callable[[ExecutorStats], float]]] = {
-    "kvplan_errors": ("Transfers that did not end well.", lambda stats: stats.failed),
-    "kvplan_cancelled": ("Transfers taken back before they began.", lambda stats: stats.cancelled),
+    "kvplan_errors": ("Transfers that failed.", lambda stats: stats.failed),
+    "kvplan_cancelled": ("Transfers cancelled before they began.", lambda stats: stats.cancelled),
     "kvplan_predictions": ("Transfers whose time was predicted.", lambda stats: stats.predicted),
 }
-SECONDS = "kvplan_transfer_seconds", "Time of copying a transfer; waiting in line not counted."
-IN_FLIGHT = "kvplan_in_flight", "Transfers submitted and not ended."
-ERROR = "kvplan_prediction_error_ratio", "How far predictions were off: 0.1 is a tenth, too much or too little."
+SECONDS = "kvplan_transfer_seconds", "Seconds of copying a transfer, without queueing."
+IN_FLIGHT = "kvplan_in_flight", "Transfers submitted and not yet ended."
+ERROR = "kvplan_prediction_error_ratio", "Mean error of predicted times: 0.1 means a tenth too high or too low."
 
 
 class Collector:
     """A collector for ``prometheus_client.REGISTRY.register``.
 
     Args:
-        sources: by the name of each executor, which becomes the label ``executor``: what gives its stats, such as
-            ``executor.stats``, or a function that returns the last that another process sent, or None. An executor is
-            not kept alive by it, and has no metrics once it is gone. A source that raises is logged, and has none.
+        sources: a function for each executor's name that returns its stats, such as ``executor.stats``. It may also
+            return the last stats that another process sent, or None. The name becomes the label ``executor``. The
+            collector does not keep an executor alive; a garbage executor has no metrics. If a source raises, the error
+            is logged, and the executor has no metrics in that scrape.
 
     Raises:
-        KVPlanError: what is no mapping, a source that cannot be called, or prometheus-client is not installed.
+        KVPlanError: ``sources`` is not a mapping, a source is not callable, or prometheus-client is not installed.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -58,14 +60,16 @@ class Collector:
         for name, source in sources.items():
             if not callable(source):
                 raise KVPlanError(f"source {name!r} is a {type(source).__name__}; give executor.stats, not called")
-            self._sources[str(name)] = weakref.WeakMethod(source) if inspect.ismethod(source) else _kept(source)
+            self._sources[str(name)] = (
+                weakref.WeakMethod(source) if inspect.ismethod(source) else partial(_same, source)
+            )
 
     def describe(self) -> list[Any]:
-        """The metrics' names, so that registering asks no executor."""
+        """The metrics without values, so that registering calls no source."""
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """All metrics as they are now."""
+        """All metrics with their current values."""
         families = self._families()
         for name, kept in self._sources.items():
             stats = _asked(name, kept())
@@ -99,7 +103,7 @@ class Collector:
 
 
 def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
-    """Prometheus's buckets: each counts all that took no longer than it says.
+    """Cumulative buckets of Prometheus: each counts the transfers that took no longer than its bound.
 
     >>> buckets_of(FlowStats(transfers=3, within=(2, 0, 1)))[:3]
     [('1e-05', 2), ('2.5e-05', 2), ('5e-05', 3)]
@@ -110,7 +114,7 @@ def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
 
 
 def _asked(name: str, source: Source | None) -> ExecutorStats | None:
-    """What a source says; one that fails must not take the metrics of all others, kvplan's or not, with it."""
+    """The stats of a source. One that fails must not take down the whole scrape, with metrics of other programs."""
     try:
         return None if source is None else source()
     except Exception:
@@ -118,5 +122,5 @@ def _asked(name: str, source: Source | None) -> ExecutorStats | None:
         return None
 
 
-def _kept(source: Source) -> Callable[[], Source]:
-    return lambda: source
+def _same(source: Source) -> Source:
+    return source

@@ -1,4 +1,4 @@
-"""NVTX ranges around submits, where they are asked for."""
+"""NVTX ranges around submits, if the environment asks for them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ Submit = Callable[..., "Transfer"]
 
 
 def ranged(submit: Submit) -> Submit:
-    """A submit in an NVTX range of its own, if the environment asks for it; else the very submit.
+    """Wrap a submit in an NVTX range if ``KVPLAN_NVTX`` is set; otherwise return it unchanged.
 
     Raises:
-        PathError: it is asked for, and the package nvtx is not installed.
+        PathError: ``KVPLAN_NVTX`` is set, and the package nvtx is not installed.
     """
     if os.environ.get(SWITCH, "0") in ("", "0"):
         return submit
     try:
         import nvtx
     except ImportError as error:
-        raise PathError(f"{SWITCH} is set, and ranges need nvtx: pip install nvtx, or unset it") from error
+        raise PathError(
+            f"{SWITCH} is set, and NVTX ranges need the package nvtx: pip install nvtx, or unset {SWITCH}"
+        ) from error
     domain = nvtx.get_domain(DOMAIN)
 
     def within(plan: Plan, after: Any, **told: Any) -> Transfer:

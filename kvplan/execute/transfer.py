@@ -1,31 +1,30 @@
-"""A transfer in flight, and what is known of it afterwards."""
+"""Transfers of every path: what a caller can do with one, its result, and waiting for what comes before it."""
 
 from __future__ import annotations
 
 import inspect
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.base.integers import integer
-from kvplan.base.latch import Wake, sleep, waking
-from kvplan.base.process import check_process
+from kvplan.base.latch import Wake, sleep
+from kvplan.base.numbers import number_ranges
+from kvplan.base.threads import Standby, error_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held
-from kvplan.layout.slicing import number_ranges
 from kvplan.plan.layers import layers_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.execute.host.path import HostPath
     from kvplan.layout.kvlayout import KVLayout
 
-
-ASKED = 2  # programs of joined plans that are all asked about their memory, which takes 0.3 us each
-_turns = count()  # which of several is asked next
+CLOSED_ERROR = "the executor is closed; submit before close()"
+ASKED = 2  # up to this many programs of a joined plan, all are checked for moved memory; each check takes 0.3 us
+_turns = count()  # decides which of more programs is checked next
 
 
 class _Result(NamedTuple):
@@ -41,12 +40,12 @@ class TransferResult(_Result):
 
     Attributes:
         nbytes: bytes moved.
-        seconds: from the start of the copying to its end; waiting in line and loading compiled loops not counted.
-        path: the path that moved them.
+        seconds: time from the start of the copying to its end, without queueing and without loading compiled loops.
+        path: name of the path that moved the bytes.
         descriptors: contiguous copies issued.
         launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
-        predicted: what the cost model expected of ``seconds``, from the device's profile; None where it has no model:
-            on the CPU, and within a GPU. Not one of the tuple's five.
+        predicted: the ``seconds`` that the cost model expected from the device's profile. None where there is no model:
+            on the CPU, and within a GPU. It is not a field of the tuple.
 
     >>> nbytes, seconds, path, descriptors, launches = made = TransferResult(4096, 1e-5, "kernel", 2, 1, predicted=2e-5)
     >>> seconds, made.predicted
@@ -58,19 +57,20 @@ class TransferResult(_Result):
     def __new__(
         cls, nbytes: int, seconds: float, path: str, descriptors: int, launches: int, predicted: float | None = None
     ) -> Self:
-        """Five of a tuple, and what was predicted."""
+        """Make the tuple of five fields, and set the prediction beside it."""
         self = super().__new__(cls, nbytes, seconds, path, descriptors, launches)
         self.predicted = predicted
         return self
 
 
 class Transfer(ABC):
-    """A submitted plan. Keeps the plan, and with it all memory it touches, alive until it is done.
+    """A submitted plan. It keeps the plan, and all memory that the plan touches, alive until it is done.
 
     Made by :meth:`kvplan.Executor.submit`.
 
     Attributes:
-        plan: what it moves.
+        plan: the plan that it moves.
+        sleepers: queues that its end fills; None where it wakes no thread, so that a waiter must block in it.
 
     >>> import kvplan, numpy as np
     >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -81,21 +81,21 @@ class Transfer(ABC):
     """
 
     plan: Plan
+    sleepers: list[Wake] | None = None
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has finished, well or not; never blocks."""
+        """Whether it has finished, successfully or not; never blocks."""
 
     @abstractmethod
     def wait(self, stream: Any = None) -> None:
-        """Order what follows on ``stream`` after this transfer.
+        """Let later work on ``stream`` wait for this transfer.
 
-        On a GPU this is a wait of the stream, and returns at once; the CPU waits only for a transfer that the
-        executor's own thread has not yet issued: one with an ``after=`` that is no CUDA object, pageable memory, or
-        thousands of descriptors for the copy engine.
+        On a GPU the stream waits, and the call returns at once. The CPU waits only for a transfer that the executor's
+        own thread has not yet issued. Such a transfer has an ``after=`` that is no CUDA object, touches pageable
+        memory, or has thousands of descriptors for the copy engine.
 
-        The host path has no streams: its bytes must be there before anybody goes on, so this waits for them, whatever
-        the stream.
+        The host path has no streams: the call returns when the bytes have arrived, whatever the stream.
 
         Args:
             stream: a stream of torch, or of anything with ``cuda_stream`` or ``__cuda_stream__``; by default torch's
@@ -107,14 +107,14 @@ class Transfer(ABC):
 
     @abstractmethod
     def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """Order what follows on ``stream`` after the bytes of one layer, of a transfer submitted ``by_layer``.
+        """Let later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
 
         Args:
-            layer: its global number.
+            layer: global number of the layer.
             stream: as in :meth:`wait`.
 
         Raises:
-            LayoutError: a layer that the plan does not move.
+            LayoutError: the plan does not move this layer.
             TransferError: the transfer failed.
         """
 
@@ -126,38 +126,38 @@ class Transfer(ABC):
             timeout: seconds to wait at most.
 
         Raises:
-            TransferError: the transfer failed, or has not finished in time (and goes on).
+            TransferError: the transfer failed, or has not finished in time; then it continues.
         """
 
     @abstractmethod
     def result(self) -> TransferResult:
-        """What it did; waits for it.
+        """Wait for the transfer and return what it did.
 
         Raises:
             TransferError: the transfer failed.
         """
 
     def cancel(self) -> bool:
-        """Take it back if it has not begun: if it waits for its ``after=`` on the CPU, or behind others that do.
+        """Cancel a transfer that has not begun: it waits on the CPU for its ``after=``, or behind one that does.
 
-        One that was cancelled has touched no byte; those behind it go on. It is done, and whoever waits for it, or has
-        named it as ``after=``, gets a TransferError that says so.
+        A cancelled transfer has touched no byte and is done; transfers behind it continue. A caller that waits for it,
+        or a transfer that named it as ``after=``, gets a TransferError.
 
         Returns:
-            Whether it will not run. False: it has begun or ended, and goes on as if nothing had been asked.
+            True if it will not run. False if it has begun or ended; then nothing changes.
 
         Raises:
-            TransferError: it is part of a CUDA graph.
+            TransferError: the transfer is part of a CUDA graph.
         """
         return False
 
     def replan(self, plan: Plan) -> None:
-        """Give a transfer that was captured into a CUDA graph other blocks to move, from the next replay on.
+        """Give a transfer in a CUDA graph other blocks to move, from the next replay on.
 
         No replay may be in flight. Only transfers of the kernel path can be captured.
 
         Args:
-            plan: of the same programs, with at most as many units of each as were captured.
+            plan: a plan of the same programs, with at most as many units of each as were captured.
 
         Raises:
             PathError: the transfer was not captured, or the plan does not fit what was.
@@ -165,24 +165,27 @@ class Transfer(ABC):
         del plan
         raise PathError("only a transfer captured into a CUDA graph is replayed with another plan; submit this one")
 
+    def _late(self, timeout: float | None) -> TransferError:
+        return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.plan!r})"
 
 
 def check_layouts(plan: Plan) -> None:
-    """Both sides can be moved.
+    """Check that both sides of a plan can be moved.
 
-    Of each side one tensor is asked whether it still has its memory: :func:`kvplan.layout.holding.questions`. Of more
-    than two programs whose plans were joined, one is asked in its turn.
+    One tensor of each side is checked for moved memory (:func:`kvplan.layout.holding.questions`). If more than two
+    programs' plans were joined, one program is checked, and the next one at the next call.
 
     Raises:
-        LayoutError: a destination that is read-only, addresses that are not this process's, or a tensor that was found
-            to have other memory than when it was described.
+        LayoutError: the destination is read-only, addresses are not this process's, or a tensor has other memory than
+            when it was described.
     """
     programs = plan.programs
     if len(programs) > ASKED:
         programs = (programs[next(_turns) % len(programs)],)
-    elif len(programs) == 1 == len(plan.layouts) and programs[0].ready():  # of most submits this is all
+    elif len(programs) == 1 == len(plan.layouts) and programs[0].ready():  # most submits end here
         return
     for src, dst in plan.layouts:
         if src.addresses != "memory" or dst.addresses != "memory" or not dst.writable:
@@ -201,10 +204,10 @@ def _immovable(src: KVLayout, dst: KVLayout) -> LayoutError:
 
 
 def check_layer(plan: Plan, layer: Any) -> int:
-    """The global number of a layer, which the plan moves.
+    """Return the global number of a layer that a plan moves.
 
     Raises:
-        LayoutError: it does not, or that is no number.
+        LayoutError: the plan does not move the layer, or ``layer`` is not a number.
     """
     moved = layers_of(plan)
     number = integer("layer", layer)
@@ -214,9 +217,9 @@ def check_layer(plan: Plan, layer: Any) -> int:
 
 
 class StreamlessTransfer(Transfer):
-    """A transfer that no stream waits for: whoever goes on after it waits on the CPU, for all of it."""
+    """A transfer that no stream can wait for: the CPU waits for all of it."""
 
-    _result: TransferResult | None
+    _result: TransferResult | None = None
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`; the CPU waits, whatever the stream."""
@@ -236,77 +239,8 @@ class StreamlessTransfer(Transfer):
         return self._result
 
 
-CLOSED_ERROR = "the executor is closed; submit before close()"
-BEGUN = object()  # the fate of a transfer that its runner has begun
-
-
-class HostTransfer(StreamlessTransfer):
-    """A transfer of the host path.
-
-    Attributes:
-        after: what it waits for, until it begins.
-        urgent: whether it is of high priority.
-        behind: transfers that it waits for, since their bytes conflict; known when it is dealt out to its runner.
-        fates: :data:`BEGUN`, or something else of whoever takes it back; the first entry decides.
-        sleepers: those who wait for its end.
-    """
-
-    behind: Sequence[HostTransfer] = ()
-    _over = False
-    _result: TransferResult | None = None
-    _error: BaseException | None = None
-
-    def __init__(self, plan: Plan, path: HostPath, after: Any = None, *, urgent: bool = False) -> None:
-        self.plan = plan
-        self.after = after
-        self.urgent = urgent
-        self._path = path
-        self.fates: list[object] = []
-        self.sleepers: list[Wake] = []
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it was taken back before it began."""
-        fates = self.fates
-        return bool(fates) and fates[0] is not BEGUN
-
-    def done(self) -> bool:
-        """See :meth:`Transfer.done`."""
-        return self._over or self.cancelled
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """See :meth:`Transfer.synchronize`."""
-        if not self._over:
-            check_process(self._path.generation)  # in a fork's child, nobody would end it
-            if not sleep(self.done, self.sleepers, timeout):
-                raise TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-        if self.cancelled:
-            raise TransferError(cancellation(self.plan))
-        if self._error is not None:
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
-
-    def cancel(self) -> bool:
-        """See :meth:`Transfer.cancel`."""
-        return self._path.cancel(self)
-
-    def begin(self) -> bool:
-        """Its runner begins it; False where it was taken back."""
-        self.fates.append(BEGUN)
-        return self.fates[0] is BEGUN
-
-    def finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
-        """It has ended, in its runner's thread."""
-        self._result, self._error = result, error
-        self._over = True
-        any(waking(self.sleepers))
-
-    def __repr__(self) -> str:
-        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
-        return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
-
-
 def cancellation(plan: Plan) -> str:
-    """What is said of a transfer that was cancelled."""
+    """The message of a cancelled transfer."""
     return f"transfer of {plan.nbytes} bytes was cancelled before it began; nothing was moved"
 
 
@@ -314,24 +248,42 @@ def wait_for(after: Any) -> None:
     """Block until what a submit named with ``after=`` has happened.
 
     Raises:
-        TransferError: it was a transfer, and it failed.
+        TransferError: ``after`` is a transfer that failed.
     """
-    if after is None:
-        return
     if hasattr(after, "synchronize"):
         after.synchronize()
     else:
         after.wait()
 
 
+def wait_on_cpu(after: Any, standby: Standby, wake: Wake, given_up: Callable[[], bool]) -> BaseException | None:
+    """Wait on the CPU for what a submit named with ``after=``, or until the wait is given up.
+
+    Args:
+        after: what ``submit`` was given.
+        standby: waits in the caller's place where the wait cannot be cut short.
+        wake: the caller's queue, which gets an entry when ``given_up`` may have changed.
+        given_up: whether to stop waiting.
+
+    Returns:
+        The error of what was waited for, or None.
+    """
+    if after is None:
+        return None
+    if isinstance(after, Transfer) and after.sleepers is not None:
+        sleep(lambda: after.done() or given_up(), after.sleepers, None, wake)
+        return error_of(after.synchronize) if after.done() else None
+    return standby.wait(partial(wait_for, after), wake, given_up)
+
+
 def check_after(after: Any, *, gpu: bool = False) -> None:
-    """``after`` is None, a transfer, or a stream or event; for a GPU, also what only has a stream's or event's handle.
+    """Check that ``after`` is a transfer, a stream or an event; a GPU also takes an object with a CUDA handle.
 
     Raises:
-        KVPlanError: it is none of those, or is waited for with ``await``, as an event of asyncio is.
+        KVPlanError: ``after`` is something else, or must be awaited, as an event of asyncio.
     """
     handles = ("cuda_stream", "cuda_event", "__cuda_stream__")
-    if after is None or (gpu and any(hasattr(after, name) for name in handles)):
+    if gpu and any(hasattr(after, name) for name in handles):
         return
     method = getattr(after, "synchronize", getattr(after, "wait", None))
     kind = f"{type(after).__module__}.{type(after).__qualname__}"
@@ -341,14 +293,3 @@ def check_after(after: Any, *, gpu: bool = False) -> None:
         raise KVPlanError(
             f"after is a {kind}, which must be awaited; await it before submit, or give a threading.Event"
         )
-
-
-class Stopwatch:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Seconds since then."""
-        return time.perf_counter() - self._start

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.integers import integer, integers
-from kvplan.base.limits import NAME_LENGTH, NUMBER
+from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.budget import Budget
 from kvplan.layout.components import (
     INT64_MAX,
+    Built,
     Component,
     Form,
     Region,
@@ -30,23 +30,6 @@ from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.notation import Atom, Dim, Notation
 from kvplan.layout.strides import Factors, normal, offset
 from kvplan.layout.tensors import TensorFacts, facts, is_tensor
-
-
-class Built(NamedTuple):
-    """The parts of a layout before it has a face.
-
-    Attributes:
-        components: in order of layer, then part.
-        block_tokens: token slots a block; sub-blocks where no part has token slots.
-        sizes: extent of each axis of the notation, in elements for dim.
-    """
-
-    components: tuple[Component, ...]
-    regions: tuple[Region, ...]
-    num_blocks: int
-    block_tokens: int
-    sizes: dict[str, int]
-    dtype: str
 
 
 class Naming(NamedTuple):
@@ -74,7 +57,7 @@ def part_name(part: str) -> str:
     Raises:
         LayoutError: it is not, or is longer than 200 characters.
     """
-    if not isinstance(part, str) or not part.isidentifier() or len(part) > NAME_LENGTH:
+    if not isinstance(part, str) or not part.isidentifier() or len(part) > LIMITS.name_length:
         raise LayoutError(f"part is {quoted(part)}; a part's name is an identifier, as 'kv' or 'k_scale'")
     return part
 
@@ -241,10 +224,12 @@ def assemble(
     factors = axis_factors(notation, extents, first.strides)
     counts = {axis: prod(count for count, _ in axis_factor) for axis, axis_factor in factors.items()} | dict(nested)
     last = naming.head_start + counts.get("head", 1) - 1
-    if last > NUMBER:
-        raise LayoutError(f"heads are {naming.head_start} to {quoted(last)}; the largest number of a head is {NUMBER}")
+    if last > LIMITS.number:
+        raise LayoutError(
+            f"heads are {naming.head_start} to {quoted(last)}; the largest number of a head is {LIMITS.number}"
+        )
     regions = _regions([tensor.region for tensor in tensors], seams)
-    budget.components(counts.get("layer", 1) * (2 if "kv" in counts else 1))
+    budget.use("components", counts.get("layer", 1) * (2 if "kv" in counts else 1))
     num_blocks, layers = counts.get("block", 1), _layers(naming.layers, counts.get("layer", 1))
     strided = normal(factors.get("block", ()))
     alike = Form(
@@ -280,7 +265,7 @@ def assemble(
     check_disjoint(components, budget)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     tokens = counts.get("token", counts.get("subblock", 1))
-    return Built(tuple(components), regions, num_blocks, tokens, order, first.dtype)
+    return Built(tuple(components), regions, num_blocks, tokens, order, first.dtype, str(notation))
 
 
 _BlockAxis = tuple[Factors, tuple[int, ...] | None]  # factors, or a table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import lcm
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import PLACES
+from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.strides import Factors, extent, offset, span
@@ -25,16 +25,22 @@ NOT_HERE = {
 }
 
 
+# What a text about a layout adds after its device, by :attr:`kvplan.KVLayout.addresses`.
+ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}
+
+
 class Pool(NamedTuple):
-    """Memory that processes share by name, and where this process, or the one that pickled it, has it.
+    """Memory that processes share by name, and its address in this process, or in the one that pickled it.
 
     Attributes:
         path: the file.
-        geometry: what the pool is, as its file says.
+        geometry: the pool's notation, sizes and names, as its file holds them.
         tensors: how many there are, each beginning a page.
         nbytes: of each tensor.
         token: tells it from other pools of that path and geometry.
         address: of the file's first byte.
+        attach: maps the pool in a process that loads a pickle of this: the address there, and the object that keeps
+            the mapping; None where no process uses the pool any more. A function of a module, so that it pickles.
     """
 
     path: str
@@ -43,6 +49,7 @@ class Pool(NamedTuple):
     nbytes: int
     token: str
     address: int
+    attach: Callable[[Pool], tuple[int, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,61 @@ class Component:
         return self.address + low, self.address + high + 1
 
 
+class Geometry(NamedTuple):
+    """A layout as the compiler sees it: integers and names, and no object that owns memory."""
+
+    components: tuple[Component, ...]
+    num_blocks: int
+    block_tokens: int
+
+
+class Built(NamedTuple):
+    """A layout as plain data; :class:`kvplan.KVLayout` is its public face.
+
+    Attributes:
+        components: in order of layer, then part.
+        regions: in order of address.
+        num_blocks: number of blocks.
+        block_tokens: token slots a block; sub-blocks where no part has token slots.
+        sizes: extent of each axis of the notation, in elements for dim.
+        dtype: name of the element type; those of merged layouts have `` + `` between them.
+        notation: in normal form; those of merged layouts have `` + `` between them.
+    """
+
+    components: tuple[Component, ...]
+    regions: tuple[Region, ...]
+    num_blocks: int
+    block_tokens: int
+    sizes: dict[str, int]
+    dtype: str
+    notation: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts, in the order they were given."""
+        return tuple(dict.fromkeys(c.part for c in self.components))
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of content a block, over all layers and parts; padding excluded."""
+        return sum(c.form.block_nbytes for c in self.components)
+
+    @property
+    def device(self) -> str:
+        """The device that all regions are on."""
+        return self.regions[0].device
+
+    @property
+    def opaque(self) -> bool:
+        """Whether no part has token slots, so that blocks move whole."""
+        return all(c.form.opaque for c in self.components)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the addresses are made up."""
+        return any(region.virtual for region in self.regions)
+
+
 def subblocks_of(components: Iterable[Component]) -> int:
     """Sub-blocks a block of opaque parts; the least common multiple where the parts have different numbers."""
     return lcm(*(component.form.subblocks for component in components))
@@ -215,9 +277,9 @@ def check_places(looked: int) -> None:
     Raises:
         LayoutError: there are too many.
     """
-    if looked > PLACES:
+    if looked > LIMITS.places:
         raise LayoutError(
-            f"blocks in separate allocations, and over {PLACES:,} pairs of a component and a block to look at; "
+            f"blocks in separate allocations, and over {LIMITS.places:,} pairs of a component and a block to look at; "
             "describe fewer blocks or layers, or allocations that each hold a whole block"
         )
 

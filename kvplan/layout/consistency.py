@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvplan.base.limits import DTYPE_LENGTH
+from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component, Form
@@ -135,8 +135,8 @@ def check_dtype(dtype: object, itemsize: object) -> tuple[str, tuple[int | None,
     if not isinstance(dtype, str) or not dtype.isprintable():
         raise LayoutError(f"dtype is {quoted(dtype)}; it is a name")
     names = dtype.split(_MORE)
-    if not all(name.strip() and len(name) <= DTYPE_LENGTH for name in names):
-        raise LayoutError(f"dtype is {quoted(dtype)}; it is a name of 1 to {DTYPE_LENGTH} characters")
+    if not all(name.strip() and len(name) <= LIMITS.dtype_length for name in names):
+        raise LayoutError(f"dtype is {quoted(dtype)}; it is a name of 1 to {LIMITS.dtype_length} characters")
     if itemsize is not None and (type(itemsize) is not int or itemsize != ITEMSIZE.get(dtype)):
         right = ITEMSIZE.get(dtype)
         raise LayoutError(f"itemsize is {quoted(itemsize)}; that of {quoted(dtype)} is {right or 'not known: null'}")

@@ -11,25 +11,21 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvplan.base.files import write_whole
 from kvplan.base.integers import integer
-from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER
+from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError, NotationError
-from kvplan.layout.budget import Budget
-from kvplan.layout.build import Built, part_name
-from kvplan.layout.components import INT64_MAX, Component, Form, Region, check_bounds, subblocks_of
+from kvplan.layout.build import part_name
+from kvplan.layout.components import INT64_MAX, Built, Component, Form, Region, check_bounds, subblocks_of
 from kvplan.layout.consistency import check_dtype, check_told
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.notation import Notation, parse
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent, normal
-
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
 
 NAME, VERSION = "kvplan.layout", 1
 SCHEMA = f"{NAME}/{VERSION}"
@@ -39,12 +35,12 @@ _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
 _LINE = 110  # characters; what fits stands on one line of the file
 
 
-def document_of(layout: KVLayout) -> dict[str, Any]:
+def document_of(layout: Built) -> dict[str, Any]:
     """A layout as plain facts, ready for JSON; components that share a form stand together.
 
     >>> from kvplan import KVLayout
     >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 80, "block": 9, "token": 4, "dim": 8}}
-    >>> made = document_of(KVLayout.from_spec(spec))
+    >>> made = document_of(KVLayout.from_spec(spec).built)
     >>> made["schema"], len(made["components"]), made["components"][0]["token"]
     ('kvplan.layout/1', 1, [[4, 16]])
     """
@@ -91,7 +87,7 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
     }
 
 
-def text_of(layout: KVLayout) -> str:
+def text_of(layout: Built) -> str:
     """The dump as it stands in a file: JSON, short things a line each."""
     lines: list[str] = []
     _write_lines(document_of(layout), 0, lines)
@@ -116,7 +112,7 @@ def _write_lines(value: Any, depth: int, out: list[str]) -> None:
     out.append(f"\n{'  ' * depth}{brackets[1]}")
 
 
-def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
+def save(layout: Built, path: str | os.PathLike[str]) -> None:
     """Write a dump, whole or not at all; see :meth:`kvplan.KVLayout.save`."""
     if not isinstance(path, str | os.PathLike):
         raise LayoutError(f"path is {quoted(path)}; give the file to write the dump to")
@@ -130,7 +126,7 @@ def save(layout: KVLayout, path: str | os.PathLike[str]) -> None:
 # ---- reading one -------------------------------------------------------------------------------------------------
 
 
-def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tuple[Built, str]:
+def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Built:
     """Parts and notation of the layout that a dump holds.
 
     Args:
@@ -147,7 +143,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tu
     sizes = _sizes(_need(dump, "sizes", "the dump"))
     dtype, itemsizes = check_dtype(_need(dump, "dtype", "the dump"), dump.get("itemsize"))
     num_blocks = _integer(dump, "num_blocks", "", least=1)
-    block_tokens = _integer(dump, "block_tokens", "", least=1, most=BLOCK_TOKENS)
+    block_tokens = _integer(dump, "block_tokens", "", least=1, most=LIMITS.block_tokens)
     if sizes.get("block", num_blocks) != num_blocks:
         raise LayoutError(f"sizes say block={sizes['block']}, num_blocks says {num_blocks}")
     virtual = "virtual" in dump and _flag(dump, "virtual", "the dump")  # saved from a spec
@@ -166,7 +162,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tu
         components += _components(
             entry, f"components[{k}]", num_blocks, block_tokens, budget, subblocked="subblock" in sizes
         )
-    budget.components(len({(component.layer, component.part) for component in components}))
+    budget.use("components", len({(component.layer, component.part) for component in components}))
     components = _in_order(components, order)
     heads_held(components)
     check_told(notations, sizes, components, dtype=dtype, itemsizes=itemsizes)
@@ -177,8 +173,8 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> tu
         raise LayoutError(f"block_tokens is {block_tokens}; blocks without token slots count their sub-blocks")
     check_bounds(components, regions)
     check_disjoint(components, budget)
-    built = Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype)
-    return built, " + ".join(map(str, notations))
+    notation = " + ".join(map(str, notations))
+    return Built(tuple(components), regions, num_blocks, block_tokens, sizes, dtype, notation)
 
 
 def _parts(names: Sequence[Any]) -> dict[str, int]:
@@ -219,8 +215,8 @@ def _notations(text: Any) -> list[Notation]:
     """Those of merged layouts stand side by side."""
     if not isinstance(text, str):
         raise LayoutError(f"notation is {quoted(text)}; it is a text")
-    if len(text) > NOTATION_LENGTH:
-        raise LayoutError(f"notation has {len(text):,} characters; it has at most {NOTATION_LENGTH:,}")
+    if len(text) > LIMITS.notation_length:
+        raise LayoutError(f"notation has {len(text):,} characters; it has at most {LIMITS.notation_length:,}")
     try:
         return [parse(one) for one in text.split(" + ")]
     except NotationError as error:
@@ -261,7 +257,7 @@ def _components(
         layers, addresses = (_integers(held, key, place) for key in ("layers", "addresses"))
         if len(layers) != len(addresses) or not layers:
             raise LayoutError(f"{place} has {len(layers)} layers and {len(addresses)} addresses; they go together")
-        budget.views(len(layers))
+        budget.use("views", len(layers))
         for layer, address in zip(layers, addresses, strict=True):
             yield Component(layer, part, address, form)
 
@@ -281,7 +277,7 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subbloc
         token,
         head,
         dim,
-        head_start=_integer(entry, "head_start", f"{where}.", most=NUMBER),
+        head_start=_integer(entry, "head_start", f"{where}.", most=LIMITS.number),
         headed=_flag(entry, "headed", where),
         opaque=_flag(entry, "opaque", where),
         table=table,
@@ -296,10 +292,10 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subbloc
         raise LayoutError(
             f"{where}.token has {quoted(form.subblocks)} sub-blocks; they divide block_tokens, {block_tokens}"
         )
-    if extent(form.head) > min(HEADS, NUMBER + 1 - form.head_start):
+    if extent(form.head) > min(LIMITS.heads, LIMITS.number + 1 - form.head_start):
         raise LayoutError(
             f"{where} has {quoted(extent(form.head))} heads from number {form.head_start}; there are at most "
-            f"{HEADS:,}, and the largest number is {NUMBER}"
+            f"{LIMITS.heads:,}, and the largest number is {LIMITS.number}"
         )
     if extent(form.dim) > INT64_MAX:
         raise LayoutError(f"{where}.dim has {quoted(extent(form.dim))} bytes, more than any memory")

@@ -1,12 +1,17 @@
-"""Forms the other way round: which coordinates lie at given offsets, and what content is nearest."""
+"""The inverse map: from byte addresses back to (layer, part, block, token, head, byte).
+
+The map adds up one offset for each digit of each axis. The inverse map is a search over those digits, the largest
+stride first. A branch that cannot reach the wanted address is left out. Where strides nest, one branch is left a level.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from kvplan.base.limits import ROWS
+from kvplan.base.limits import LIMITS
 from kvplan.errors import KVPlanError
-from kvplan.layout.components import Component, Form, Region
+from kvplan.layout.components import Component, Form
 from kvplan.layout.strides import span
 
 BLOCK, TOKEN, HEAD, BYTE = range(4)
@@ -15,18 +20,67 @@ Step = tuple[int, int, int, int]  # (axis, coordinates a digit, digits, stride i
 Coordinates = tuple[int, int, int, int]  # (block, token, head, byte), each from 0
 
 
-def check_pieces(looked: int) -> None:
-    """A question that an answer can be had for in seconds.
+class Row(NamedTuple):
+    """The coordinates of one byte of content.
+
+    Attributes:
+        layer: global number.
+        part: its name.
+        block: block id.
+        token: slot within the block; None where blocks are opaque.
+        head: global number; None where content belongs to no head.
+        byte: within the row of that (token, head), from 0.
+        subblock: number of the opaque sub-block within the block; None where a block has token slots, or is just one.
+    """
+
+    layer: int
+    part: str
+    block: int
+    token: int | None
+    head: int | None
+    byte: int
+    subblock: int | None = None
+
+
+def row_of(component: Component, coordinates: Coordinates) -> Row:
+    """Name the coordinates of a byte of a component."""
+    form, (block, token, head, byte) = component.form, coordinates
+    return Row(
+        component.layer,
+        component.part,
+        block,
+        None if form.opaque else token,
+        form.head_start + head if form.headed else None,
+        byte,
+        token if form.subblocks > 1 else None,
+    )
+
+
+def find(components: Iterable[Component], address: int) -> tuple[Component, Coordinates, int] | None:
+    """Find the component and the coordinates of one byte, and its offset in its block; None of what is no content."""
+    for component in components:
+        first, end = component.hull()
+        if not first <= address < end:
+            continue
+        at, inner = address - component.address, steps_of(component.form, blocks=False)
+        for block, start in blocks_in(component.form, at, at + 1):
+            for (_, token, head, byte), inside, _ in pieces(inner, at - start, at - start + 1):
+                return component, (block, token, head, byte), inside
+    return None
+
+
+def check_rows(looked: int) -> None:
+    """Bound the work of one question about addresses.
 
     Raises:
         KVPlanError: too many rows were looked at.
     """
-    if looked > ROWS:
-        raise KVPlanError(f"the range crosses more than {ROWS:,} rows; ask for fewer bytes")
+    if looked > LIMITS.rows:
+        raise KVPlanError(f"the range crosses more than {LIMITS.rows:,} rows; ask for fewer bytes")
 
 
 def steps_of(form: Form, *, blocks: bool) -> tuple[Step, ...]:
-    """Factors of the axes inside a block, or of all axes; the largest stride first.
+    """List the factors of the axes inside a block, or of all axes; the largest stride first.
 
     >>> steps_of(Form(block=((4, 64),), token=((4, 16),), head=(), dim=((16, 1),)), blocks=True)
     ((0, 1, 4, 64), (1, 1, 4, 16), (3, 1, 16, 1))
@@ -42,7 +96,7 @@ def steps_of(form: Form, *, blocks: bool) -> tuple[Step, ...]:
 
 
 def pieces(steps: Sequence[Step], low: int, high: int) -> Iterator[tuple[Coordinates, int, int]]:
-    """(coordinates, offset, bytes) of all content at offsets from ``low`` up to ``high``, in pieces of rows.
+    """Yield all content at offsets from ``low`` up to ``high`` as pieces of rows: (coordinates, offset, bytes).
 
     >>> list(pieces(((1, 1, 4, 20), (3, 1, 16, 1)), 18, 42))
     [((0, 1, 0, 0), 20, 16), ((0, 2, 0, 0), 40, 2)]
@@ -57,7 +111,7 @@ def pieces(steps: Sequence[Step], low: int, high: int) -> Iterator[tuple[Coordin
         axis, weight, count, stride = steps[k]
         first = max(0, -((at + reaches[k + 1] - low) // stride))
         last = min(count - 1, (high - 1 - at) // stride)
-        if k == len(steps) - 1 and axis == BYTE and stride == 1 == weight:  # bytes one after another
+        if k == len(steps) - 1 and axis == BYTE and stride == 1 == weight:  # contiguous bytes are one piece
             if first <= last:
                 yield _moved(where, axis, first), at + first, last - first + 1
             return
@@ -73,12 +127,12 @@ def _moved(where: Coordinates, axis: int, by: int) -> Coordinates:
 
 
 def _reaches(steps: Sequence[Step]) -> list[int]:
-    """Largest offset that the steps from each one on can make."""
+    """For each step, the largest offset that it and the steps after it can make; 0 behind the last."""
     return [sum((count - 1) * stride for _, _, count, stride in steps[k:]) for k in range(len(steps) + 1)]
 
 
 def blocks_in(form: Form, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """(block id, its offset) of the blocks whose first to last byte meets offsets from ``low`` up to ``high``."""
+    """Yield (block id, its offset) of the blocks whose first to last byte meets offsets from ``low`` up to ``high``."""
     reach = span(form.inner)
     if form.table is not None:
         yield from ((block, at) for block, at in enumerate(form.table) if low - reach <= at < high)
@@ -89,7 +143,7 @@ def blocks_in(form: Form, low: int, high: int) -> Iterator[tuple[int, int]]:
 
 
 def runs_in(component: Component, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Contiguous (first, one past the last) of one component between two addresses, whichever rows they hold."""
+    """Yield the contiguous runs of a component between two addresses, as (first, one past the last)."""
     first, end = component.hull()
     if stop <= first or end <= start:
         return
@@ -103,37 +157,59 @@ def runs_in(component: Component, start: int, stop: int) -> Iterator[tuple[int, 
     low, high = start - component.address, stop - component.address
     for _, block in blocks_in(component.form, low, high):
         for looked, (_, at, size) in enumerate(pieces(steps, low - block, high - block)):
-            check_pieces(looked)
+            check_rows(looked)
             yield component.address + block + at, component.address + block + at + size
 
 
-def last_before(component: Component, address: int, region: Region) -> int | None:
-    """Address of the last byte of content of a component before ``address``, in one region."""
-    form, limit = component.form, address - 1 - component.address
-    if form.table is None:
-        found = highest(steps_of(form, blocks=True), limit)
-    else:
-        found = _highest_of_blocks(form, form.table, limit)
-    return None if found is None or component.address + found < region.address else component.address + found
+def last_before(component: Component, address: int) -> int | None:
+    """Find the last byte of content of a component before an address; None where there is none.
+
+    >>> rows = Component(0, "kv", 100, Form(block=(), token=((4, 20),), head=(), dim=((16, 1),)))
+    >>> last_before(rows, 120), last_before(rows, 100)
+    (115, None)
+    """
+    form, (first, end) = component.form, component.hull()
+    if not first < address < end:
+        return end - 1 if address >= end else None
+    found = _highest(form, (0,) if form.table is None else form.table, address - 1 - component.address)
+    return None if found is None else component.address + found
 
 
-def first_from(component: Component, address: int, region: Region) -> int | None:
-    """Address of the first byte of content of a component at ``address`` or behind it, in one region."""
-    # Offsets counted from the other end make it the question above.
-    form, limit = component.form, address - component.address
+def first_from(component: Component, address: int) -> int | None:
+    """Find the first byte of content of a component at an address or behind it; None where there is none.
+
+    >>> rows = Component(0, "kv", 100, Form(block=(), token=((4, 20),), head=(), dim=((16, 1),)))
+    >>> first_from(rows, 116), first_from(rows, 176)
+    (120, None)
+    """
+    form, (first, end) = component.form, component.hull()
+    if not first < address < end:
+        return first if address <= first else None
+    # Seen from its end, a form has the same steps: the first byte from here on is the last one before there.
     if form.table is None:
-        steps = steps_of(form, blocks=True)
-        total = _reaches(steps)[0]
-        mirrored = highest(steps, total - limit)
+        total, starts = _reaches(steps_of(form, blocks=True))[0], [0]
     else:
         total = max(form.table) + span(form.inner)
-        mirrored = _highest_of_blocks(form, [total - span(form.inner) - at for at in form.table], total - limit)
-    found = None if mirrored is None else component.address + total - mirrored
-    return None if found is None or found >= region.end else found
+        starts = [total - span(form.inner) - at for at in form.table]
+    found = _highest(form, starts, total + component.address - address)
+    return None if found is None else component.address + total - found
 
 
-def highest(steps: Sequence[Step], limit: int) -> int | None:
-    """Largest offset of content that is at most ``limit``.
+def _highest(form: Form, starts: Sequence[int], limit: int) -> int | None:
+    """Largest offset of content that is at most ``limit``; ``starts`` are the entries of a table, or just 0."""
+    steps = steps_of(form, blocks=form.table is None)
+    reach = _reaches(steps)[0]
+    best: int | None = None
+    for at in sorted((at for at in starts if at <= limit), reverse=True):
+        if best is not None and at + reach <= best:
+            break
+        held = at + highest(steps, limit - at)
+        best = held if best is None else max(best, held)
+    return best
+
+
+def highest(steps: Sequence[Step], limit: int) -> int:
+    """Largest offset that is at most ``limit``, which is at least 0.
 
     >>> highest(((1, 1, 4, 20), (3, 1, 16, 1)), 58), highest(((1, 1, 4, 20), (3, 1, 16, 1)), 41)
     (55, 41)
@@ -143,7 +219,7 @@ def highest(steps: Sequence[Step], limit: int) -> int | None:
     def walk(k: int, limit: int) -> int:
         nonlocal looked
         looked += 1
-        check_pieces(looked)
+        check_rows(looked)
         if k == len(steps):
             return 0
         _, _, count, stride = steps[k]
@@ -154,15 +230,4 @@ def highest(steps: Sequence[Step], limit: int) -> int | None:
             best = max(best, digit * stride + walk(k + 1, limit - digit * stride))
         return best
 
-    return walk(0, limit) if limit >= 0 else None
-
-
-def _highest_of_blocks(form: Form, table: Sequence[int], limit: int) -> int | None:
-    inner, reach = steps_of(form, blocks=False), span(form.inner)
-    best: int | None = None
-    for at in sorted((at for at in table if at <= limit), reverse=True):
-        if best is not None and at + reach <= best:
-            break
-        held = at + (highest(inner, limit - at) or 0)
-        best = held if best is None else max(best, held)
-    return best
+    return walk(0, limit)

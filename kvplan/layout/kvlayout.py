@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import BlockIndexError, LayoutError
-from kvplan.layout.build import Built, Naming, build, part_name
-from kvplan.layout.components import Component, Region, subblocks_of
+from kvplan.layout.build import Naming, build, part_name
+from kvplan.layout.components import Built, Component, Geometry, Region, subblocks_of
 from kvplan.layout.consistency import sizes_of
+from kvplan.layout.dump import save
 from kvplan.layout.holding import Holding
+from kvplan.layout.merging import merged
 from kvplan.layout.notation import parse
-from kvplan.layout.slicing import heads_held, number_ranges, slice_heads
+from kvplan.layout.records import mapped, record_of
+from kvplan.layout.slicing import heads_held, slice_heads
+from kvplan.layout.spec import built_from_spec
 from kvplan.layout.strides import extent, offset
 
 INT32_MAX = 2**31 - 1
-
-
-class Geometry(NamedTuple):
-    """A layout as the compiler sees it: integers and names, no memory owner."""
-
-    components: tuple[Component, ...]
-    num_blocks: int
-    block_tokens: int
 
 
 class KVLayout:
@@ -43,13 +40,8 @@ class KVLayout:
     (8, 16, ('k', 'v'), 16384)
     """
 
-    def __init__(
-        self,
-        built: Built,
-        *,
-        notation: str,
-        tensors: Any = None,
-    ) -> None:
+    def __init__(self, built: Built, *, tensors: Any = None) -> None:
+        self.built = built
         self._components = built.components
         self._by_key: dict[tuple[int, str], list[Component]] = {}
         for component in built.components:
@@ -59,7 +51,7 @@ class KVLayout:
         self.block_tokens: int = built.block_tokens
         self.sizes: dict[str, int] = dict(built.sizes)
         self.dtype: str = built.dtype
-        self.notation: str = notation
+        self.notation: str = built.notation
         self.tensors: Any = tensors
         self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
 
@@ -70,9 +62,7 @@ class KVLayout:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from kvplan.plan.pickling import facts_of, layout_of_facts
-
-        return layout_of_facts, facts_of(self)
+        return _loaded, (record_of(self.built),)
 
     # ---- making one ------------------------------------------------------------------------------------------
 
@@ -124,7 +114,7 @@ class KVLayout:
             part_name(part),
         )
         built = build(parsed, tensors, dict(sizes or {}), naming, seams)
-        return cls(built, notation=str(parsed), tensors=tensors)
+        return cls(built, tensors=tensors)
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
@@ -144,10 +134,7 @@ class KVLayout:
         ...                     "sizes": {"layer": 61, "block": 100, "token": 64, "dim": 576}}).block_nbytes
         4497408
         """
-        from kvplan.layout.spec import built_from_spec
-
-        built, notation = built_from_spec(spec)
-        return cls(built, notation=notation)
+        return cls(built_from_spec(spec))
 
     @classmethod
     def merge(cls, layouts: Sequence[KVLayout]) -> KVLayout:
@@ -167,10 +154,10 @@ class KVLayout:
         ('ckv', 'kpe')
         """
         layouts = tuple(layouts) if isinstance(layouts, Iterable) else (layouts,)
-        from kvplan.layout.merging import merged
-
-        built, notation = merged(layouts)
-        return cls(built, notation=notation, tensors=[layout.tensors for layout in layouts])
+        for k, layout in enumerate(layouts):
+            if not isinstance(layout, KVLayout):
+                raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
+        return cls(merged([layout.built for layout in layouts]), tensors=[layout.tensors for layout in layouts])
 
     # ---- what it holds ---------------------------------------------------------------------------------------
 
@@ -182,7 +169,7 @@ class KVLayout:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts held, in the order they were given."""
-        return tuple(dict.fromkeys(c.part for c in self._components))
+        return self.built.parts
 
     @cached_property
     def heads(self) -> range:
@@ -193,7 +180,7 @@ class KVLayout:
     @cached_property
     def block_nbytes(self) -> int:
         """Bytes of content a block, over all layers and parts; padding excluded."""
-        return sum(c.form.block_nbytes for c in self._components)
+        return self.built.block_nbytes
 
     @property
     def nbytes(self) -> int:
@@ -203,12 +190,12 @@ class KVLayout:
     @property
     def device(self) -> str:
         """The device all its regions are on."""
-        return self.regions[0].device
+        return self.built.device
 
     @property
     def opaque(self) -> bool:
         """Whether no part has token slots, so that blocks move whole."""
-        return all(c.form.opaque for c in self._components)
+        return self.built.opaque
 
     @cached_property
     def addresses(self) -> Literal["memory", "dump", "spec"]:
@@ -321,9 +308,7 @@ class KVLayout:
         ...     KVLayout.from_spec(f"{folder}/cache.json") == layout
         True
         """
-        from kvplan.layout.dump import save
-
-        save(self, path)
+        save(self.built, path)
 
     # ---- less of it ------------------------------------------------------------------------------------------
 
@@ -359,8 +344,8 @@ class KVLayout:
             raise LayoutError("the slice holds nothing; name at least one layer and part")
         sizes = sizes_of(kept, self.sizes, self.dtype)
         tokens = subblocks_of(kept) if all(c.form.opaque for c in kept) else self.block_tokens
-        built = Built(tuple(kept), self.regions, self.num_blocks, tokens, sizes, self.dtype)
-        return KVLayout(built, notation=self.notation, tensors=self.tensors)
+        built = self.built._replace(components=tuple(kept), block_tokens=tokens, sizes=sizes)
+        return KVLayout(built, tensors=self.tensors)
 
     # ---- faces -----------------------------------------------------------------------------------------------
 
@@ -403,7 +388,12 @@ class KVLayout:
         """What a notebook shows: facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.fragment import layout_html
 
-        return layout_html(self)
+        return layout_html(self.built, self.layers, self.heads, self.addresses)
+
+
+def _loaded(record: Built) -> KVLayout:
+    """Load a pickled layout: over its pools where all of it lies in such that are in use, or as a record."""
+    return KVLayout(mapped(record) or record)
 
 
 def _start(name: str, number: int) -> int:

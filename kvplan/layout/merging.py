@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from kvplan.base.limits import Budget
 from kvplan.errors import LayoutError
-from kvplan.layout.budget import Budget
-from kvplan.layout.build import Built
-from kvplan.layout.components import Region, seams_within, subblocks_of, touching_seams
+from kvplan.layout.components import Built, Region, seams_within, subblocks_of, touching_seams
 from kvplan.layout.disjoint import check_disjoint
 
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
 
-
-def merged(layouts: Sequence[KVLayout], budget: Budget | None = None) -> tuple[Built, str]:
-    """Parts and notation of several layouts as one; see :meth:`KVLayout.merge`.
+def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
+    """Join several layouts; see :meth:`kvplan.KVLayout.merge`.
 
     Args:
         layouts: at least one.
         budget: of the document that they come from.
     """
-    from kvplan.layout.kvlayout import KVLayout  # the public class, whose verb this is
-
     if not layouts:
         raise LayoutError("merge of no layouts; give at least one")
-    for k, layout in enumerate(layouts):
-        if not isinstance(layout, KVLayout):
-            raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
     first = layouts[0]
     seen: dict[tuple[int, str], int] = {}
     for k, layout in enumerate(layouts):
@@ -57,9 +47,8 @@ def merged(layouts: Sequence[KVLayout], budget: Budget | None = None) -> tuple[B
     if "layer" in sizes:
         sizes["layer"] = len({component.layer for component in components})
     dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
-    built = Built(components, regions, first.num_blocks, block_tokens, sizes, dtype)
     notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
-    return built, notation
+    return Built(components, regions, first.num_blocks, block_tokens, sizes, dtype, notation)
 
 
 def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.layout.address_ranges import merged
-from kvplan.layout.components import Component, Region
-from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.components import Built, Component, Region
 from kvplan.layout.strides import span
 
 
@@ -40,14 +39,15 @@ class Padding:
         return self.nbytes / self.memory_nbytes
 
 
-def padding_of(layout: KVLayout) -> Padding:
+def padding_of(layout: Built) -> Padding:
     """Count what is no content of a layout.
 
     An allocation is the whole of a tensor's storage, or what a dump says; that of a spec ends with its last element.
 
     >>> import numpy as np
+    >>> from kvplan import KVLayout
     >>> pages = np.zeros((3, 80), np.int8)
-    >>> found = padding_of(KVLayout.from_tensors("block dim", pages[:, :64]))
+    >>> found = padding_of(KVLayout.from_tensors("block dim", pages[:, :64]).built)
     >>> found.nbytes, found.share, found.between_nbytes, found.after_nbytes, found.block_nbytes
     (48, 0.2, 32, 16, 16)
     """
@@ -62,10 +62,10 @@ def padding_of(layout: KVLayout) -> Padding:
             at = bisect_right(starts, first) - 1
             low, high = hulls.get(at, (first, first + reach))
             hulls[at] = (min(low, first), max(high, first + reach))
-    total = sum(len(memory[at]) for at in hulls)
+    total, content = sum(len(memory[at]) for at in hulls), layout.num_blocks * layout.block_nbytes
     return Padding(
-        total - layout.nbytes,
-        sum(high - low for low, high in hulls.values()) - layout.nbytes,
+        total - content,
+        sum(high - low for low, high in hulls.values()) - content,
         sum(low - memory[at].start for at, (low, _) in hulls.items()),
         sum(memory[at].stop - high for at, (_, high) in hulls.items()),
         sum(map(len, memory)) - total,
@@ -83,7 +83,7 @@ def stretches_of(regions: Sequence[Region]) -> list[range]:
     return [range(*stretch) for stretch in merged(((region.address, region.end) for region in regions), apart=0)]
 
 
-def _of_each_block(layout: KVLayout) -> int | None:
+def _of_each_block(layout: Built) -> int | None:
     """Components that lie among one another step together from block to block; others step each for itself."""
     taken, reach, step = 0, -1, 0
     for component in sorted(layout.components, key=lambda component: component.address):

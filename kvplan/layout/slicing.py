@@ -1,31 +1,20 @@
-"""Some heads of a component, over the same memory; and how ranges of numbers are printed."""
+"""Less of a layout, or the same in smaller blocks, over the same memory.
+
+No byte is copied. Where the factors of the token axis cannot express a view, the result is None. Views of one token
+can always be made.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Component, Form
-from kvplan.layout.strides import extent, normal, offset
-
-
-def number_ranges(numbers: Sequence[int]) -> str:
-    """Runs of consecutive numbers: ``0-3 8``.
-
-    >>> number_ranges((0, 1, 2, 3, 8))
-    '0-3 8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+from kvplan.layout.components import Built, Component, Form
+from kvplan.layout.strides import cut, extent, normal, offset
 
 
 def common_heads(held: Sequence[range]) -> range:
@@ -109,3 +98,95 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
             "within one factor of it, or along whole ones"
         )
     return replace(form, head=head, head_start=heads.start), offsets[0]
+
+
+# ---- the same memory in smaller blocks, or with some of the tokens --------------------------------------------------
+
+
+def stretch_of(layouts: Iterable[Built], most: int) -> int:
+    """The largest divisor of ``most`` tokens by which the blocks of all of these layouts can be split.
+
+    >>> import numpy as np
+    >>> from kvplan import KVLayout
+    >>> layout = KVLayout.from_tensors("token.0 block token.1 dim", np.zeros((2, 5, 6, 8), np.int8))
+    >>> stretch_of([layout.built], 4), stretch_of([layout.built], 6)
+    (2, 6)
+    """
+    axes = {c.form.token for layout in layouts for c in layout.components if not c.form.opaque}
+    return next(at for at in range(most, 0, -1) if most % at == 0 and all(cut(axis, at) is not None for axis in axes))
+
+
+def split_blocks(layout: Built, tokens: int) -> Built | None:
+    """The same bytes in blocks of so many tokens: block ``b`` becomes ``b * n`` to ``b * n + n - 1``.
+
+    Args:
+        layout: all its parts have token slots, unless its blocks stay as they are.
+        tokens: divides ``layout.block_tokens``.
+
+    >>> import numpy as np
+    >>> from kvplan import KVLayout
+    >>> layout = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 8), np.int8))
+    >>> small = KVLayout(split_blocks(layout.built, 4))
+    >>> small.num_blocks, small.address(layer=0, part="kv", block=5) == layout.address(
+    ...     layer=0, part="kv", block=1, token=4)
+    (16, True)
+    """
+    if tokens == layout.block_tokens:
+        return layout
+
+    def split(form: Form) -> tuple[Form, int] | None:
+        halves = None if form.opaque else cut(form.token, tokens)
+        if halves is None:
+            return None
+        outer, inner = halves
+        if form.table is None:
+            return replace(form, block=normal((*form.block, *outer)), token=inner), 0
+        steps = [offset(outer, k) for k in range(extent(outer))]
+        return replace(form, table=tuple(at + step for at in form.table for step in steps), token=inner), 0
+
+    return _with_forms(layout, split, layout.num_blocks * (layout.block_tokens // tokens), tokens)
+
+
+def some_tokens(layout: Built, part: int, parts: int, interleave: int) -> Built | None:
+    """Of every block, the tokens whose stretch of ``interleave`` tokens has number ``part`` modulo ``parts``.
+
+    Args:
+        layout: ``interleave * parts`` divides its block_tokens; all its parts have token slots.
+        part: 0 to parts - 1.
+        parts: shares that the tokens are dealt to in turn.
+        interleave: tokens of one turn.
+
+    >>> import numpy as np
+    >>> from kvplan import KVLayout
+    >>> layout = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 8), np.int8))
+    >>> third = KVLayout(some_tokens(layout.built, 2, 4, 2))
+    >>> third.block_tokens, third.address(layer=0, part="kv", token=2) == layout.address(layer=0, part="kv", token=12)
+    (4, True)
+    """
+
+    def pick(form: Form) -> tuple[Form, int] | None:
+        stretches = None if form.opaque else cut(form.token, interleave)
+        turns = cut(stretches[0], parts) if stretches is not None else None
+        if stretches is None or turns is None:
+            return None
+        return replace(form, token=normal((*turns[0], *stretches[1]))), offset(turns[1], part)
+
+    return _with_forms(layout, pick, layout.num_blocks, layout.block_tokens // parts)
+
+
+def _with_forms(
+    layout: Built, change: Callable[[Form], tuple[Form, int] | None], num_blocks: int, block_tokens: int
+) -> Built | None:
+    """The layout with every form changed and moved by so many bytes; alike forms stay one object."""
+    known: dict[int, tuple[Form, int] | None] = {}
+    components = []
+    for c in layout.components:
+        if id(c.form) not in known:
+            known[id(c.form)] = change(c.form)
+        changed = known[id(c.form)]
+        if changed is None:
+            return None
+        components.append(Component(c.layer, c.part, c.address + changed[1], changed[0]))
+    sizes = {axis: size for axis, size in layout.sizes.items() if not axis.startswith(("token.", "block."))}
+    sizes.update(block=num_blocks, token=block_tokens)
+    return layout._replace(components=tuple(components), num_blocks=num_blocks, block_tokens=block_tokens, sizes=sizes)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.base.integers import integer, integers
-from kvplan.base.limits import BLOCK_TOKENS, HEADS, NOTATION_LENGTH, NUMBER, SPEC_LEVELS
+from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.base.reading import json_of, read_whole, toml_of, why_unread
 from kvplan.errors import LayoutError
-from kvplan.layout.budget import Budget
-from kvplan.layout.build import Built, Naming, assemble, part_name
-from kvplan.layout.components import INT64_MAX, Region, quoted_address
+from kvplan.layout.build import Naming, assemble, part_name
+from kvplan.layout.components import INT64_MAX, Built, Region, quoted_address
 from kvplan.layout.dtypes import ITEMSIZE
+from kvplan.layout.dump import built_from_dump
+from kvplan.layout.merging import merged
 from kvplan.layout.notation import Notation, parse
 from kvplan.layout.tensors import TensorFacts
 
@@ -32,9 +33,7 @@ _KEYS = frozenset((
 ))  # fmt: skip
 
 
-def built_from_spec(
-    spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0
-) -> tuple[Built, str]:
+def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0) -> Built:
     """Parts and notation of the layout a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
 
     Args:
@@ -45,8 +44,6 @@ def built_from_spec(
     content = _load(spec)
     budget = budget or Budget()
     if "schema" in content:
-        from kvplan.layout.dump import built_from_dump
-
         try:
             return built_from_dump(content, budget)
         except LayoutError as error:
@@ -58,28 +55,27 @@ def built_from_spec(
     return _one(content, budget)
 
 
-def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> tuple[Built, str]:
+def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Built:
     """The entries of ``layouts`` as one; those without an address begin after the one before, on the same device."""
-    from kvplan.layout.kvlayout import KVLayout  # merging is a verb of the public class
-    from kvplan.layout.merging import merged
-
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
         raise LayoutError(f"'layouts' is {quoted(several)}; it is a list of at least one spec")
-    if level == SPEC_LEVELS:
-        raise LayoutError(f"'layouts' stand in 'layouts' more than {SPEC_LEVELS} levels deep; one level is enough")
+    if level == LIMITS.spec_levels:
+        raise LayoutError(
+            f"'layouts' stand in 'layouts' more than {LIMITS.spec_levels} levels deep; one level is enough"
+        )
     unknown = sorted(map(quoted, set(content) - {"layouts", "name"}))
     if unknown:
         raise LayoutError(f"spec has {unknown[0]} beside 'layouts'; it belongs into each of the entries")
     free: dict[str, int] = {}
-    held: list[KVLayout] = []
+    held: list[Built] = []
     for k, entry in enumerate(several):
         if not isinstance(entry, Mapping):
             raise LayoutError(f"layouts[{k}] is {quoted(entry)}; each entry is a spec, a table of keys")
         device = entry.get("device", "cpu")
         known = isinstance(device, str) and device in free and "address" not in entry
-        built, notation = built_from_spec({**entry, "address": free[device]} if known else entry, budget, level + 1)
-        held.append(KVLayout(built, notation=notation))
+        built = built_from_spec({**entry, "address": free[device]} if known else entry, budget, level + 1)
+        held.append(built)
         end = max(region.end for region in built.regions)
         if isinstance(device, str):
             free[device] = max(free.get(device, 0), -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
@@ -115,15 +111,17 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     return content
 
 
-def _one(spec: Mapping[str, Any], budget: Budget) -> tuple[Built, str]:
+def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
     unknown = sorted(map(quoted, set(spec) - _KEYS))
     if unknown:
         raise LayoutError(f"spec has unknown key {unknown[0]}; keys are {', '.join(sorted(_KEYS))}")
     for key, kind in (("notation", str), ("sizes", Mapping)):
         if not isinstance(spec.get(key), kind):
             raise LayoutError(f"spec needs {key!r}; got {quoted(spec.get(key))}")
-    if len(spec["notation"]) > NOTATION_LENGTH:
-        raise LayoutError(f"notation has {len(spec['notation']):,} characters; it has at most {NOTATION_LENGTH:,}")
+    if len(spec["notation"]) > LIMITS.notation_length:
+        raise LayoutError(
+            f"notation has {len(spec['notation']):,} characters; it has at most {LIMITS.notation_length:,}"
+        )
     notation = parse(spec["notation"])
     sizes = extents_of(notation, spec["sizes"])
     dtype = spec.get("dtype", "bfloat16")
@@ -134,22 +132,22 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> tuple[Built, str]:
     shape = shape_of(notation, sizes)
     strides = _strides(spec.get("strides"), shape, itemsize)
     nested = {axis: sizes[axis] for axis in notation.nesting}
-    Budget().components(sizes.get("layer", 1) * sizes.get("kv", 1))  # before tensors are made of them
-    budget.tensors(prod(nested.values()))
+    Budget().use("components", sizes.get("layer", 1) * sizes.get("kv", 1))  # before tensors are made of them
+    budget.use("tensors", prod(nested.values()))
     tensors = _place(spec, prod(nested.values()), shape, strides, itemsize, dtype)
     naming = Naming(
-        _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0, NUMBER),
-        _integer(spec, "head_start", 0, NUMBER),
+        _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0, LIMITS.number),
+        _integer(spec, "head_start", 0, LIMITS.number),
         part_name(spec.get("part", "kv")),
     )
     seams = _sequence(spec, "seams") if "seams" in spec else ()
     plain = {name: size for name, size in sizes.items() if name != "kv"}
-    return assemble(notation, tensors, nested, plain, naming, seams, budget), str(notation)
+    return assemble(notation, tensors, nested, plain, naming, seams, budget)
 
 
 def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
     """Extents of axes that are gone through one by one somewhere; those of ``block`` and ``dim`` are not."""
-    for axis, most in (("head", HEADS), ("token", BLOCK_TOKENS)):
+    for axis, most in (("head", LIMITS.heads), ("token", LIMITS.block_tokens)):
         count = prod(sizes[str(atom)] for atom in notation.factors(axis))
         if count > most:
             raise LayoutError(f"sizes make {axis} {quoted(count)}; a spec has at most {most:,}")

@@ -10,11 +10,15 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from kvplan.base.limits import PIECES
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
 
 Factor = tuple[int, int]  # (extent, stride in bytes)
 Factors = tuple[Factor, ...]  # outermost first; () has the one coordinate 0
+Int64Array = NDArray[np.int64]
 Loop = tuple[int, int, int]  # (count, source stride, destination stride), strides in bytes
 
 
@@ -55,6 +59,18 @@ def offset(factors: Factors, coordinate: int) -> int:
         coordinate, digit = divmod(coordinate, count)
         total += digit * stride
     return total
+
+
+def offsets_of(factors: Factors) -> Int64Array:
+    """Byte offset of every coordinate of an axis.
+
+    >>> offsets_of(((2, 100), (3, 8))).tolist()
+    [0, 8, 16, 100, 108, 116]
+    """
+    out = np.zeros(1, dtype=np.int64)
+    for count, stride in factors:
+        out = (out[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
+    return out
 
 
 def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
@@ -149,10 +165,10 @@ def check_refined(pieces: int) -> None:
     Raises:
         IncompatibleLayoutsError: they are.
     """
-    if pieces > PIECES:
+    if pieces > LIMITS.pieces:
         raise IncompatibleLayoutsError(
-            f"axes are split at boundaries that do not meet, into over {PIECES:,} pieces; give factors that divide "
-            "each other"
+            f"axes are split at boundaries that do not meet, into over {LIMITS.pieces:,} pieces; give factors that "
+            "divide each other"
         )
 
 

@@ -19,8 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
+from kvplan.base.numbers import rate, spelled
 from kvplan.errors import KVPlanError
-from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, spelled
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto
 
 INCHES, DPI = (10.0, 6.0), 150
 # Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell paths apart without colours.
@@ -194,7 +195,7 @@ def _line(axes: Axes, some: Sequence[Row]) -> None:
 
 def _ceiling(axes: Axes, gbps: float, what: str, top: float) -> None:
     axes.axhline(gbps, color=BLACK, linestyle=(0, (6, 3)), linewidth=1.0, zorder=2.95)
-    axes.text(0.01, gbps, f"{what} {gbps:.1f} GB/s", transform=axes.get_yaxis_transform(), fontsize=TINY + 0.5,
+    axes.text(0.01, gbps, f"{what} {rate(gbps)}", transform=axes.get_yaxis_transform(), fontsize=TINY + 0.5,
               va="bottom", ha="left", zorder=2.9, bbox=PAPER)  # fmt: skip
     axes.set_ylim(0, top)
 

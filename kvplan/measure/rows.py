@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kvplan.base.numbers import rate, spelled
 from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
 
@@ -130,7 +131,7 @@ def judged(gbps: float, ceilings: Ceilings, direction: str) -> str:
     """
     ceiling = ceilings.of(direction)
     if ceilings.hard and not gbps <= ceiling * (1 + TOLERANCE):
-        return f"{gbps:.1f} GB/s is faster than the {ceilings.what}'s {ceiling:.1f} GB/s"
+        return f"{rate(gbps)} is faster than the {ceilings.what}'s {rate(ceiling)}"
     return ""
 
 
@@ -188,18 +189,6 @@ def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, lis
         panel: {path: [sizes[nbytes] for nbytes in sorted(sizes)] for path, sizes in paths.items()}
         for panel, paths in found.items()
     }
-
-
-def spelled(nbytes: int) -> str:
-    """Bytes in the largest binary unit that divides them.
-
-    >>> spelled(512), spelled(28 << 10), spelled(1 << 20), spelled(1536)
-    ('512 B', '28 KiB', '1 MiB', '1536 B')
-    """
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes and nbytes % (1 << shift) == 0:
-            return f"{nbytes >> shift} {unit}"
-    return f"{nbytes} B"
 
 
 def named(geometry: Geometry) -> str:

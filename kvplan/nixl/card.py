@@ -1,4 +1,4 @@
-"""The card of a process that NIXL reaches: its layouts, and what NIXL must know, as text that goes over any channel."""
+"""The card of a process: its layouts and NIXL's metadata as text, to send to a peer over any channel."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.base.limits import NAME_LENGTH
+from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
 from kvplan.errors import LayoutError
-from kvplan.layout.budget import Budget
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
 
 SCHEMA = "kvplan.nixl/1"
 _KEYS = ("schema", "name", "layouts", "metadata")
 _RIGHT = "give what NixlAgent.card() made"
+_LAYOUT = "give what KVLayout.save writes"
 
 
 def write(name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> bytes:
-    """The card of a process."""
+    """Make the card of a process."""
     document = {
         "schema": SCHEMA,
         "name": name,
-        "layouts": {key: document_of(layout) for key, layout in layouts.items()},
+        "layouts": {key: document_of(layout.built) for key, layout in layouts.items()},
         "metadata": base64.b64encode(metadata).decode(),
     }
     return json.dumps(document).encode()
 
 
 def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
-    """Name, layouts and NIXL's metadata of a card.
+    """Read name, layouts and NIXL's metadata from a card.
 
     Raises:
-        LayoutError: what is no card, or holds a layout that cannot be.
+        LayoutError: the card cannot be read, or one of its layouts is invalid.
     """
     if not isinstance(card, bytes | bytearray | str):
-        raise LayoutError(f"that is no card, but a {type(card).__name__}; {_RIGHT}")
+        raise LayoutError(f"card is a {type(card).__name__}; {_RIGHT}")
     try:
         document = json_of(card if isinstance(card, str) else bytes(card))
     except LayoutError as error:
-        raise LayoutError(f"that is no card: {error}; {_RIGHT}") from None
+        raise LayoutError(f"card cannot be read: {error}; {_RIGHT}") from None
     if not isinstance(document, dict):
-        raise LayoutError(f"that is no card, but {quoted(document)}; {_RIGHT}")
+        raise LayoutError(f"card is {quoted(document)}; {_RIGHT}")
     if lacked := [key for key in _KEYS if key not in document]:
-        raise LayoutError(f"that is no card: it lacks {lacked[0]!r}; {_RIGHT}")
+        raise LayoutError(f"card lacks {lacked[0]!r}; {_RIGHT}")
     if document["schema"] != SCHEMA:
-        raise LayoutError(f"the card is of schema {quoted(document['schema'])}; this kvplan reads {SCHEMA!r}")
+        raise LayoutError(f"the card has schema {quoted(document['schema'])}; this kvplan reads {SCHEMA!r}")
     name, layouts = document["name"], document["layouts"]
     check_name(name)
     if not isinstance(layouts, dict):
-        raise LayoutError(f"the card's layouts are {quoted(layouts)}; they are a table")
+        raise LayoutError(f"the card's layouts are {quoted(layouts)}; give an object with a layout for each name")
     try:
         metadata = base64.b64decode(document["metadata"].encode("ascii"), validate=True)
     except (AttributeError, ValueError):
-        raise LayoutError(f"the card's metadata is {quoted(document['metadata'])}; it is base64") from None
+        raise LayoutError(f"the card's metadata is {quoted(document['metadata'])}; give base64 text") from None
     budget = Budget()
     return name, {key: _layout(key, layout, budget) for key, layout in layouts.items()}, metadata
 
 
 def check_name(name: object) -> None:
-    """A name that can be told apart and printed.
+    """Check that a name is a printable text of limited length.
 
     Raises:
-        LayoutError: it is none.
+        LayoutError: it is something else.
     """
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
+    if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
         raise LayoutError(
-            f"an agent, or its card, is called {quoted(name)}; a name is a printable text of 1 to "
-            f"{NAME_LENGTH} characters"
+            f"the name of an agent, or of its card, is {quoted(name)}; give a printable text of 1 to "
+            f"{LIMITS.name_length} characters"
         )
 
 
 def _layout(name: str, document: Any, budget: Budget) -> KVLayout:
     if isinstance(document, dict) and "schema" not in document:
-        raise LayoutError(f"layout {quoted(name)} of the card is a spec, if anything; it is what KVLayout.save writes")
-    if not isinstance(document, dict):  # a text would be read as the path of a file here
-        raise LayoutError(f"layout {quoted(name)} of the card is {quoted(document)}; it is what KVLayout.save writes")
+        raise LayoutError(f"layout {quoted(name)} of the card has no schema, as if it were a spec; {_LAYOUT}")
+    if not isinstance(document, dict):  # otherwise a text would be read as the path of a file here
+        raise LayoutError(f"layout {quoted(name)} of the card is {quoted(document)}; {_LAYOUT}")
     try:
-        built, notation = built_from_dump(document, budget)
+        built = built_from_dump(document, budget)
     except LayoutError as error:
         raise LayoutError(f"layout {quoted(name)} of the card: {error}") from None
-    layout = KVLayout(built, notation=notation)
+    layout = KVLayout(built)
     if layout.addresses != "dump":
-        raise LayoutError(f"layout {quoted(name)} of the card is a spec: nothing lies at its addresses")
+        raise LayoutError(f"layout {quoted(name)} of the card is a spec: its addresses hold no memory")
     return layout

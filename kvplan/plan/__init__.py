@@ -1,1 +1,1 @@
-"""Block ids in, copies out."""
+"""Plans of transfers: block ids in, contiguous copies out."""

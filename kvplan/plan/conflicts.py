@@ -1,20 +1,20 @@
-"""Whether two plans have an order: one writes what the other reads or writes."""
+"""Conflicts between plans: two plans must keep their order if one writes bytes that the other reads or writes."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array
 
 READ, WRITTEN = 0, 1  # rows of a part's units
 
 
 def conflict(first: Plan, second: Plan) -> bool:
-    """Whether a byte that one plan writes is read or written by the other, so that their order is seen.
+    """Tell whether one plan writes a byte that the other reads or writes, so that their order matters.
 
-    Told from addresses: memory that is mapped twice counts as two.
+    Addresses are compared: memory that is mapped twice counts as two memories.
 
     >>> import kvplan, numpy as np
     >>> a, b = (kvplan.KVLayout.from_tensors("block dim", np.zeros((8, 64), np.int8)) for _ in range(2))
@@ -32,24 +32,27 @@ def conflict(first: Plan, second: Plan) -> bool:
 
 
 def _meet(one: Part, side: int, other: Part, its: int) -> bool:
-    """Whether the bytes of one side of a part meet those of one side of another."""
+    """Tell whether the bytes of one side of a part overlap those of one side of another part."""
     mine, theirs = one.units[side], other.units[its]
     if not mine.size or not theirs.size:
         return False
     (low, high), (its_low, its_high) = one.group.hulls[side], other.group.hulls[its]
     if mine.max() + high <= theirs.min() + its_low or theirs.max() + its_high <= mine.min() + low:
         return False
-    if one.group is other.group and side == its:  # units of one layout are apart, or the same
+    if one.group is other.group and side == its:  # two units of one layout are either apart or the same
         return bool(np.isin(mine, theirs).any())
     starts, ends = _union(one, side)
     its_starts, its_ends = _union(other, its)
-    after = np.searchsorted(ends, its_starts, side="right")  # the first that ends behind each start
+    after = np.searchsorted(ends, its_starts, side="right")  # the first run that ends behind each start
     inside = after < ends.size
     return bool((starts[after[inside]] < its_ends[inside]).any())
 
 
 def _union(part: Part, side: int) -> tuple[Int64Array, Int64Array]:
-    """Every run of every unit, ascending; ends never descend: a run inside an earlier one counts as its rest."""
+    """List first bytes and ends of every run of every unit, both ascending.
+
+    A run that lies inside an earlier run gets that run's end: the bytes covered stay the same.
+    """
     offsets, size = part.group.offsets[side], part.group.offsets[2]
     starts = (part.units[side][:, None] + offsets).ravel()
     order = np.argsort(starts, kind="stable")

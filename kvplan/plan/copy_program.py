@@ -1,4 +1,4 @@
-"""The public face of compiling: two layouts in, a program that plans transfers out."""
+"""Compile two layouts into a program that plans transfers between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy as np
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.holding import check_held, questions
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
-from kvplan.program.passes import compile_geometry
+from kvplan.program.passes import compile_geometry, passes
 from kvplan.program.program import Program
 
-# Programs in use, by the identity of their layouts. A program holds its layouts, so that an identity stays theirs for
-# as long as the entry lives; nothing here keeps a tensor alive.
+# Programs in use, by the identity of their layouts. A program holds its layouts, so their identities are not reused
+# while the entry lives. The references are weak: nothing here keeps a tensor alive.
 _in_use: WeakValueDictionary[tuple[int, int], CopyProgram] = WeakValueDictionary()
 
 
@@ -33,8 +34,8 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
         dst: layout to write.
 
     Raises:
-        IncompatibleLayoutsError: what one side lacks and is not sliced away, or where the two do not meet.
-        LayoutError: a tensor that has other memory than when it was described.
+        IncompatibleLayoutsError: one side lacks a layer, a part or all heads, or the block sizes have no common unit.
+        LayoutError: a tensor has other memory than when it was described.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -54,11 +55,11 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
     return program
 
 
-def _met(layout: KVLayout, other: KVLayout) -> KVLayout:
-    """A layout with the heads that the other holds too.
+def _with_heads_of(layout: KVLayout, other: KVLayout) -> KVLayout:
+    """Reduce a layout to the heads that the other holds too.
 
-    A rank may have pinned those of a shared pool and no others, and whether a GPU reaches a plan's memory is asked of
-    its layouts.
+    A rank may have pinned only these heads of a shared pool. The layouts of a plan decide whether a GPU reaches its
+    memory, so they must not name more than the plan touches.
     """
     if layout.heads == other.heads or not all(any(c.form.headed for c in each.components) for each in (layout, other)):
         return layout
@@ -67,7 +68,7 @@ def _met(layout: KVLayout, other: KVLayout) -> KVLayout:
         return layout
     try:
         return layout.slice(heads=both)
-    except LayoutError:  # a range across the factors of a split axis, which is no slice
+    except LayoutError:  # the range cuts the factors of a split axis, so no slice holds exactly these heads
         return layout
 
 
@@ -77,11 +78,11 @@ class CopyProgram:
     Attributes:
         src, dst: the two layouts.
         program: the compiled run groups, plain integers.
-        unit_tokens: token slots a unit: the greatest common divisor of both block sizes, or less where a split token
-            axis is cut unevenly by that. Where all content is opaque, sub-blocks a unit.
-        unit_nbytes: bytes a unit.
-        runs: contiguous copies a unit.
-        run_nbytes: bytes of the smallest and of the largest of them.
+        unit_tokens: token slots per unit: the greatest common divisor of both block sizes, or less where that would
+            cut a split token axis unevenly. Where all content is opaque, sub-blocks per unit.
+        unit_nbytes: bytes per unit.
+        runs: contiguous copies per unit.
+        run_nbytes: bytes of the smallest and of the largest run.
         alignment: largest power of two that divides every address, stride and size.
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
     """
@@ -100,11 +101,11 @@ class CopyProgram:
         self.direction: str = direction_of(src, dst)
         self._sides = sides(self.program)
         self._units = (self.program.src_units, self.program.dst_units)
-        self._layouts = ((_met(src, dst), _met(dst, src)),)
+        self._layouts = ((_with_heads_of(src, dst), _with_heads_of(dst, src)),)
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
         self._of_layers: dict[tuple[int, ...], Program] = {}
-        # What a submit looks at, as often as there are submits.
+        # Every submit reads these two.
         self.movable = src.addresses == dst.addresses == "memory" and dst.writable
         self.questions = questions(src.holdings, dst.holdings)
 
@@ -118,18 +119,18 @@ class CopyProgram:
         return compile, (self.src, self.dst)
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
-        """Plan one transfer: which units go where.
+        """Plan one transfer: find the source and the destination address of every unit.
 
         Args:
             src_blocks: block ids in the source, in order of tokens; int sequence, numpy array or torch CPU tensor.
             dst_blocks: block ids in the destination.
-            src_skip: units (not tokens) skipped at the front of the first source block, where a block holds several: to
-                begin at token ``t`` of it, ``t // program.unit_tokens``. :meth:`explain` prints both.
-            dst_skip: units skipped at the front of the first destination block.
+            src_skip: units (not tokens) to skip at the front of the first source block. To begin at token ``t`` of that
+                block, give ``t // program.unit_tokens``; :meth:`explain` prints the unit and the range of skips.
+            dst_skip: units to skip at the front of the first destination block.
 
         Raises:
-            BlockIndexError: ids that are no blocks, lists that cover different units, a skip of a block or more.
-            OverlapError: a destination named twice, or memory both read and written.
+            BlockIndexError: an id outside its blocks, lists that cover different units, or a skip of a block or more.
+            OverlapError: a destination named twice, or memory that the plan both reads and writes.
 
         >>> import kvplan, numpy as np
         >>> gpu = kvplan.KVLayout.from_tensors("block token dim", np.zeros((16, 16, 8), np.int8))
@@ -151,11 +152,11 @@ class CopyProgram:
         return plan
 
     def ready(self) -> bool:
-        """Whether its plans can be moved: memory of this process, which the tensor whose turn it is still has."""
+        """Tell whether its plans can be moved now; asks one tensor of each side whether it still has its memory."""
         return self.movable and (self.questions is None or next(self.questions)())
 
     def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """The program of some layers, by their global numbers, alone; kept."""
+        """Compile some layers alone, by their global numbers; the result is kept."""
         program = self._of_layers.get(layers)
         if program is None:
             program = compile_geometry(self.src.slice(layers=layers).geometry, self.dst.slice(layers=layers).geometry)
@@ -163,20 +164,22 @@ class CopyProgram:
         return program
 
     def explain(self, width: int | None = None) -> str:
-        """The program after each pass, as text.
+        """Show the program after each pass, as text.
 
         Args:
-            width: characters that no line exceeds, at least 40; by default each fact is one line, however long.
+            width: most characters of a line, at least 40; by default each fact is one line of any length.
         """
         from kvplan.program.explain import explain
 
-        return explain(self.src, self.dst, optional_integer("width", width, least=1, error=KVPlanError))
+        width = optional_integer("width", width, least=1, error=KVPlanError)
+        sides = [f"{layout}{ADDRESSES[layout.addresses]}" for layout in (self.src, self.dst)]
+        return explain(passes(self.src.geometry, self.dst.geometry), (sides[0], sides[1]), width)
 
     def diagram(self) -> str:
-        """A picture of one unit's runs between source and destination, as SVG text."""
+        """Draw one unit's runs between source and destination, as SVG text."""
         from kvplan.draw.diagram import diagram
 
-        return diagram(self)
+        return diagram(self.program, repr(self), (str(self.src), str(self.dst)))
 
     def __repr__(self) -> str:
         low, high = self.run_nbytes

@@ -1,4 +1,4 @@
-"""A plan, layer by layer: the same byte moves as several plans, so that one layer can be there before the next."""
+"""Split a plan by layers: the same byte moves as several plans, so that one layer arrives before the next."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.descriptors import Part
-from kvplan.plan.plan import Plan
+from kvplan.plan.plan import Plan, PlannedBy, narrowed
 from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
+Skips = tuple[int, int]
+Held = dict[RunGroup, list[tuple[Part, Skips]]]
 
 
 def layers_of(plan: Plan) -> tuple[int, ...]:
-    """Global numbers of the layers that a plan moves, ascending."""
+    """List the global numbers of the layers that a plan moves, ascending."""
     return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
 
 
 def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     """Cut a plan into at most ``count`` plans of consecutive layers, in their order.
 
-    Layers whose blocks do not consist of the plan's units stay together in one plan.
+    Where some layers alone would have other units than the plan has, the plan stays whole.
 
     Args:
         plan: what to move.
-        count: plans wanted at most.
+        count: most plans wanted.
 
     Returns:
-        Global numbers of the layers, and the plan that moves them.
+        For each plan, the global numbers of its layers, and the plan.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -47,46 +48,36 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
         return [(frozenset(layers), plan)]
     made = []
     for some in chosen:
-        parts: list[Part] = []
-        skips: list[tuple[int, int]] = []
-        for pair, held in owners:
-            wanted = tuple(layer for layer in pair.src.layers if layer in some)
+        moved: list[tuple[Part, Skips]] = []
+        for program, held in owners:
+            wanted = tuple(layer for layer in program.src.layers if layer in some)
             if not wanted:
                 continue
-            parts_of = _parts(pair.of_layers(wanted), pair.program, held)
-            if parts_of is None:
+            found = _parts(program.of_layers(wanted), program.program, held)
+            if found is None:
                 return [(frozenset(layers), plan)]
-            parts += [part for part, _ in parts_of]
-            skips += [skip for _, skip in parts_of]
-        nbytes = sum(part.nbytes for part in parts)
-        fixed = (plan.direction, plan.layouts, plan.seams, tuple(skips), plan.programs)
-        made.append((frozenset(some), Plan(tuple(parts), plan.units, nbytes, *fixed)))
+            moved += found
+        made.append((frozenset(some), narrowed(plan, moved)))
     return made
 
 
-Held = dict[RunGroup, list[tuple[Part, tuple[int, int]]]]
-
-
-def _owners(plan: Plan) -> list[tuple[CopyProgram, Held]] | None:
-    """Each program of the plan, and the parts that are of it."""
+def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
+    """Find the parts that each program of the plan made; None where a part belongs to no program."""
     held: Held = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
     owners = []
-    for pair in plan.programs:
-        mine = {group: held.pop(group) for group in pair.program.groups if group in held}
+    for program in plan.programs:
+        mine = {group: held.pop(group) for group in program.program.groups if group in held}
         if mine:
-            owners.append((pair, mine))
+            owners.append((program, mine))
     return None if held else owners
 
 
-def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, tuple[int, int]]] | None:
-    """The units of the whole program's parts, as the sliced program's groups count them; None where they differ."""
-    if (sliced.unit_tokens, sliced.src_units, sliced.dst_units) != (
-        whole.unit_tokens,
-        whole.src_units,
-        whole.dst_units,
-    ):
+def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, Skips]] | None:
+    """Place the units of the whole program's parts for the groups of some layers; None where units differ."""
+    units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
+    if units[0] != units[1]:
         return None
     made = []
     by_axes = {(group.src, group.dst): group for group in held}

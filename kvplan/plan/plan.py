@@ -1,36 +1,59 @@
-"""Plans: which bytes one transfer moves, kept factored until somebody asks for descriptors."""
+"""Plans: the bytes that one transfer moves, kept factored until descriptors are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
-from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.program.program import Int64Array
-
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
-    from kvplan.plan.copy_program import CopyProgram
-    from kvplan.plan.nixl_lists import NixlList
+from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
+from kvplan.plan.plan_pickling import Starts, moved, starts_of
+from kvplan.program.program import Program
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def direction_of(src: KVLayout, dst: KVLayout) -> str:
-    """``"load"`` host to device, ``"store"`` device to host, ``"host"`` or ``"device"`` within one of them."""
+    """Name the direction: ``"load"`` host to device, ``"store"`` back, ``"host"`` or ``"device"`` inside one."""
     src_host, dst_host = src.device == "cpu", dst.device == "cpu"
     if src_host:
         return "host" if dst_host else "load"
     return "store" if dst_host else "device"
 
 
+class PlannedBy(Protocol):
+    """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` keeps this protocol.
+
+    Attributes:
+        src, dst: layouts to read and to write; the first tells which layers the program moves.
+        program: the run groups of the plan's parts.
+        movable: whether both layouts are memory of this process, and the destination may be written.
+    """
+
+    src: KVLayout
+    dst: KVLayout
+    program: Program
+    movable: bool
+
+    def ready(self) -> bool:
+        """Tell whether a plan can be moved now; asks one tensor of each side whether it still has its memory."""
+
+    def of_layers(self, layers: tuple[int, ...]) -> Program:
+        """Compile some layers alone, by their global numbers."""
+
+
+@dataclass(eq=False, repr=False)  # not frozen: that would double the time of its making
 class Plan:
     """The byte moves of one transfer. Made by :meth:`kvplan.CopyProgram.plan` or :func:`join`; never changed.
 
@@ -41,49 +64,42 @@ class Plan:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         layouts: (source, destination) of every joined plan; they keep the memory alive.
         seams: addresses that no descriptor may cross.
-        skips: of every part, units of its first source block and of its first destination block that lie before its
-            first unit; the others follow in order, so that those of one block can be told.
-        programs: what it was planned by; they keep what was compiled alive.
+        skips: for every part, the units of its first source block and of its first destination block that lie before
+            its first unit. The other units follow in order, so this tells which units share a block.
+        programs: the programs that made it; they keep compiled data alive.
     """
 
-    __slots__ = ("direction", "layouts", "nbytes", "parts", "programs", "seams", "skips", "units")
+    parts: tuple[Part, ...]
+    units: int
+    nbytes: int
+    direction: str
+    layouts: tuple[tuple[KVLayout, KVLayout], ...]
+    seams: Seams
+    skips: tuple[tuple[int, int], ...]
+    programs: tuple[PlannedBy, ...] = ()
 
-    def __init__(
-        self,
-        parts: tuple[Part, ...],
-        units: int,
-        nbytes: int,
-        direction: str,
-        layouts: tuple[tuple[KVLayout, KVLayout], ...],
-        seams: Seams,
-        skips: tuple[tuple[int, int], ...],
-        programs: tuple[CopyProgram, ...] = (),
-    ) -> None:
-        self.parts = parts
-        self.units = units
-        self.nbytes = nbytes
-        self.direction = direction
-        self.layouts = layouts
-        self.seams = seams
-        self.skips = skips
-        self.programs = programs
+    @cached_property
+    def moving(self) -> Sequence[Part]:
+        """The parts that have units, and one part for each run group: lowering and counting read these."""
+        if len(self.parts) == 1 and self.parts[0].units.shape[1]:
+            return self.parts
+        return together([part for part in self.parts if part.units.shape[1]])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from kvplan.plan.pickling import facts_of_plan, plan_of_facts
-
-        return plan_of_facts, facts_of_plan(self)
+        return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
-        """Flat lowering: the fewest contiguous copies, in no promised order.
+        """Lower the plan to the fewest contiguous copies, in no promised order.
 
         Args:
-            max_nbytes: bytes that no descriptor may exceed.
+            max_nbytes: most bytes of a descriptor.
 
         Returns:
-            Addresses and bytes as three int64 arrays. No two could be merged, unless a seam or the cap stands between.
+            Addresses and bytes as three int64 arrays. No two descriptors could be merged, except across a seam or
+            beyond the cap.
 
         Raises:
-            KVPlanError: a cap that is no positive integer.
+            KVPlanError: the cap is not a positive integer.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
@@ -93,12 +109,12 @@ class Plan:
         """
         right = "a descriptor moves at least one byte"
         cap = optional_integer("max_nbytes", max_nbytes, least=1, right=right, error=KVPlanError)
-        return flat(self.parts, self.seams, cap)
+        return flat(self.moving, self.seams, cap)
 
     def strided(self) -> StridedRows:
-        """Strided lowering: 2-D copies as rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
+        """Lower the plan to 2-D copies: rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
 
-        No row reaches over a seam. A copy without a loop has height 1.
+        No row reaches across a seam. A copy without a loop has height 1.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -109,9 +125,9 @@ class Plan:
         return strided(self.parts, self.seams)
 
     def nixl(self, side: str, *, strided: bool = False) -> NixlList:
-        """One side as a list of NIXL's, for ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
+        """List one side for NIXL: ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
 
-        Row ``k`` of one side goes with row ``k`` of the other: rows come by ascending destination.
+        Row ``k`` of one side belongs to row ``k`` of the other: both are in ascending order of destination.
 
         Args:
             side: ``"src"`` or ``"dst"``.
@@ -119,8 +135,8 @@ class Plan:
                 (address, length, device id).
 
         Raises:
-            KVPlanError: a side that is none.
-            PathError: memory of CPU and GPU on one side, or of a device that is neither.
+            KVPlanError: the side is neither ``"src"`` nor ``"dst"``.
+            PathError: one side has memory of CPU and GPU, or of a device that is neither.
 
         >>> import kvplan, numpy as np
         >>> mine = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((4, 8, 64), np.int8))
@@ -135,45 +151,62 @@ class Plan:
         >>> plan.nixl("dst", strided=True).rows.tolist()
         [[1048832, 64, 1, 64, 4]]
         """
-        from kvplan.plan.nixl_lists import check_side, nixl_lists
-
-        return nixl_lists(self, strided=strided)[check_side(side)]
+        number = check_side(side)
+        return nixl_lists(self.strided() if strided else self.descriptors(), self.layouts)[number]
 
     def __repr__(self) -> str:
         return f"Plan({self.direction} of {self.units} units, {self.nbytes} bytes)"
 
 
+def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
+    """Load a pickled plan; its addresses move as far as the regions of its layouts did."""
+    plan = Plan(*values)
+    parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
+    programs = plan.programs
+    if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
+        # A pool may have gone after one layout was loaded and before the other. Submits ask the programs first, so
+        # those that still believe in the pool are dropped.
+        programs = tuple(program for program in programs if not program.movable)
+    return replace(plan, parts=parts, seams=seams, programs=programs)
+
+
+def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
+    """Make a plan of only these parts, given with their skips; units and layouts stay the same."""
+    parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
+    return replace(plan, parts=parts, skips=skips, nbytes=sum(part.nbytes for part in parts))
+
+
 def join(plans: Sequence[Plan]) -> Plan:
-    """One plan of several, for one submission: the KV-cache groups of a hybrid model, say.
+    """Join several plans into one submission, for example those of a hybrid model's KV-cache groups.
 
     Args:
-        plans: of one direction; plans that move nothing count for nothing.
+        plans: plans of one direction; plans that move nothing are left out.
 
     Raises:
-        KVPlanError: no plans.
-        PathError: plans of different directions.
-        OverlapError: two plans write the same byte.
+        KVPlanError: there are no plans.
+        PathError: the plans have different directions.
+        OverlapError: two plans write the same byte, or one writes what another reads.
     """
     if isinstance(plans, Plan) or not all(isinstance(plan, Plan) for plan in plans):
         raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
     plans = list(plans)
     if not plans:
         raise KVPlanError("join of no plans; give at least one")
-    joined = together(plans)
+    joined = unite(plans)
     if sum(bool(plan.nbytes) for plan in plans) > 1:
         check_written_once(joined)
         check_not_read(joined)
     return joined
 
 
-def together(plans: Sequence[Plan]) -> Plan:
-    """Join plans that are known to write no byte twice, and none that one of them reads.
+def unite(plans: Sequence[Plan]) -> Plan:
+    """Join plans that are known to write no byte twice and no byte that one of them reads.
 
     Raises:
-        PathError: plans of different directions.
+        PathError: the plans have different directions.
     """
     moving = [plan for plan in plans if plan.nbytes] or plans[:1]
-    if len(moving) == 1:  # its layouts tell where their own registrations touch
+    if len(moving) == 1:  # its own seams are complete
         return moving[0]
     directions = sorted({plan.direction for plan in moving})
     if len(directions) > 1:
@@ -188,17 +221,17 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int) -> Int64Array:
-    """Seams of one side of all plans, and those between registrations of different layouts that touch."""
+    """Collect the seams of one side of all plans, and the seams where registrations of different layouts touch."""
     regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
     touching = np.array(touching_seams(list(regions.values())), dtype=np.int64)
     return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
 
 
 def check_written_once(plan: Plan) -> None:
-    """No two parts of a plan write the same byte.
+    """Check that no two parts of a plan write the same byte.
 
     Raises:
-        OverlapError: the first byte that two parts write.
+        OverlapError: two parts do; names the first such byte.
     """
     hulls = []
     for group, units in plan.parts:
@@ -208,7 +241,7 @@ def check_written_once(plan: Plan) -> None:
     hulls.sort()
     if all(end <= start for (_, end), (start, _) in pairwise(hulls)):
         return
-    made = flat(plan.parts, NO_SEAMS, None)
+    made = flat(plan.moving, NO_SEAMS, None)
     order = np.argsort(made.dst)
     start, end = made.dst[order], (made.dst + made.size)[order]
     clash = np.flatnonzero(start[1:] < end[:-1])
@@ -218,18 +251,18 @@ def check_written_once(plan: Plan) -> None:
 
 
 def check_not_read(plan: Plan) -> None:
-    """A plan writes no byte that it also reads; copies within a plan have no order.
+    """Check that a plan writes no byte that it also reads: copies within a plan have no order.
 
     Raises:
-        OverlapError: the first such byte.
+        OverlapError: it does; names the first such byte.
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
-    made = flat(plan.parts, NO_SEAMS, None)
+    made = flat(plan.moving, NO_SEAMS, None)
     order = np.argsort(made.src)
     starts = made.src[order]
     reach = np.maximum.accumulate((made.src + made.size)[order])
-    # The last read that begins before each write ends: does any read up to there reach into the write?
+    # For each write, the last read that begins before the write ends: does any read up to there reach into the write?
     last = np.searchsorted(starts, made.dst + made.size, side="left") - 1
     clash = np.flatnonzero((last >= 0) & (reach[np.maximum(last, 0)] > made.dst))
     if clash.size:
@@ -238,7 +271,7 @@ def check_not_read(plan: Plan) -> None:
 
 
 def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
-    """Whether the allocations of two layouts of this process meet."""
+    """Tell whether the allocations of two layouts overlap, where both describe memory of this process."""
     if src.device != dst.device or {src.addresses, dst.addresses} != {"memory"}:
         return False
     spans = sorted([(r.address, r.end, 0) for r in src.regions] + [(r.address, r.end, 1) for r in dst.regions])

@@ -1,17 +1,19 @@
-"""Caches of n ranks into caches of m: every pair of them compiled, and each byte given to one writer.
+"""Reshard the caches of n ranks into caches of m: compile every pair of ranks, and give each byte one writer.
 
-Nothing is new here: a pair's share is a slice of both layouts, compiled; a rank's turn is a choice among block ids;
-tokens dealt to ranks are a view of the other side's blocks.
+A pair's share is a slice of both layouts, compiled like any other pair. A rank's turn is a choice among block ids.
+Under context parallelism, a rank's tokens are a view of the other side's blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
-from math import gcd
+from math import gcd, lcm
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvplan.base.numbers import count_of, number_ranges
 from kvplan.errors import LayoutError, OverlapError
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
@@ -20,36 +22,40 @@ from kvplan.plan.plan import Plan, shares_memory
 from kvplan.ranks.rank_pair import PairProgram
 from kvplan.ranks.shards import Shard, shares
 
+if TYPE_CHECKING:
+    from kvplan.draw.ranks import RankPicture
+
 Side = KVLayout | Shard
+MOST_SHOWN = 8  # blocks of one rank in a picture
 
 
 def reshard(
     sources: Side | Sequence[Side], destinations: Side | Sequence[Side], *, complete: bool = True
 ) -> Resharding:
-    """Programs that bring the caches of some ranks into those of others, or into a pool that belongs to no topology.
+    """Compile programs that bring the caches of some ranks into those of others, or into a pool of any topology.
 
-    Ranks are layouts with global numbers of layers and heads: tensor parallelism is ``head_start``, pipeline
-    parallelism ``layer_start``, context parallelism a :class:`kvplan.Shard`. What several sources hold (heads of which
-    there are fewer than ranks, latents, indexer rows) each of them moves in turn: of ``n``, number ``k`` moves the
-    block ids of the destination that leave ``k`` when divided by ``n``. Every destination is written whole, also where
-    destinations hold the same. What sources hold beyond that is not read.
+    Ranks are layouts with global numbers of layers and heads. Tensor parallelism is ``head_start``, pipeline
+    parallelism ``layer_start``, and context parallelism a :class:`kvplan.Shard`. Several sources may hold the same
+    content: replicated heads, latents, indexer rows. They move it in turns: of ``n`` such sources, number ``k`` moves
+    the destination's block ids that leave remainder ``k`` when divided by ``n``. Every destination is written whole,
+    also where two destinations hold the same content. Other content of the sources is not read.
 
-    A rank that is in another process is described from its spec: its programs then compile, and only the pairs of
-    ranks that are here can be executed.
+    A rank in another process is described from its spec. Its programs compile, but only plans between ranks of this
+    process can be executed.
 
     Args:
-        sources: layouts or shards to read, one a rank.
-        destinations: layouts or shards to write; no two share a byte.
-        complete: refuse destinations with content that no source holds; without it, that stays as it is.
+        sources: layouts or shards to read, one per rank.
+        destinations: layouts or shards to write, one per rank; no two share a byte.
+        complete: refuse destinations with content that no source holds; if False, such content stays as it is.
 
     Returns:
-        A mapping from (source, destination), by their places in the arguments, to a :class:`PairProgram`. Pairs that
-        share nothing have no entry.
+        A mapping from (source, destination), by their places in the arguments, to a :class:`PairProgram`. Pairs
+        without common content have no entry.
 
     Raises:
-        IncompatibleLayoutsError: content of a destination that no source holds, or that does not meet.
-        LayoutError: what is no layout; sources that deal the same tokens in two ways.
-        OverlapError: two destinations that share bytes.
+        IncompatibleLayoutsError: no source holds some content of a destination, or a pair has no common unit.
+        LayoutError: an argument is not a layout or a shard, or sources deal the same tokens in two ways.
+        OverlapError: two destinations share bytes.
 
     >>> import kvplan, numpy as np
     >>> ranks = [kvplan.KVLayout.from_tensors("layer: kv block token head dim", [np.zeros((2, 8, 16, 2, 64), np.int8)],
@@ -77,7 +83,7 @@ def reshard(
 def _shards(name: str, given: Any) -> tuple[Shard, ...]:
     side = (given,) if isinstance(given, (KVLayout, Shard)) else given
     if not isinstance(side, Sequence) or not side:
-        raise LayoutError(f"{name} is {given!r}; give a sequence of one layout or shard a rank")
+        raise LayoutError(f"{name} is {given!r}; give a sequence with one layout or shard per rank")
     for k, rank in enumerate(side):
         if not isinstance(rank, (KVLayout, Shard)):
             raise LayoutError(f"{name}[{k}] is a {type(rank).__name__}; ranks are KVLayouts or Shards")
@@ -85,15 +91,15 @@ def _shards(name: str, given: Any) -> tuple[Shard, ...]:
 
 
 def _check_apart(destinations: Sequence[Shard]) -> None:
-    """No two destinations share a byte.
+    """Check that no two destinations share a byte.
 
     Raises:
-        OverlapError: two that do.
+        OverlapError: two destinations do.
     """
     for (i, a), (j, b) in combinations([(k, shard.layout) for k, shard in enumerate(destinations)], 2):
         if not shares_memory(a, b):
             continue
-        if a.regions is b.regions:  # slices of one layout, in which no two coordinates share a byte
+        if a.regions is b.regions:  # two slices of one layout, in which no two coordinates share a byte
             clash = not _different_content(a, b)
         else:
             try:
@@ -119,7 +125,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
 
     Attributes:
         sources, destinations: the ranks of both sides.
-        unit_tokens: tokens of the sequence that skips count in.
+        unit_tokens: tokens of the sequence per unit; skips count units.
     """
 
     def __init__(
@@ -149,11 +155,11 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
     def plan(
         self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0
     ) -> dict[tuple[int, int], Plan]:
-        """A plan for every pair, where all ranks of a side have the same block ids.
+        """Plan one transfer for every pair, where all ranks of a side use the same block ids.
 
         Args:
             src_blocks, dst_blocks: block ids in order of tokens.
-            src_skip, dst_skip: units of :attr:`unit_tokens` skipped at the front of the first block.
+            src_skip, dst_skip: units of :attr:`unit_tokens` to skip at the front of the first block.
 
         Raises:
             BlockIndexError, OverlapError: as :meth:`kvplan.CopyProgram.plan`.
@@ -166,17 +172,87 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         return {pair: program.plan(src_blocks, dst_blocks, src_skip, dst_skip) for pair, program in self.items()}
 
     def diagram(self) -> str:
-        """A picture of some blocks of every rank and the copies between them, as SVG text: the first layer and part."""
+        """Draw the first layer and part as SVG text: some blocks of every rank, and the copies between them."""
         from kvplan.draw.ranks import ranks
 
-        return ranks(self)
+        return ranks(_picture_of(self))
 
     def __str__(self) -> str:
-        counts = [f"{n} {name}{'s' * (n != 1)}" for n, name in (
-            (len(self.sources), "source"), (len(self.destinations), "destination"), (len(self), "pair"),
-        )]  # fmt: skip
+        counts = [count_of(len(self.sources), "source"), count_of(len(self.destinations), "destination")]
+        counts.append(count_of(len(self), "pair"))
         rows = [f"{s} -> {d}  {told}" for (s, d), program in self.items() for told in program.told()]
         return "\n".join([f"{', '.join(counts)}; skips count units of {self.unit_tokens} tokens", *rows])
 
     def __repr__(self) -> str:
         return f"Resharding({len(self.sources)} to {len(self.destinations)}, {len(self)} pairs)"
+
+
+# ---- data for the picture ------------------------------------------------------------------------------------------
+
+
+def _picture_of(resharding: Resharding) -> RankPicture:
+    """Collect the names of all ranks, and the copies of some blocks, for the first layer and part that moves."""
+    from kvplan.draw.ranks import RankCopy, RankPicture
+
+    sides = resharding.sources, resharding.destinations
+    first = min(
+        (share for program in resharding.values() for share in program.shares), key=lambda share: share.layers[0],
+        default=None,
+    )  # fmt: skip
+    layer = 0 if first is None else first.layers[0]
+    names = [[_name_of(k, shard, layer) for k, shard in enumerate(side)] for side in sides]
+    if first is None:
+        return RankPicture(repr(resharding), "layer 0, ", "nothing is moved", (names[0], names[1]), [])
+    alike = first.src_parts[0] == first.dst_parts[0]
+    parts = first.dst_parts[:1] if alike else first.dst_parts
+    chosen = (parts if alike else first.src_parts, parts)
+    held = [[_one_part(shard, layer, some) for shard in side] for side, some in zip(sides, chosen, strict=True)]
+    places = [[k for k, shard in enumerate(side) if shard is not None] for side in held]
+    small = reshard(*[[shard for shard in side if shard is not None] for side in held], complete=False)
+    turns = max(share.turn.ranks for program in small.values() for share in program.shares)
+    copies, counts = [], set()
+    for (s, d), program in small.items():
+        blocks = _block_counts(program, turns)
+        counts.add(blocks)
+        made = program.plan(range(blocks[0]), range(blocks[1])).descriptors()
+        rows = zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True)
+        copies += [RankCopy(places[0][s], places[1][d], *row) for row in rows]
+    above, below = (count_of(n, "block") for n in max(counts))
+    told = f"above {above} of each source, below {below} of each destination"
+    copies.sort(key=lambda one: (one.destination, one.dst))
+    return RankPicture(repr(resharding), f"layer {layer}, {' '.join(parts)}", told, (names[0], names[1]), copies)
+
+
+def _block_counts(program: PairProgram, turns: int) -> tuple[int, int]:
+    """Count the blocks of two ranks to show: they hold the same tokens, with a destination block for each turn."""
+    spans = program.spans
+    tokens = lcm(*spans)
+    tokens *= -(-turns * spans[1] // tokens)
+    shards = program.src, program.dst
+    most = [min(shard.layout.num_blocks, MOST_SHOWN) * span for shard, span in zip(shards, spans, strict=True)]
+    large = max(spans)
+    if min(most) < large:  # one large block, of which the small blocks hold a part
+        return (1, most[1] // spans[1]) if spans[0] == large else (most[0] // spans[0], 1)
+    tokens = min(tokens, min(most) // large * large)
+    return tokens // spans[0], tokens // spans[1]
+
+
+def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
+    """Slice one layer and some parts of a rank, at made-up addresses: a picture moves nothing, and may overlap."""
+    layout = shard.layout
+    if layer not in layout.layers or not set(parts) <= set(layout.parts):
+        return None
+    held = layout.slice(layers=(layer,), parts=parts)
+    regions = tuple(replace(region, virtual=True) for region in held.regions)
+    return replace(shard, layout=KVLayout(held.built._replace(regions=regions)))
+
+
+def _name_of(number: int, shard: Shard, layer: int) -> tuple[str, str]:
+    """Name a rank by its number, and by its heads and tokens of a layer; without the layer, by its layers."""
+    name, layout = f"rank {number}", shard.layout
+    if layer not in layout.layers:
+        return name, f"layers {number_ranges(layout.layers)}"
+    heads = f"head{'s' * (len(layout.heads) > 1)} {number_ranges(layout.heads)}"
+    if not any(c.form.headed for c in layout.components):
+        heads = "no heads"
+    return name, heads if shard.cp_size == 1 else f"{heads}, tokens {shard.cp_rank} of {shard.cp_size}"

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from kvplan import KVLayout
+from kvplan.base.limits import Limits
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
-from tests.draw.test_svg import WOVEN
+from tests.draw.drawn_layouts import WOVEN
 
 
 def test_inspect_reads_well(capsys):
@@ -204,7 +205,7 @@ def test_picture_by_itself_in_a_terminal_where_it_fits(capsys, monkeypatch):
 def test_no_picture_of_what_cannot_be_drawn(capsys, monkeypatch, tmp_path):
     path = tmp_path / "woven.json"
     path.write_text(json.dumps(WOVEN))
-    monkeypatch.setattr(nest, "WOVEN", 3)
+    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "6 extents" in answer(capsys, "inspect", str(path))
     assert main(["inspect", str(path), "--picture"]) == 2
@@ -228,7 +229,7 @@ def test_picture_file_beside_json(capsys, tmp_path):
 
 def test_pictures_that_cannot_be(capsys, tmp_path):
     assert refusal(capsys, "inspect", GPU, "--block", "1024") == "kvplan: --block 1024; blocks are 0 to 1023\n"
-    assert "'-1' is no block id" in refusal(capsys, "inspect", GPU, "--block=-1")
+    assert "'-1' is not a whole number of at least 0" in refusal(capsys, "inspect", GPU, "--block=-1")
     assert "--picture draws in the terminal" in refusal(capsys, "inspect", GPU, "--picture", "--json")
 
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import kvplan
 from kvplan import KVLayout, KVPlanError
-from kvplan.base.quoting import MESSAGE
 from kvplan.catalogue.config import read_config
 from kvplan.cost import profile, store
+from kvplan.errors import MESSAGE
 from kvplan.layout.dump import text_of as dump_text
 from kvplan.memory import shared
 from kvplan.nixl import card as nixl_card
@@ -104,10 +104,10 @@ def check_layout(layout: KVLayout, random: Random) -> None:
     assert str(layout).encode()
     assert layout.sizes.get("layer", len(layout.layers)) == len(layout.layers)
     assert layout.sizes.get("block", layout.num_blocks) == layout.num_blocks
-    text = dump_text(layout)
+    text = dump_text(layout.built)
     again = KVLayout.from_spec(json.loads(text))
     assert again == layout
-    assert dump_text(again) == text
+    assert dump_text(again.built) == text
     seen: dict[int, tuple[Any, ...]] = {}
     for k in range(40):
         component = random.choice(layout.components)
@@ -141,8 +141,8 @@ def _card(raw: bytes, folder: Path, random: Random) -> None:
 
 
 def _config(raw: bytes, folder: Path, random: Random) -> None:
+    from kvplan.cli.answers.model_facts import model_facts
     from kvplan.cli.inspect_model import _question
-    from kvplan.cli.model_facts import model_facts
 
     path = folder / "config.json"
     path.write_bytes(raw)

@@ -56,7 +56,7 @@ def dumps() -> tuple[dict[str, Any], ...]:
     merged = KVLayout.merge([kv, scale, state])
     split = KVLayout.from_tensors("block head dim.0 token dim.1", np.zeros((4, 2, 4, 8, 8), np.int8))
     made += [kv, merged, merged.slice(parts=["scale"]), kv.slice(heads=range(7, 9), parts=["v"]), split]
-    return tuple(json.loads(json.dumps(document_of(layout))) for layout in made)
+    return tuple(json.loads(json.dumps(document_of(layout.built))) for layout in made)
 
 
 def card() -> dict[str, Any]:

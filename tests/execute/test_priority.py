@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, KVPlanError, TransferError
 from kvplan.execute.host import path as host
-from tests.execute.test_executor import EXITS, Broken, pair, python
+from tests.execute.host_processes import EXITS, Broken, pair, python
 from tests.patience import PATIENCE, takes_no_more, until
 
 BLOCKS = 6

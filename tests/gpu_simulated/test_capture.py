@@ -8,7 +8,7 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
 from tests.simulated.executors import (
     MOVE,

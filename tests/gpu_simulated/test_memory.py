@@ -16,9 +16,9 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.plan.merges import joints
+from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
@@ -166,7 +166,7 @@ def test_tables_are_shared_by_plans_of_a_program_and_given_back_with_it():
         group = weakref.ref(pair.program.program.groups[0])
         free = sum(map(len, held._free.values()))
         del pair
-        joints.cache_clear()
+        possible_merges.cache_clear()
         compile_geometry.cache_clear()
         wait_until_gone([group], device)
         assert sum(map(len, held._free.values())) > free

@@ -11,7 +11,7 @@ import pytest
 import kvplan
 from kvplan.execute.gpu.lane import Lane
 from kvplan.execute.gpu.resources import Limits
-from tests.gpu.caches import Move, Pair
+from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (

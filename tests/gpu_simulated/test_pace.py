@@ -8,7 +8,7 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from tests.gpu.caches import DEVICE_NOTATION, Paged
+from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on

@@ -10,7 +10,7 @@ import pytest
 import kvplan
 from kvplan import PathError, TransferError
 from kvplan.execute.gpu.resources import Limits
-from tests.gpu.caches import Move
+from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (

@@ -11,7 +11,7 @@ import kvplan
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     MOVE,

@@ -13,7 +13,7 @@ from kvplan.execute.gpu import reaper
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import staging
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on

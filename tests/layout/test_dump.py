@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError
 from kvplan.layout.dump import SCHEMA, document_of, text_of
 from kvplan.memory.reserve import reserve
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, padded_split_kv
 
@@ -39,15 +40,15 @@ def check_same(layout, read):
     assert extents[0] == extents[1]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases())
 def test_saved_and_read_it_is_the_same(case):
     cache = case.src.build(case.seed)
     layout = layout_of(cache)
-    text = text_of(layout)
+    text = text_of(layout.built)
     read = KVLayout.from_spec(json.loads(text))
     check_same(layout, read)
-    assert text_of(read) == text
+    assert text_of(read.built) == text
 
 
 @pytest.mark.parametrize("name", FIVE)
@@ -68,7 +69,7 @@ def test_a_merged_layout_with_layers_of_its_own_seams_and_read_only_memory():
     kv = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 4, 2, 8), np.int8)] * 1, head_start=6)
     state = KVLayout.from_tensors("block: dim", [np.zeros(100, np.int8) for _ in range(8)], part="state", layers=[3])
     merged = KVLayout.merge([rows, kv, state])
-    read = KVLayout.from_spec(json.loads(text_of(merged)))
+    read = KVLayout.from_spec(json.loads(text_of(merged.built)))
     check_same(merged, read)
     assert (read.layers, read.heads, read.writable) == ((0, 3, 7), range(6, 8), False)
     assert seam in read.seams
@@ -76,13 +77,13 @@ def test_a_merged_layout_with_layers_of_its_own_seams_and_read_only_memory():
 
 def test_layers_out_of_order():
     layout = KVLayout.from_tensors("layer block kv dim", np.zeros((3, 4, 2, 8), np.int8), layers=[5, 1, 2])
-    text = text_of(layout)
+    text = text_of(layout.built)
     assert KVLayout.from_spec(json.loads(text)) == layout
-    assert text_of(KVLayout.from_spec(json.loads(text))) == text
+    assert text_of(KVLayout.from_spec(json.loads(text)).built) == text
 
 
 def test_the_document_of_a_split_cache():
-    made = document_of(padded_split_kv())
+    made = document_of(padded_split_kv().built)
     regions = made.pop("regions")
     assert regions[0] == {
         "address": GPU, "nbytes": 480, "device": "cuda:0", "pinned": False, "writable": True, "seams": [],
@@ -119,10 +120,10 @@ def test_the_document_of_a_split_cache():
 def test_eighty_layers_are_small():
     sizes = {"layer": 80, "block": 1024, "token": 16, "head": 2, "dim": 128}
     one = KVLayout.from_spec({"notation": "layer kv block token head dim", "sizes": sizes})
-    assert len(text_of(one)) < 5000
+    assert len(text_of(one.built)) < 5000
     apart = KVLayout.from_spec({"notation": "layer: kv block token head dim", "sizes": sizes})
-    assert len(text_of(apart)) < 20_000
-    assert max(map(len, text_of(apart).splitlines())) < 1600
+    assert len(text_of(apart.built)) < 20_000
+    assert max(map(len, text_of(apart.built).splitlines())) < 1600
 
 
 def test_a_dump_is_for_looking_at(tmp_path):
@@ -148,7 +149,7 @@ def test_a_dump_of_a_spec_has_made_up_addresses(tmp_path):
 
 
 def test_a_dump_that_does_not_say_was_saved_by_an_engine(tmp_path):
-    dump = document_of(KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8)))
+    dump = document_of(KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8)).built)
     assert dump.pop("virtual") is False
     assert KVLayout.from_spec(dump).addresses == "dump"
     with pytest.raises(LayoutError, match=r"the dump\.virtual is 1; it is true or false"):
@@ -156,7 +157,7 @@ def test_a_dump_that_does_not_say_was_saved_by_an_engine(tmp_path):
 
 
 def test_views_of_a_dump_keep_its_addresses():
-    read = KVLayout.from_spec(document_of(padded_split_kv()) | {"virtual": False})
+    read = KVLayout.from_spec(document_of(padded_split_kv().built) | {"virtual": False})
     assert read.slice(layers=read.layers[:1]).addresses == "dump"
     spec = KVLayout.from_spec({"notation": "block token dim", "part": "other", "layers": [9], "address": 1 << 30,
                                "sizes": {"block": read.num_blocks, "token": read.block_tokens, "dim": 16},
@@ -254,7 +255,7 @@ SET = [
 
 @pytest.mark.parametrize(("where", "value", "message"), SET, ids=lambda value: str(value)[:40])
 def test_what_is_impossible_is_named(where, value, message):
-    broken = copy.deepcopy(document_of(padded_split_kv()))
+    broken = copy.deepcopy(document_of(padded_split_kv().built))
     table, key = at(broken, *where)
     table[key] = value
     with pytest.raises(LayoutError, match=re.escape(message)):
@@ -271,9 +272,9 @@ def keys_of(value, *where):
             yield from keys_of(item, *where, k)
 
 
-@pytest.mark.parametrize("where", sorted(keys_of(document_of(padded_split_kv())), key=str), ids=str)
+@pytest.mark.parametrize("where", sorted(keys_of(document_of(padded_split_kv().built)), key=str), ids=str)
 def test_every_key_is_needed_but_those_that_only_tell(where):
-    broken = copy.deepcopy(document_of(padded_split_kv()))
+    broken = copy.deepcopy(document_of(padded_split_kv().built))
     table, key = at(broken, *where)
     del table[key]
     if where == ("schema",):
@@ -293,10 +294,10 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data())
 def test_junk_anywhere_is_an_error_of_ours_or_a_layout(data):
-    broken = copy.deepcopy(document_of(padded_split_kv()))
+    broken = copy.deepcopy(document_of(padded_split_kv().built))
     places = [*keys_of(broken), ("components", 0, "block", 0), ("components", 0, "held", 0, "layers", 1)]
     for where in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=2, unique=True)):
         try:
@@ -308,7 +309,7 @@ def test_junk_anywhere_is_an_error_of_ours_or_a_layout(data):
         layout = KVLayout.from_spec(broken)
     except KVPlanError:
         return
-    assert text_of(layout)
+    assert text_of(layout.built)
 
 
 @pytest.mark.parametrize(
@@ -338,14 +339,14 @@ def test_deep_nesting_in_a_mapping():
         deep = [deep]
     for key in ("notation", "sizes", "dtype", "regions", "parts"):
         with pytest.raises(LayoutError):
-            KVLayout.from_spec({**document_of(padded_split_kv()), key: deep})
+            KVLayout.from_spec({**document_of(padded_split_kv().built), key: deep})
 
 
 def test_a_slice_keeps_its_numbers():
     tensors = [np.zeros((2, 6, 4, 8, 16), np.float16) for _ in range(4)]
     layout = KVLayout.from_tensors("layer: kv block token head dim", tensors, layer_start=3, head_start=8)
     part = layout.slice(layers=[4, 6], heads=range(10, 12), parts=["v"])
-    read = KVLayout.from_spec(json.loads(text_of(part)))
+    read = KVLayout.from_spec(json.loads(text_of(part.built)))
     check_same(part, read)
     assert (read.layers, read.heads, read.parts) == ((4, 6), range(10, 12), ("v",))
     where = {"layer": 6, "part": "v", "block": 5, "token": 3, "head": 11}

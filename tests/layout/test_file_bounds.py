@@ -11,12 +11,12 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError, NotationError
-from kvplan.base.limits import COMPONENTS, HEADS, VIEWS
-from kvplan.base.quoting import MESSAGE
+from kvplan.base.limits import LIMITS
 from kvplan.base.reading import json_of, toml_of
 from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
 from kvplan.cost.profile import from_json
+from kvplan.errors import MESSAGE
 from kvplan.layout.dump import document_of
 from kvplan.nixl import card as nixl_card
 
@@ -24,7 +24,7 @@ SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 CARD = {"schema": "kvplan.nixl/1", "name": "peer", "layouts": {}, "metadata": ""}
 PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 32, "hidden_size": 4096,
          "num_key_value_heads": 8}  # fmt: skip
-MANY = list(range(COMPONENTS + 1))
+MANY = list(range(LIMITS.components + 1))
 LATENT = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
 
 
@@ -69,7 +69,7 @@ def test_large_caches_of_the_field_are_within():
     assert kvplan.compile(one, one).runs == 1
     regions = KVLayout.from_spec(spec("block: layer kv token head dim", block=5000, layer=80))
     assert len(regions.regions) == 5000
-    assert KVLayout.from_spec(json.loads(json.dumps(document_of(regions)))) == regions
+    assert KVLayout.from_spec(json.loads(json.dumps(document_of(regions.built)))) == regions
 
 
 def test_nested_layouts_are_built_once_and_only_so_deep():
@@ -99,10 +99,10 @@ def test_a_dump_of_heads_apart_counts_layers_and_parts_and_not_heads():
     layout = KVLayout.from_spec(
         {"notation": "layer kv head: block token dim", "sizes": sizes, "strides": [8, 8, 1], "dtype": "uint8"}
     )
-    assert len(layout.components) == 32_768 > COMPONENTS
-    document = document_of(layout)
+    assert len(layout.components) == 32_768 > LIMITS.components
+    document = document_of(layout.built)
     assert KVLayout.from_spec(document) == layout
-    document["components"][0]["held"][0] |= {"layers": [0] * (VIEWS + 1), "addresses": [0] * (VIEWS + 1)}
+    document["components"][0]["held"][0] |= {"layers": [0] * (LIMITS.views + 1), "addresses": [0] * (LIMITS.views + 1)}
     with pytest.raises(LayoutError, match="over 131,072 addresses of layers, parts and heads; a dump has at most"):
         KVLayout.from_spec(document)
 
@@ -155,15 +155,15 @@ def test_toml_comments_may_have_dots():
         (b"[" * 100_000, "nested too deeply"),
         (b'{"schema": ' + b"9" * 5000 + b"}", "4300 digits"),
         (json.dumps(CARD | {"metadata": "\ud800"}), "metadata is"),
-        (json.dumps(CARD | {"name": ""}), "is called ''"),
-        (json.dumps(CARD | {"name": "\ud800"}), r"is called '\\ud800'"),
-        (json.dumps(CARD | {"name": "x" * 201}), "is called 'xxx"),
-        (json.dumps(CARD | {"schema": "x" * 10**6}), "of schema 'xxx"),
+        (json.dumps(CARD | {"name": ""}), "card, is ''"),
+        (json.dumps(CARD | {"name": "\ud800"}), r"card, is '\\ud800'"),
+        (json.dumps(CARD | {"name": "x" * 201}), "card, is 'xxx"),
+        (json.dumps(CARD | {"schema": "x" * 10**6}), "has schema 'xxx"),
         (json.dumps(CARD | {"layouts": {"x" * 10**6: 3}}), "layout 'xxx"),
         (json.dumps(CARD)[:-1] + ', "name": "b"}', "'name' stands twice"),
-        (json.dumps(CARD).encode("utf-16"), "no card"),
-        ("[]", "no card, but \\[\\]"),
-        (3, "no card, but a int"),
+        (json.dumps(CARD).encode("utf-16"), "card cannot be read: "),
+        ("[]", "card is \\[\\]"),
+        (3, "card is a int"),
     ],
     ids=range(12),
 )
@@ -174,7 +174,7 @@ def test_cards_past_a_bound(card, says):
 
 
 def test_layouts_of_one_card_share_its_budget():
-    held = document_of(KVLayout.from_tensors("layer block dim", np.zeros((3000, 2, 4), np.uint8)))
+    held = document_of(KVLayout.from_tensors("layer block dim", np.zeros((3000, 2, 4), np.uint8)).built)
     with pytest.raises(LayoutError, match=r"layout 'f' of the card: over 16,384"):
         nixl_card.read(json.dumps(CARD | {"layouts": dict.fromkeys("abcdef", held)}).encode())
 
@@ -235,7 +235,7 @@ def test_messages_are_bounded_whatever_they_quote():
 @pytest.fixture(scope="module")
 def dump():
     tensors = [np.zeros((2, 8, 4, 2, 16), np.uint8) for _ in range(3)]
-    return json.loads(json.dumps(document_of(KVLayout.from_tensors("layer: kv block token head dim", tensors))))
+    return json.loads(json.dumps(document_of(KVLayout.from_tensors("layer: kv block token head dim", tensors).built)))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_dumps_that_contradict_themselves(dump, change, says):
         ({"opaque": True, "token": []}, "a component has no token axis, a head axis; so has no notation"),
         ({"headed": False, "head": []}, "a component has a token axis, no head axis"),
         ({"head": [[2, 0]] * 1000}, "a number of 1001 bits heads"),
-        ({"head": [[HEADS * 2, 1]]}, "at most 65,536"),
+        ({"head": [[LIMITS.heads * 2, 1]]}, "at most 65,536"),
         ({"dim": [[2**40, 1], [2**40, 0]]}, "more than any memory"),
         ({"held": [{"part": "k", "layers": MANY, "addresses": MANY}]}, "over 16,384"),
     ],
@@ -304,7 +304,7 @@ def test_slices_of_merged_layouts_tell_sizes_of_their_own():
     held = merged.slice(parts=["scale"])
     assert held.sizes == {"layer": 1, "block": 8, "kv": 1, "token": 4, "head": 1, "dim": 6}
     for layout in (merged, held, merged.slice(parts=["k"]), merged.slice(layers=[7]), merged.slice(layers=[5, 7])):
-        assert KVLayout.from_spec(json.loads(json.dumps(document_of(layout)))) == layout
+        assert KVLayout.from_spec(json.loads(json.dumps(document_of(layout.built)))) == layout
 
 
 # ---- tensors without memory, names that are no text --------------------------------------------------------------

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVLayout, LayoutError
-from kvplan.layout.budget import Budget
+from kvplan.base.limits import Budget
 from kvplan.layout.components import Component, Form
-from kvplan.layout.disjoint import check_disjoint
-from kvplan.layout.overlap import injective, meets, nests
+from kvplan.layout.disjoint import check_disjoint, injective, meets, nests
 
 FACTORS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40)), max_size=5).map(tuple)
 
@@ -29,9 +28,9 @@ class Counted(Budget):
 
     taken = 0
 
-    def steps(self, count: int = 1) -> None:
+    def use(self, kind: str, count: int) -> None:
         self.taken += count
-        super().steps(count)
+        super().use(kind, count)
 
 
 @given(factors=FACTORS)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kvplan import KVLayout
 from kvplan.layout.padding import Padding, padding_of
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 
 
 def test_memory_before_between_and_after_content():
     memory = np.zeros(20 + 3 * 80 + 5, np.uint8)
     pages = memory[20:-5].reshape(3, 80)[:, :64]
-    assert padding_of(KVLayout.from_tensors("block dim", pages)) == Padding(73, 32, 20, 21, 0, 265, 16)
+    assert padding_of(KVLayout.from_tensors("block dim", pages).built) == Padding(73, 32, 20, 21, 0, 265, 16)
 
 
 def test_memory_of_no_content_is_not_padding():
     layers = [np.zeros((4, 8), np.uint8) for _ in range(3)]
     some = KVLayout.from_tensors("layer: block dim", layers).slice(layers=[1])
-    assert padding_of(some) == Padding(0, 0, 0, 0, 64, 32, 0)
+    assert padding_of(some.built) == Padding(0, 0, 0, 0, 64, 32, 0)
 
 
 @pytest.mark.parametrize(
@@ -39,23 +40,23 @@ def test_memory_of_no_content_is_not_padding():
 def test_what_a_block_wastes(notation, shape, held, wasted):
     whole = np.zeros(shape, np.uint8)
     sizes = {"token": 4} if "(block" in notation else {}
-    found = padding_of(KVLayout.from_tensors(notation, whole[held], sizes=sizes))
+    found = padding_of(KVLayout.from_tensors(notation, whole[held], sizes=sizes).built)
     assert found.block_nbytes == wasted
     assert found.nbytes == whole.nbytes - whole[held].nbytes
 
 
 def test_blocks_that_are_looked_up_have_no_one_number():
     pages = [np.zeros((4, 12), np.uint8)[:, :8] for _ in range(3)]
-    assert padding_of(KVLayout.from_tensors("block: token dim", pages)) == Padding(48, 36, 0, 12, 0, 144, None)
+    assert padding_of(KVLayout.from_tensors("block: token dim", pages).built) == Padding(48, 36, 0, 12, 0, 144, None)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_it_is_every_byte_that_is_no_content(case):
     for side in (case.src, case.dst):
         cache = side.build(case.seed)
         layout = layout_of(cache)
-        found = padding_of(layout)
+        found = padding_of(layout.built)
         assert found.nbytes == found.between_nbytes + found.before_nbytes + found.after_nbytes
         assert found.memory_nbytes == found.nbytes + layout.nbytes
         assert found.memory_nbytes + found.unused_nbytes == sum(root.nbytes for root in cache.roots)

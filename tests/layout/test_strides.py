@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.layout import overlap
+from kvplan.layout import disjoint
 from kvplan.layout import strides as algebra
 
 FACTORS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=3).map(tuple)
@@ -25,12 +25,12 @@ def test_offsets_normal_form_extent_and_span(factors):
     assert [algebra.offset(factors, k) for k in range(len(every))] == every
     assert offsets(algebra.normal(factors)) == every
     assert algebra.span(factors) == max(every)
-    assert overlap.injective(factors) == (len(set(every)) == len(every))
+    assert disjoint.injective(factors) == (len(set(every)) == len(every))
 
 
 @given(a=FACTORS, b=FACTORS, distance=st.integers(-60, 60))
 def test_sets_meet_where_they_share_a_byte(a, b, distance):
-    assert overlap.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
+    assert disjoint.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
 
 
 @st.composite

@@ -142,7 +142,7 @@ def test_a_pool_for_opaque_blocks(executor):
     moved(executor, gpu, pool, range(6), [1, 0])
     assert pool.tensors[:, :, 1, 0].tolist() == [[103, 104, 105], [100, 101, 102]]
     assert kvplan.allocate("block subblock layer dim", like=pool).block_tokens == 3
-    with pytest.raises(LayoutError, match=r"no 'token' axis, and 64 of them to hold: give sizes=.'subblock'"):
+    with pytest.raises(LayoutError, match=r"no 'token' axis, and must hold 64 of them: give sizes=.'subblock'"):
         kvplan.allocate("block layer dim", like=gpu, block_tokens=64)
     with pytest.raises(LayoutError, match="has opaque sub-blocks, and like has token slots: write token"):
         kvplan.allocate("block subblock dim", like=merged(3, 8, 2)[0].slice(parts=["kv"]))
@@ -164,7 +164,7 @@ def test_verify_moves_markers_through_sub_blocks():
 
 def test_a_dump_keeps_sub_blocks_and_heads_apart():
     for layout in (merged(2, 12, 3)[0], KVLayout.from_tensors("layer head: block token dim", heads_apart())):
-        document = json.loads(json.dumps(document_of(layout)))
+        document = json.loads(json.dumps(document_of(layout.built)))
         assert KVLayout.from_spec(document) == layout
     document["components"][0]["head_start"] = 7
     with pytest.raises(LayoutError, match="layer 0 'kv' is held 3 times, and not as heads after one another"):

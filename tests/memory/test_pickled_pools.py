@@ -15,24 +15,14 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.layout.build import Built
 from kvplan.memory import shared
 from kvplan.memory.reserve import reserve
 from kvplan.memory.shared import path_of
+from tests.memory.pickled_pools import again, pool_of, rows
+from tests.memory.shared_workers import take, take_later
 from tests.patience import PATIENCE
-from tests.pickled_pools import again, check_gone, new_name, pool_of, rows
-from tests.shared_workers import take, take_later
 
 spawn = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def name():
-    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
-    made = new_name()
-    yield made
-    gc.collect()
-    check_gone(made, f"{made}-2")
 
 
 @pytest.fixture
@@ -205,7 +195,8 @@ def moved_apart(layout, shifts):
 
 @pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
 def test_runs_of_a_group_go_each_with_its_region(shifts):
-    from kvplan.plan.pickling import _moved_group, _Shifts
+    from kvplan.layout.records import Shifts
+    from kvplan.plan.plan_pickling import _moved_group
 
     spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
     sides = [
@@ -216,8 +207,8 @@ def test_runs_of_a_group_go_each_with_its_region(shifts):
         for at in (1 << 32, 1 << 34)
     ]  # fmt: skip
     plan = kvplan.compile(*sides).plan([0, 5], [1, 2])
-    src = _Shifts.between([r.address for r in sides[0].regions], moved_apart(sides[0], shifts))
-    dst = _Shifts.between([r.address for r in sides[1].regions], sides[1].regions)
+    src = Shifts.between([r.address for r in sides[0].regions], moved_apart(sides[0], shifts))
+    dst = Shifts.between([r.address for r in sides[1].regions], sides[1].regions)
     (part,) = plan.parts
     group, far = _moved_group(part.group, src, dst)
     made = kvplan.plan.plan.flat([part._replace(group=group, units=part.units + far)], plan.seams, None)
@@ -234,8 +225,7 @@ def test_seams_go_with_their_region_and_nothing_is_pinned(name, elsewhere):
     pool = pool_of(name)
     start = pool.regions[0].address
     regions = (replace(pool.regions[0], pinned=True, seams=(start + 128, start + 512)),)
-    built = Built(pool.components, regions, pool.num_blocks, pool.block_tokens, pool.sizes, pool.dtype)
-    pinned = KVLayout(built, notation=pool.notation)
+    pinned = KVLayout(pool.built._replace(regions=regions))
     loaded, plan = elsewhere((pinned, kvplan.compile(pinned, pinned).plan([0, 1, 2], [3, 4, 5])))
     here = loaded.regions[0].address
     assert (here != start, loaded.regions[0].pinned) == (True, False)

@@ -15,23 +15,14 @@ import pytest
 import kvplan
 from kvplan.memory import shared
 from kvplan.memory.shared import path_of, share
-from tests.pickled_pools import again, check_gone, new_name, pool_of
+from tests.memory.pickled_pools import again, pool_of
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def name():
-    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
-    made = new_name()
-    yield made
-    gc.collect()
-    check_gone(made, f"{made}-2")
-
-
 def test_of_users_that_were_killed_the_pool_is_not_taken_up_and_not_unlinked(name):
     script = (
-        "import sys, os, pickle, signal; from tests.pickled_pools import pool_of\n"
+        "import sys, os, pickle, signal; from tests.memory.pickled_pools import pool_of\n"
         "pool = pool_of(sys.argv[1]); pool.tensors[...] = 7\n"
         "sys.stdout.buffer.write(pickle.dumps(pool)); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -181,15 +172,13 @@ def test_who_loads_unlinks_a_pool_whose_last_user_leaves_meanwhile(name, monkeyp
 def test_programs_of_a_plan_move_nothing_where_a_pool_went_between_two_layouts(name, monkeypatch):
     pool, other = pool_of(name), pool_of(f"{name}-2")
     pickled = pickle.dumps(kvplan.compile(pool, other).plan([0], [1]))
-    from kvplan.plan import pickling
+    real, asked = shared.attach, []
 
-    real, asked = pickling._attach, []
-
-    def attach(wanted):
+    def attach(*wanted):
         asked.append(wanted)
-        return real(wanted) if len(asked) > 1 else None
+        return real(*wanted) if len(asked) > 1 else None
 
-    monkeypatch.setattr(pickling, "_attach", attach)
+    monkeypatch.setattr(shared, "attach", attach)
     plan = pickle.loads(pickled)
     with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
         executor.submit(plan)

@@ -23,7 +23,7 @@ from kvplan.layout import address_ranges as stretches
 from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form
 from kvplan.memory import pinning
-from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numba
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated.executors import executor_on
@@ -46,7 +46,7 @@ def name():
 def entries(monkeypatch):
     """A driver that registers, and a torch that believes in it; two pages between stretches part them."""
     # numba loads its own library, which this driver is not.
-    assert all((expand, memcpy))
+    assert all((loops_numba, memcpy))
     made = Entries()
     monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
     monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)

@@ -11,19 +11,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.dump import document_of
-from kvplan.nixl import peer as nixl_transfer
-from kvplan.nixl.agent import NixlAgent
-from kvplan.plan.nixl_lists import NixlList, nixl_lists
-from tests import oracle
-from tests.nixl_double import Agent, Network
+from kvplan.nixl import NixlAgent, nixl_transfer
+from kvplan.plan.nixl_lists import nixl_lists
+from tests.nixl.double import Agent, Network
 from tests.patience import PATIENCE, until
-from tests.strategies import cases, layout_of, neighbour_cases
 
 names = count()
 
@@ -86,40 +81,11 @@ def test_a_side_that_is_none(side):
 
 def test_memory_that_nixl_does_not_take_here():
     one = spec("block dim", block=4, dim=8)
-    dump = document_of(one) | {"virtual": False}
+    dump = document_of(one.built) | {"virtual": False}
     dump["regions"][0] |= {"device": "hpu:0"}
     other = KVLayout.from_spec(dump)
     with pytest.raises(PathError, match="dst is on 'hpu:0'"):
         kvplan.compile(one, other).plan([0], [1]).nixl("src")
-
-
-def spread(made: NixlList) -> list[tuple[int, int]]:
-    """Every descriptor NIXL makes of a list, in its order: rows, each so many times."""
-    found = []
-    for address, nbytes, _, *more in made.rows.tolist():
-        stride, times = more or (nbytes, 1)
-        found += [(address + k * stride, nbytes) for k in range(times)]
-    return found
-
-
-@given(case=st.one_of(cases(), neighbour_cases()))
-def test_both_lists_are_the_byte_moves_of_the_plan(case):
-    program = kvplan.compile(layout_of(case.src.build(case.seed)), layout_of(case.dst.build(case.seed + 1)))
-    plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-    expected = oracle.byte_moves(plan.descriptors())
-    for strided in (False, True):
-        src, dst = (plan.nixl(side, strided=strided) for side in ("src", "dst"))
-        assert src.rows.flags.c_contiguous
-        assert src.descriptors == len(spread(src)) == dst.descriptors
-        moved = {}
-        for (a, n), (b, m) in zip(spread(src), spread(dst), strict=True):
-            assert n == m
-            moved |= {b + k: a + k for k in range(n)}
-        assert moved == expected
-        assert (np.diff(dst.rows[:, 0]) > 0).all()
-        if strided:
-            assert (src.rows[:, 3] >= src.rows[:, 1]).all()
-            assert (dst.rows[:, 3] >= dst.rows[:, 1]).all()
 
 
 # Transfers.
@@ -241,7 +207,7 @@ def test_one_that_was_forgotten_is_not_forgotten_again(both):
 def test_one_that_hangs_is_given_up_at_its_deadline(doubled):
     doubled.network.frozen = True
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
-    with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*in part"):
+    with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*may have arrived"):
         transfer.synchronize(PATIENCE)
     assert not doubled.mine.any()
     assert doubled.me.stats().failed == 1
@@ -321,7 +287,7 @@ def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
 
 
 def test_a_plan_of_two_kinds_of_memory_is_refused_at_once(doubled, monkeypatch):
-    def refuse(plan):
+    def refuse(made, layouts):
         raise PathError("src is on cpu and cuda:0; a list of NIXL is of one kind of memory")
 
     monkeypatch.setattr(nixl_transfer, "nixl_lists", refuse)
@@ -336,10 +302,10 @@ def test_what_nixl_cannot_let_go_of_stays_until_it_can(doubled):
     doubled.network.failures = ["release"]
     with pytest.raises(TransferError, match="deadline"):
         transfer.synchronize(PATIENCE)
-    assert len(doubled.me.kept) == 1
+    assert len(doubled.me._end.kept) == 1
     doubled.network.frozen = False
     doubled.peer.submit(doubled.load.plan([2], [2])).synchronize(PATIENCE)
-    assert doubled.me.kept == []  # given back with the next one's
+    assert doubled.me._end.kept == []  # given back with the next one's
 
 
 def test_closing_ends_what_has_not(doubled):
@@ -357,7 +323,7 @@ def test_closing_ends_what_has_not(doubled):
 def test_plans_that_are_not_between_the_two(doubled):
     here = doubled.me.layouts["kv"]
     stranger = KVLayout.from_tensors("layer block dim", np.zeros((3, 8, 64), np.uint8))
-    dump = KVLayout.from_spec(document_of(stranger))
+    dump = KVLayout.from_spec(document_of(stranger.built))
     theirs = doubled.peer.layouts["pool"]
     for src, dst, message in (
         (here, stranger, "dst of Plan.* is neither"),
@@ -423,7 +389,7 @@ def test_cards_that_are_none(doubled):
         with pytest.raises(LayoutError, match="card"):
             doubled.me.meet(bad)
     made_up = {"pool": {"notation": "block dim", "sizes": {"block": 4, "dim": 8}}}
-    with pytest.raises(LayoutError, match="is a spec"):
+    with pytest.raises(LayoutError, match="as if it were a spec"):
         doubled.me.meet(changed(card, layouts=made_up))
     with pytest.raises(TransferError, match="does not take the metadata"):
         doubled.me.meet(changed(card, metadata="AAAA"))
@@ -434,7 +400,7 @@ def test_cards_that_are_none(doubled):
 def test_a_card_opens_no_file_here(doubled, tmp_path):
     file = tmp_path / "layout.json"
     doubled.you.layouts["pool"].save(file)
-    with pytest.raises(LayoutError, match=r"layout 'pool' of the card is '.*layout\.json'; it is what KVLayout\.save"):
+    with pytest.raises(LayoutError, match=r"layout 'pool' of the card is '.*layout\.json'; give what KVLayout\.save"):
         doubled.me.meet(changed(doubled.you.card(), layouts={"pool": str(file)}))
 
 
@@ -465,25 +431,8 @@ def test_regions_are_registered_once(doubled):
     assert agent.nixl.memory == {"DRAM": [(doubled.mine.ctypes.data, doubled.mine.nbytes, 0)]}
 
 
-@given(case=cases())
-def test_law_1_holds_between_agents(case):
-    network = Network(looks=0)
-    src, dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
-    expected = case.dst.build(case.seed + 1)
-    oracle.copy(src, expected, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units)
-    with (
-        NixlAgent("a", {"src": layout_of(src)}, agent=Agent(network, "a")) as a,
-        NixlAgent("b", {"dst": layout_of(dst)}, agent=Agent(network, "b")) as b,
-    ):
-        peer = b.meet(a.card())
-        program = kvplan.compile(peer.layouts["src"], b.layouts["dst"])
-        peer.submit(program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)).synchronize()
-    for got, want in zip(dst.roots, expected.roots, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
 def test_lists_of_both_sides_at_once(doubled):
     plan = doubled.load.plan([3, 1], [0, 5])
-    src, dst = nixl_lists(plan)
+    src, dst = nixl_lists(plan.descriptors(), plan.layouts)
     assert src.rows.tolist() == plan.nixl("src").rows.tolist()
     assert dst.rows.tolist() == plan.nixl("dst").rows.tolist()

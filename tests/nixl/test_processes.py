@@ -11,8 +11,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.nixl.agent import NixlAgent
-from tests.nixl_workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
+from kvplan.nixl import NixlAgent
+from tests.nixl.workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
@@ -105,7 +105,7 @@ def test_a_connection_that_broke_is_made_anew(pool, cache):
     plan = kvplan.compile(peer.layouts["kv"], cache.layouts["kv"]).plan([3], [4])
     peer.submit(plan).synchronize(PATIENCE)
     with cache.lock:
-        peer.leave()
+        peer.connection.leave()
     transfer = peer.submit(plan, attempts=2)
     transfer.synchronize(PATIENCE)
     assert transfer.attempt == 2

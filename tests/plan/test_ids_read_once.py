@@ -11,8 +11,7 @@ import kvplan
 from kvplan.engines.slots import slot_array
 from kvplan.engines.vllm.jobs import ids_of
 from kvplan.errors import BlockIndexError
-from kvplan.plan import loops_numba as expand
-from kvplan.plan import loops_numpy as twin
+from kvplan.plan import loops_numpy, placing_numba
 from kvplan.plan.loops_numpy import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
 from kvplan.plan.placement import block_ids, own_block_ids, sides
 
@@ -45,10 +44,10 @@ def cache(blocks, tokens, table=False):
 def place_units(request, monkeypatch):
     """The loop that places units, as Python runs it, so that an object can stand for the other thread's array."""
     if request.param == "numpy":
-        return twin.place_units
+        return loops_numpy.place_units
     for name in ("_copy_outside", "_twice", "_twice_blocks", "_place_side"):
-        monkeypatch.setattr(expand, name, getattr(expand, name).py_func)
-    return expand.place_units.py_func
+        monkeypatch.setattr(placing_numba, name, getattr(placing_numba, name).py_func)
+    return placing_numba.place_units.py_func
 
 
 def place(place_units, src, dst, src_ids, dst_ids, skips=(0, 0)):
@@ -95,10 +94,10 @@ def test_every_id_that_is_no_block_is_found(blocks, wrong):
     for at in range(9):
         ids = np.full(9, blocks - 1, np.int64)
         ids[0] = 0
-        assert expand._copy_outside(ids, blocks, row) == -1
+        assert placing_numba._copy_outside(ids, blocks, row) == -1
         assert row.tolist() == ids.tolist()
         ids[at] = wrong
-        assert expand._copy_outside(ids, blocks, row) == at
+        assert placing_numba._copy_outside(ids, blocks, row) == at
 
 
 def test_the_message_names_the_id_that_was_refused():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import loops_numba as expand
+from kvplan.plan import loops_numba
 from kvplan.plan import merges as module
-from kvplan.plan.merges import joints
+from kvplan.plan.merges import possible_merges
 
 
 def layout(notation: str, *shape: int) -> KVLayout:
@@ -19,7 +19,7 @@ def layout(notation: str, *shape: int) -> KVLayout:
 
 
 def found(src: KVLayout, dst: KVLayout) -> list[tuple[int, int, int, int, list[int]]] | None:
-    made = joints.__wrapped__(kvplan.compile(src, dst).program.groups)  # nothing of a changed limit is kept
+    made = possible_merges.__wrapped__(kvplan.compile(src, dst).program.groups)  # nothing of a changed limit is kept
     return None if made is None else [(*joint[:4], joint.ends.tolist()) for joint in made]
 
 
@@ -110,7 +110,7 @@ def test_groups_whose_blocks_lie_between_one_another_s_meet(moved):
     assert found(*sides) == [(0, 1, 4, 4, [4]), (1, 0, 4, 4, [4])]
 
 
-@pytest.mark.parametrize(("name", "most"), [("MAX_JOINTS", 1), ("MAX_CANDIDATES", 4)])
+@pytest.mark.parametrize(("name", "most"), [("MAX_MERGES", 1), ("MAX_CANDIDATES", 4)])
 def test_up_to_its_limit_everything_is_listed_and_past_it_nothing(monkeypatch, name, most):
     """One joint; as candidates the ends of both planes with the starts of both, as blocks are as long as their step."""
     sides = layout("kv block dim", 2, 4, 8), layout("kv block dim", 2, 6, 8)
@@ -133,5 +133,5 @@ def test_units_can_meet_where_their_ranges_do_on_both_sides(before, after, src, 
     for column, gap in ((0, src), (1, dst)):
         moved, there = ({one[column] + by for one in side} for side, by in ((before, gap), (after, 0)))
         expected &= min(moved) <= max(there) and min(there) <= max(moved)
-    for can_meet in (expand.can_meet, expand.can_meet.py_func):
+    for can_meet in (loops_numba.can_meet, loops_numba.can_meet.py_func):
         assert can_meet(*units, src, dst) == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import loops_numba as expand
+from kvplan.plan import placing_numba
 from kvplan.plan.placement import _Scratch
 
 BLOCKS = 200  # marks of three words, so that those of one word are told from those of another
@@ -45,11 +45,11 @@ def named(draw):
 def test_the_first_unit_named_twice_is_found_and_every_mark_is_taken_back(case):
     ids, skip, units, count = case
     seen = np.zeros(BLOCKS * units // 64 + 1, np.uint64)
-    for twice in (expand._twice, expand._twice.py_func):
+    for twice in (placing_numba._twice, placing_numba._twice.py_func):
         assert twice(np.array(ids, np.int64), skip, units, count, seen) == first_again(*case)
         assert not seen.any()
     if units == 1:
-        for twice in (expand._twice_blocks, expand._twice_blocks.py_func):
+        for twice in (placing_numba._twice_blocks, placing_numba._twice_blocks.py_func):
             assert twice(np.array(ids, np.int64), seen) == first_again(*case)
             assert not seen.any()
 

@@ -22,7 +22,7 @@ from kvplan.execute.gpu import backend
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.selection import Choice, Selection
 from tests import oracle
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
 from tests.simulated.objects import Tensor
 from tests.simulated.toy_path import ToyPath

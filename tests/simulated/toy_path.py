@@ -25,7 +25,7 @@ class ToyPath(Path):
         return copies > self._resources.limits.slow_calls
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[Descriptors, int]:
-        made = flat(plan.parts, self._resources.reach.seams(plan), None)
+        made = flat(plan.moving, self._resources.reach.seams(plan), None)
         transfer.count(made.size.size, made.size.size)
         return made, lane.copy
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.execute.threads import aside
-from kvplan.program.program import Int64Array
+from kvplan.base.threads import aside
+from kvplan.layout.strides import Int64Array
 
 SMALLEST = 4 << 10  # bytes
 CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes

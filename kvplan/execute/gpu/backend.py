@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import Any
 
 from kvplan.base.process import check_process, compiles, generation
+from kvplan.base.threads import acting
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
@@ -25,7 +26,6 @@ from kvplan.execute.gpu.selection import Selection
 from kvplan.execute.gpu.staged import StagedPath
 from kvplan.execute.gpu.waits import waits_of
 from kvplan.execute.gpu.warmup import warm_up
-from kvplan.execute.threads import acting
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.plan.plan import Plan
 
@@ -35,7 +35,7 @@ DIRECTION_LANES = ("load", "store")
 
 
 class GpuBackend:
-    """What a :class:`kvplan.Executor` of a GPU consists of.
+    """All parts of a GPU's :class:`kvplan.Executor`.
 
     Its reaper's thread keeps it alive until it is stopped and all that was submitted has ended.
 

@@ -14,10 +14,11 @@ from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Streams
 from kvplan.execute.gpu.resources import Limits, Resources
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 # Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
@@ -58,7 +59,7 @@ class CopyEnginePath(Path):
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Slices:
         """Lower the plan, for the lane's copy stream, and for more streams if asked for; see :meth:`Path.prepare`."""
         resources = self._resources
-        made = flat(plan.parts, resources.reach.seams(plan), None)
+        made = flat(plan.moving, resources.reach.seams(plan), None)
         count = made.size.size
         wanted = min(resources.policy.streams or _streams(plan, count), count)
         slices = max(-(-count // resources.limits.batch_copies), wanted)

@@ -21,7 +21,7 @@ WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not c
 
 
 class Callbacks(NamedTuple):
-    """What a transfer asks of its executor.
+    """Calls that a transfer makes of its executor.
 
     Attributes:
         reap: take back what ended transfers hold; the device is current.

@@ -17,7 +17,7 @@ from kvplan.plan.plan import Plan
 
 
 class Fork:
-    """What stands for a lane in the capture of a graph: one stream of its own."""
+    """The lane of a captured transfer: one stream of its own."""
 
     name, last = "capture", None
 
@@ -67,7 +67,7 @@ class CapturedTransfer(DeviceTransfer):
 
 
 class Graphs:
-    """What one executor has put into graphs, kept until it closes: a graph reads its slots at every replay.
+    """Captured transfers of one executor, kept until it closes: a graph reads its slots at every replay.
 
     Args:
         resources: of the executor.

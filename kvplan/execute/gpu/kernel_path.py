@@ -14,9 +14,10 @@ from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernel
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.execute.gpu.tables import Kernel
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.program.program import RunGroup
 
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
 # A transfer of so few tiles a program goes in smaller ones, so that all programs end together.

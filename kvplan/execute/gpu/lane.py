@@ -10,14 +10,14 @@ from typing import Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
+from kvplan.base.threads import Standby, Worker, aside
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.waits import Wait, recorded, wait_for_issue
-from kvplan.execute.threads import Standby, Worker, aside
-from kvplan.execute.transfer import CLOSED_ERROR
+from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
 
@@ -146,7 +146,7 @@ class Lane(Flights):
         return some | dict.fromkeys(self.flying.copy())
 
     def conflicting(self, plan: Plan) -> list[DeviceTransfer]:
-        """What has not ended here and touches the same bytes as a plan."""
+        """List transfers that have not ended here and touch the same bytes as a plan."""
         if not self.pending.line and not self.flying and self.issuing is None:
             return []
         return [one for one in self.entries() if not one._over and conflict(one.plan, plan)]
@@ -229,7 +229,7 @@ class Lane(Flights):
                     alarm.calls.put(None)
 
     def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
-        """What was issued before an error still runs: keep everything until all streams of the lane have passed it."""
+        """Keep everything until all streams of the lane have passed what was issued before an error."""
         transfer.fail(error)
         device = self._device
         try:
@@ -294,7 +294,7 @@ class Lane(Flights):
         self.waiting = transfer
         problem: BaseException | None = None
         try:
-            problem = self.standby.wait(after, self.wake, lambda: transfer._over)
+            problem = wait_on_cpu(after, self.standby, self.wake, lambda: transfer._over)
             for one in earlier if problem is None else ():
                 wait_for_issue(one, transfer, self.wake)
             if problem is None and not transfer._over:

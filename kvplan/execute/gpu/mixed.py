@@ -19,7 +19,7 @@ from kvplan.plan.plan import Plan
 
 
 class Both(NamedTuple):
-    """What both halves are to issue, each None where the plan has no such half.
+    """Both halves, prepared; each is None where the plan has no such half.
 
     Attributes:
         by_engine, by_kernel: what the copy engine's and the kernel's path have prepared.

@@ -14,8 +14,8 @@ from functools import partial
 from typing import NamedTuple
 
 from kvplan.base.process import generation
+from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
-from kvplan.execute.threads import Worker
 
 LOOK_SECONDS = 0.02  # between two looks at what is in flight
 # Looks with nothing in flight before its thread sleeps until woken: waking it costs the submit that does, and a thread
@@ -40,7 +40,7 @@ class Alarm:
 
 
 class Duties(NamedTuple):
-    """What the reaper calls.
+    """Calls that the reaper makes.
 
     Attributes:
         reap: take back what ended transfers hold; returns how many transfers are left in flight.

@@ -1,4 +1,4 @@
-"""What all files of one GPU's executor share: plain data, made once and handed down."""
+"""Plain data that all files of one GPU's executor share: made once, handed down."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.process import generation
+from kvplan.base.threads import aside
 from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.cuda.device import Device
 from kvplan.cuda.reach import Reach
 from kvplan.execute.gpu.arena import Arena, Held, Piece
 from kvplan.execute.gpu.tables import Tables
 from kvplan.execute.stats import Tally
-from kvplan.execute.threads import aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resources:
-    """What transfers and paths of one executor use together. It has no behaviour.
+    """The data that transfers and paths of one executor share. It has no behaviour.
 
     Attributes:
         generation: of the process that made it; see :mod:`kvplan.base.process`.

@@ -23,10 +23,10 @@ MOST_PARTS = 8  # of a plan whose decision is remembered
 
 
 class Choice(NamedTuple):
-    """What is to move a plan.
+    """A chosen path.
 
     Attributes:
-        path: that moves it.
+        path: moves the plan.
         predicted: seconds on the GPU that it is expected to take; None where there is no model, or it was not asked.
         pageable: whether pageable memory is in it.
     """
@@ -133,7 +133,7 @@ class Selection:
         return cost.candidates(statistics, self.profile, self._resources.policy, refused, halves)
 
     def _sides(self, plan: Plan) -> Sides:
-        """What the driver knows of a plan's memory; asked once for each pair of layouts.
+        """Ask the driver about a plan's memory, once for each pair of layouts.
 
         Raises:
             LayoutError: a destination that is read-only, or addresses that are not this process's.
@@ -160,7 +160,7 @@ class Selection:
         return sides_of(f"cuda:{self._resources.device.ordinal}", facts, plan.direction)
 
     def _auto(self, plan: Plan) -> Choice:
-        """What the model makes the cheapest; within a GPU, and of pageable memory, what the rule says.
+        """Choose the path that the model makes the cheapest; within a GPU, and of pageable memory, by the rule.
 
         Plans of the same run groups, and as many units that merge as much, are decided once. What merges is counted
         once, and only where the path may depend on it: counting takes as long as moving a small plan.

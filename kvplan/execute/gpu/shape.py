@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.program.program import Int64Array
+from kvplan.layout.strides import Int64Array
 
 WORDS = (16, 8, 4, 2, 1)  # bytes
 LANES = 32  # of a warp

@@ -24,11 +24,11 @@ from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernel
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits, Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.execute.gpu.tables import Kernel
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, cut
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import GRAIN, Staging, staging_of
-from kvplan.program.program import Int64Array
 
 SLOTS = 4
 TILE = 32 << 10  # bytes

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Device, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.arena import Arena, Piece
 from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
-from kvplan.execute.threads import aside
-from kvplan.program.program import Int64Array, RunGroup
+from kvplan.layout.strides import Int64Array
+from kvplan.program.program import RunGroup
 
 Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
 

@@ -1,4 +1,4 @@
-"""What a transfer waits for before it is issued: ``after=``, and the issue of other transfers."""
+"""Waits before a transfer is issued: for ``after=``, and for the issue of other transfers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Wait = int | DeviceTransfer  # an event, or a transfer, whose event may be given
 
 
 def waits_of(after: Any, transfer: DeviceTransfer) -> list[Wait] | None:
-    """What the GPU is to wait for before a transfer; None where only the CPU can wait.
+    """List what the GPU must wait for before a transfer; None where only the CPU can wait.
 
     Raises:
         KVPlanError: a transfer that was captured into a graph.

@@ -1,4 +1,4 @@
-"""The host path: CPU memory to CPU memory, by threads that hold no interpreter lock while they copy."""
+"""The host path: copies between CPU memories, by threads that release the interpreter lock while they copy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 import functools
 import os
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from time import monotonic, perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +21,23 @@ from kvplan.base.line import Line
 from kvplan.base.process import check_process, compiles, compiling, generation
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.host.crew import Crew, Task
+from kvplan.execute.host.host_transfer import HostTransfer
 from kvplan.execute.host.runner import Runner, live
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import CLOSED_ERROR, HostTransfer, Stopwatch, Transfer, TransferResult, check_layouts
-from kvplan.plan import loops as compiled
+from kvplan.execute.transfer import CLOSED_ERROR, Transfer, TransferResult, check_layouts
+from kvplan.plan import loops
 from kvplan.plan.conflicts import conflict
-from kvplan.plan.loops import spares, sparing
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
 
-# Bytes a task: large enough that handing it to a thread costs nothing beside it, small enough to share evenly.
+# Bytes of a task: large enough to hide the cost of handing it to a thread, small enough to share work evenly.
 TASK_NBYTES = 4 << 20
 MAX_THREADS = 8
-# Transfers from here on bypass the CPU's caches: they would only push out what others keep there.
+# Transfers of this size or more bypass the CPU's caches, where they would only evict other data.
 STREAMING_NBYTES = 16 << 20
-EXIT_SECONDS = 5.0  # that an interpreter's exit waits when nothing is left but waiting
+EXIT_SECONDS = 5.0  # time that an exit waits once every transfer left waits for its after=
 
 
 def refusal(plan: Plan) -> str | None:
@@ -48,55 +48,49 @@ def refusal(plan: Plan) -> str | None:
 
 
 def tasks(plan: Plan) -> tuple[list[Task], int]:
-    """The plan as independent pieces of work, and how many contiguous copies they make in all.
+    """Cut a plan into independent tasks; return them and the number of contiguous copies that they make.
 
-    Each loop is called for nothing first, so that one not loaded yet, for the types of these arrays, is loaded here.
-    Runs are copied as the program has them; where they are longer than a task, as flat descriptors cut to size.
+    Each loop is first called with nothing to copy. So a loop not yet loaded for these array types is loaded here, and
+    not while the copying is timed. Runs longer than a task are cut into flat descriptors.
     """
-    work: list[Task] = []
-    copies = sum(part.group.offsets[0].size * part.units.shape[1] for part in plan.parts)
-    memcpy = _hands(copies + plan.nbytes // TASK_NBYTES)
-    copies = 0
+    counts = [part.group.offsets[0].size * part.units.shape[1] for part in plan.parts]
+    copies = sum(counts)
+    memcpy = _copy_loops(copies + plan.nbytes // TASK_NBYTES)
     streaming = plan.nbytes >= STREAMING_NBYTES
     if any(run.nbytes > TASK_NBYTES for group, _ in plan.parts for run in group.runs):
         made = plan.descriptors(max_nbytes=TASK_NBYTES)
         copies = made.size.size
-        per_task = max(1, copies * TASK_NBYTES // max(plan.nbytes, 1))
-        memcpy.copy_flat(*made, 0, 0, streaming)
-        for first, last in _ranges(copies, per_task):
-            work.append(partial(memcpy.copy_flat, *made, first, last, streaming))
-        return work, copies
-    for part in plan.parts:
-        count = part.group.offsets[0].size * part.units.shape[1]
-        copies += count
-        per_task = max(1, count * TASK_NBYTES // max(part.nbytes, 1))
-        memcpy.copy_units(part.units, *part.group.offsets, 0, 0, streaming)
-        for first, last in _ranges(count, per_task):
-            work.append(partial(memcpy.copy_units, part.units, *part.group.offsets, first, last, streaming))
+        calls = [(partial(memcpy.copy_flat, *made), copies, plan.nbytes)]
+    else:
+        calls = [
+            (partial(memcpy.copy_units, part.units, *part.group.offsets), count, part.nbytes)
+            for part, count in zip(plan.parts, counts, strict=True)
+        ]
+    work: list[Task] = []
+    for copy, count, nbytes in calls:
+        copy(0, 0, streaming)
+        step = max(1, count * TASK_NBYTES // max(nbytes, 1))
+        work += [partial(copy, first, min(first + step, count), streaming) for first in range(0, count, step)]
     return work, copies
-
-
-def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + step, count)) for first in range(0, count, step))
 
 
 class HostPath:
     """Runs transfers one after another, in the order of their submits, each on all threads.
 
-    Its thread, the runner, keeps it alive until it is told to stop, by :meth:`stop` or :meth:`close`. Urgent transfers
-    have a runner of their own, with threads of its own, made with the first of them: while that copies, no other
-    transfer begins. Across the two, only what conflicts waits for one another.
+    Its thread, the runner, keeps it alive until :meth:`stop` or :meth:`close`. Urgent transfers have a second runner
+    with its own threads, made with the first of them. While that one copies, no other transfer begins. A transfer waits
+    for one of the other runner only if their bytes conflict.
 
-    A submit is one entry in one line; all that follows from it is worked out by the runners, in whose threads no
-    signal's handler runs. No lock is held that a submit, a cancel or a question takes.
+    A submit adds one entry to one line. The runners do the rest, in threads where no signal's handler runs. No lock is
+    held that a submit, a cancel or a query takes.
 
     Args:
-        threads: CPU threads; by default one a core, at most 8.
+        threads: number of CPU threads; by default one per core, at most 8.
 
     Attributes:
         inside: identifiers of its own threads, which cannot wait for its end.
-        loaded: the loops that copy are loaded, or cannot be.
-        waiting: transfers that are submitted, and not dealt out to their runners.
+        loaded: set when the loops that copy are loaded, or cannot be.
+        waiting: submitted transfers that no runner has yet.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -105,7 +99,7 @@ class HostPath:
         self.tally = Tally()
         self.inside: set[int] = set()
         self.loaded = Latch()
-        self._sparing = spares(0)  # as whoever makes it; a runner is a thread of its own
+        self._sparing = loops.spares(0)  # as in the thread that makes it: the setting belongs to a thread
         self.waiting: Line[HostTransfer] = Line()
         self.normal, self.urgent = Runner(self, urgent=False), Runner(self, urgent=True)
         self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
@@ -114,35 +108,35 @@ class HostPath:
         self._owner: weakref.ref[object] | None = None
 
     def own(self, executor: object) -> None:
-        """End when this object is no more, also where its finalizer is broken off."""
+        """End when this executor is gone, even if its finalizer is interrupted."""
         self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
 
     def look(self) -> None:
-        """Stop where nobody can submit any more."""
+        """Stop if the executor is gone, so that nobody can submit any more."""
         if self._owner is not None and self._owner() is None and not self.waiting.closed:
             self.stop()
 
     def start(self) -> None:
-        """Start its runner.
+        """Start the runner.
 
         Raises:
-            TransferError: there is no thread for it.
+            TransferError: the system starts no more threads.
         """
         _hook_exit()
         self.normal.thread.start()
 
     def check_open(self) -> None:
-        """Transfers can be submitted.
+        """Check that transfers can be submitted.
 
         Raises:
-            TransferError: they cannot: it is closed, or its threads stayed in another process.
+            TransferError: the path is closed, or belongs to another process.
         """
         check_process(self.generation)
         if self.waiting.closed:
             raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
-        """None: there is one path.
+        """Refuse: the CPU has one path and no cost model.
 
         Raises:
             PathError: always.
@@ -153,24 +147,24 @@ class HostPath:
         """Load the loops that plan and copy.
 
         Raises:
-            LayoutError, PathError: whatever a submit of the plan would be refused with.
-            TransferError: it is closed, or this is a fork's child.
+            LayoutError, PathError: a submit of the plan would be refused.
+            TransferError: the path is closed, or this is a forked child.
         """
         del by_layer
         self.check_open()
         if plan is not None:
             _check(plan)
         with compiling():
-            compiled.load()
+            loops.load()
             import_module("kvplan.execute.host.memcpy").load()
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
-        """Queue a plan; returns at once. All layers are there at its end, none before.
+        """Queue a plan and return at once. All layers arrive at its end, none before.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
+            LayoutError: the destination is read-only, or addresses are not this process's.
             PathError: the plan touches memory that is not the CPU's.
-            TransferError: it is closed, or this is a fork's child; or the first urgent one gets no thread.
+            TransferError: the path is closed, this is a forked child, or no thread starts for urgent transfers.
         """
         del by_layer
         _check(plan)
@@ -184,7 +178,7 @@ class HostPath:
         return transfer
 
     def cancel(self, transfer: HostTransfer) -> bool:
-        """Take back a transfer that has not begun; whether it will not run."""
+        """Cancel a transfer that has not begun; return whether it will not run."""
         fates = transfer.fates
         if not fates:
             mine = object()
@@ -192,7 +186,7 @@ class HostPath:
             wake = self._wake_urgent if transfer.urgent else self._wake_normal
             try:
                 fates.append(mine)
-            finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+            finally:  # each is one C call, so that all are made even if a signal's handler raises
                 try:
                     any(wakes)
                 finally:
@@ -204,7 +198,7 @@ class HostPath:
         return transfer.cancelled
 
     def stop(self) -> None:
-        """Take no more; finish what was submitted, then end the threads. Returns at once."""
+        """Take no more transfers, finish the submitted ones, then end the threads; returns at once."""
         if self.generation == generation():
             try:
                 self.waiting.close(self._wake_normal)
@@ -212,58 +206,58 @@ class HostPath:
                 self._wake_urgent()
 
     def close(self) -> None:
-        """Stop, and wait until all is finished.
+        """Stop, and wait until all transfers are finished.
 
-        Its own threads, in an ``after``'s code, cannot wait for that; nor can a signal's handler within what compiles
-        loops, which the runners may need.
+        It does not wait in the path's own threads, which run the code of an ``after``. Nor does it wait in a signal's
+        handler that interrupted a compiler: the runners may need the compiler's lock.
         """
         self.stop()
         if self.generation == generation() and threading.get_ident() not in self.inside and not compiles():
             self.join(None)
 
     def join(self, timeout: float | None) -> bool:
-        """Wait for the end of what was submitted, at most ``timeout`` seconds a runner; whether it has come."""
+        """Wait until all transfers have ended, at most ``timeout`` seconds per runner; return whether they have."""
         return self.normal.thread.join(timeout) and self.urgent.thread.join(timeout)
 
     def in_flight(self) -> int:
-        """Transfers not finished."""
-        known = dict.fromkeys(self.waiting.entries())  # first: from here they go to the runners, where they stay
+        """Count the transfers that have not ended."""
+        known = dict.fromkeys(self.waiting.entries())  # first: transfers move from here to the runners
         known |= dict.fromkeys([*self.normal.queue.copy(), *self.urgent.queue.copy()])
         return sum(not transfer.done() for transfer in known)
 
-    # What the runners ask for.
+    # For the runners; see kvplan.execute.host.runner.Dealer.
 
     def load(self) -> None:
-        """Load the loops that copy, before there is anything to copy."""
-        # What fails here fails again in the transfers that need it, where it is reported.
-        with sparing(wanted=self._sparing), contextlib.suppress(Exception):
+        """Load the loops that copy, before the first transfer comes."""
+        # An error here comes again in the transfers that need the loops, and is reported there.
+        with loops.sparing(wanted=self._sparing), contextlib.suppress(Exception):
             if not self.waiting.closed or self.waiting.first() is not None:
                 with compiling():
-                    _hands(0).load()
+                    _copy_loops(0).load()
         self.loaded.set()
 
     def deal_out(self) -> None:
-        """Give each runner its transfers, with what they wait for: what conflicts of those submitted earlier."""
+        """Give each runner its transfers, each with the earlier ones of the other runner that it conflicts with."""
         with self._dealing:
             while (transfer := self.waiting.first()) is not None:
                 mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
                 others = list(other.queue)
                 try:
                     transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
-                except MemoryError:  # it waits for more than it must
+                except MemoryError:  # then it waits for all of them
                     transfer.behind = others
                 mine.queue.append(transfer)
                 self.waiting.take()
 
     def dealt_out(self) -> bool:
-        """Whether it is closed, and each runner has its transfers."""
+        """Whether the path is closed and each runner has its transfers."""
         return self.waiting.ended()
 
     def run(self, transfer: HostTransfer, crew: Crew, error: BaseException | None) -> None:
-        """Copy what has begun; or end it with what was wrong with what it waited for."""
+        """Copy a transfer that has begun, or end it with the error of what it waited for."""
         if error is None:
             try:
-                with sparing(wanted=self._sparing):
+                with loops.sparing(wanted=self._sparing):
                     result = _run(transfer.plan, crew)
                 self.tally.add(result)
                 transfer.finish(result)
@@ -281,17 +275,17 @@ def _check(plan: Plan) -> None:
         raise PathError(f"path 'host' {why_not}")
 
 
-def _hands(copies: int) -> ModuleType:
-    """The loops that copy: compiled, or for so few copies that numba is spared, without it."""
-    name = "memmove" if spares(copies) else "memcpy"
-    return import_module(f"kvplan.execute.{name}")
+def _copy_loops(copies: int) -> ModuleType:
+    """The module with the loops that copy: without numba for few copies in a short process, otherwise compiled."""
+    name = "memmove" if loops.spares(copies) else "memcpy"
+    return import_module(f"kvplan.execute.host.{name}")
 
 
 def _run(plan: Plan, crew: Crew) -> TransferResult:
     work, copies = tasks(plan) if plan.nbytes else ([], 0)
-    watch = Stopwatch()
+    begun = perf_counter()
     crew.run(work)
-    return TransferResult(plan.nbytes, watch.seconds(), "host", copies, len(work))
+    return TransferResult(plan.nbytes, perf_counter() - begun, "host", copies, len(work))
 
 
 @functools.cache
@@ -300,16 +294,16 @@ def _hook_exit() -> None:
 
 
 def _drain_at_exit() -> None:
-    """Finish all that was submitted; give up what waits for something that does not come."""
+    """Finish all submitted transfers; give up those that only wait for an ``after=`` that does not come."""
     runners = [runner for runner in live.copy() if runner.host.generation == generation()]
     for runner in runners:
         runner.host.stop()
-    begun = time.monotonic()
+    begun = monotonic()
     while runners := [runner for runner in runners if not runner.thread.join(0)]:
-        # One that copies may be what another waits for: only when all wait does nothing more happen.
+        # A runner that copies may be what another waits for. Only when all wait will nothing more happen.
         since = [runner.waiting_since for runner in runners]
         idle = [max(begun, when) for when in since if when is not None]
-        if len(idle) == len(runners) and time.monotonic() - max(idle) > EXIT_SECONDS:
+        if len(idle) == len(runners) and monotonic() - max(idle) > EXIT_SECONDS:
             left = sum(host.in_flight() for host in {runner.host for runner in runners})
             message = f"at exit, {left} transfers were given up: what they wait for (after=) has not come"
             warnings.warn(message, RuntimeWarning, stacklevel=1)

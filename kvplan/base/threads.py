@@ -1,0 +1,212 @@
+"""Threads for work that no signal's handler interrupts, and for waits that the caller can give up.
+
+Python runs the handlers of signals in the main thread only. Work that must not be left half done runs in another one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar, cast
+
+from kvplan.base.latch import Latch, Wake
+from kvplan.errors import TransferError
+
+Made = TypeVar("Made")
+Job = Callable[[], None]
+
+acting: set[int] = set()  # identifiers of threads that act for a waiting caller, which may hold locks
+
+
+def aside(make: Callable[[], Made]) -> Made:
+    """Call a function where no signal's handler runs: in a thread that is not the main one.
+
+    The function completes even if the waiting caller is interrupted. Starting the thread takes some 50 us, so this is
+    for rare calls only.
+    """
+    if _thread.get_ident() != threading.main_thread().ident:
+        return make()
+    told: SimpleQueue[tuple[BaseException | None, Made | None]] = SimpleQueue()
+    try:
+        _thread.start_new_thread(_call, (make, told))  # one C call, unlike Thread.start
+    except RuntimeError:  # no more threads
+        return make()
+    error, made = told.get()
+    if error is not None:
+        raise error
+    return cast("Made", made)
+
+
+def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None, Made | None]]) -> None:
+    me = _thread.get_ident()
+    acting.add(me)
+    try:
+        told.put((None, make()))
+    except BaseException as error:  # noqa: BLE001  # the caller raises it
+        told.put((error, None))
+    finally:
+        acting.discard(me)
+
+
+class Worker:
+    """A daemon thread that is started on demand, does its work once, and reports its end.
+
+    It replaces ``Thread.start`` and ``Thread.join``, which wait in Python code. An interrupt there could lose the
+    thread's work, or count a running thread as ended.
+
+    Args:
+        name: name of the thread.
+        work: the work to do.
+        what: start of the error message: what is not done without this thread.
+        inside: identifiers of threads that must not wait for the executor's end; the worker adds its own.
+        enter: called before the thread starts.
+        leave: called when the thread has ended, or cannot be started.
+
+    Attributes:
+        ended: set when the work is done.
+    """
+
+    def __init__(
+        self, name: str, work: Job, what: str, inside: set[int], *,
+        enter: Callable[[], object] = bool, leave: Callable[[], object] = bool,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._work = work
+        self._what = what
+        self._inside = inside
+        self._enter = enter
+        self._leave = leave
+        self._threads: list[threading.Thread] = []
+        self._claims: list[int] = []  # identifiers of threads started at once; the first one does the work
+        self.ended = Latch()
+
+    @property
+    def started(self) -> bool:
+        """Whether the thread was ever started."""
+        return bool(self._threads)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            TransferError: the system, or an interpreter that exits, starts no more threads; nothing is left behind.
+        """
+        try:
+            aside(self._start)
+        except RuntimeError as error:
+            raise TransferError(f"{self._what}: {error}") from error
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the work has ended, if the thread was started; return whether it has ended."""
+        if not self.started:
+            return True
+        if self._claims and self._claims[0] == _thread.get_ident():
+            return self.ended.is_set()
+        if not self.ended.wait(timeout):
+            return False
+        for thread in self._threads:
+            thread.join(timeout)
+        return True
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._enter()
+        try:
+            thread.start()
+        except BaseException:
+            if not self._threads:
+                self._leave()
+            raise
+        self._threads.append(thread)
+
+    def _serve(self) -> None:
+        me = _thread.get_ident()
+        self._claims.append(me)
+        if self._claims[0] == me:
+            self._inside.add(me)
+            try:
+                self._work()
+            finally:
+                self._inside.discard(me)  # the next thread may get its number
+                self.ended.set()
+                self._leave()
+
+
+class Standby:
+    """Run blocking calls in a thread of its own, so that the caller can stop waiting for them.
+
+    A wait for a user's event cannot be cut short, but the transfer that named the event can be cancelled.
+
+    Args:
+        inside: identifiers of threads that must not wait for the executor's end; its own thread is among them.
+    """
+
+    def __init__(self, inside: set[int]) -> None:
+        self._inside = inside
+        self._jobs: SimpleQueue[Job | None] | None = None
+        self._ident = 0
+
+    def wait(self, block: Callable[[], object], wake: Wake, given_up: Callable[[], bool]) -> BaseException | None:
+        """Wait until a blocking call has returned; only one thread may call this.
+
+        Args:
+            block: the blocking call.
+            wake: the caller's queue, which gets an entry when ``given_up`` may have changed.
+            given_up: whether to stop waiting.
+
+        Returns:
+            The error that the call raised, or None.
+        """
+        ended: list[BaseException | None] = []
+
+        def run() -> None:
+            ended.append(error_of(block))
+            wake.put(None)
+
+        jobs = self._jobs or self._begin()
+        if jobs is None:  # no more threads, so the caller blocks itself
+            return error_of(block)
+        jobs.put(run)
+        while not ended and not given_up():
+            wake.get()
+        if ended:
+            return ended[0]
+        self.dismiss()
+        return None
+
+    def dismiss(self) -> None:
+        """Let the thread end after its current call; from now on it may wait for the executor's end."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._inside.discard(self._ident)
+            self._jobs = None
+
+    def _begin(self) -> SimpleQueue[Job | None] | None:
+        jobs: SimpleQueue[Job | None] = SimpleQueue()
+        thread = threading.Thread(target=partial(_serve, jobs), name="kvplan-after", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
+        self._ident = thread.ident or 0
+        self._inside.add(self._ident)
+        self._jobs = jobs
+        return jobs
+
+
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    """Make a call and return what it raised, or None."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001  # the caller decides whose error it is
+        return error
+    return None
+
+
+def _serve(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # otherwise the objects that it waited for would stay alive

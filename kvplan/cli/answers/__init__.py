@@ -1,0 +1,1 @@
+"""Make the answers of commands: facts as plain data for JSON, and rows of words for tables and pages."""

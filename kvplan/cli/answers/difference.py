@@ -1,0 +1,111 @@
+"""Compare two layouts: their facts, their programs, the place where common runs end, and advice."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvplan.advise.advise import Advice, advise
+from kvplan.advise.compare import Break, first_break
+from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.program.passes import Passes, passes
+from kvplan.program.program import Program
+
+NAMES = {"src": "A", "dst": "B"}
+FACTS = (
+    "notation", "dtype", "device", "addresses", "layers", "parts", "heads", "num_blocks", "block_tokens",
+    "token_nbytes", "block_nbytes", "padding_nbytes", "block_extents",
+)  # fmt: skip
+
+
+class PartProgram(NamedTuple):
+    """The program of parts that compile alike, without the other parts.
+
+    Attributes:
+        parts: their names, in order.
+        opaque: whether their blocks move whole, so that a unit is a block.
+        program: of one of these parts.
+    """
+
+    parts: tuple[str, ...]
+    opaque: bool
+    program: Program
+
+
+class Difference(NamedTuple):
+    """All that ``kvplan diff`` says about a pair.
+
+    Attributes:
+        made, broken: passes and the end of the first run; None where the pair cannot be compiled.
+        parts: one for each kind of part where parts compile differently; else empty.
+        advice: for the side that may change.
+        other: for the other side, where it would take fewer runs than ``advice``; else None.
+    """
+
+    src: KVLayout
+    dst: KVLayout
+    sides: dict[str, dict[str, Any]]
+    made: Passes | None
+    refused: str | None
+    broken: Break | None
+    parts: tuple[PartProgram, ...]
+    advice: Advice
+    other: Advice | None
+
+
+def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
+    """Compare a pair; ``change`` is the side that may change its order: A, B, or None for the host's, else B."""
+    sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
+             for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
+    side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
+    made, refused, broken = None, None, None
+    try:
+        made = passes(src.geometry, dst.geometry)
+        broken = first_break(src, dst, made)
+    except IncompatibleLayoutsError as error:
+        refused = " ".join(str(error).split())
+    advice = advise(src, dst, side)
+    other = None if change else _better(advice, advise(src, dst, "dst" if side == "src" else "src"))
+    parts = () if made is None else _part_programs(src, dst)
+    return Difference(src, dst, sides, made, refused, broken, parts, advice, other)
+
+
+def _may_change(src: KVLayout, dst: KVLayout) -> str:
+    """Choose the side on the host: its order is free, the engine's is not."""
+    return "src" if src.device == "cpu" and dst.device != "cpu" else "dst"
+
+
+def _better(advice: Advice, other: Advice) -> Advice | None:
+    """Return the other side's advice if its best order takes fewer runs a token than any order of this side."""
+    known = [numbers.rank[0] for numbers in (advice.present, *(order.numbers for order in advice.orders)) if numbers]
+    best = min((order.numbers.rank[0] for order in other.orders), default=None)
+    return other if best is not None and best < min(known, default=best + 1) else None
+
+
+def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
+    """Compile the parts that both sides name one by one; empty if they agree in units, runs and extents."""
+    kinds: dict[tuple[Any, ...], PartProgram] = {}
+    for part in (part for part in src.parts if part in dst.parts):
+        try:
+            held = [side.slice(parts=(part,)) for side in (src, dst)]
+            program = passes(held[0].geometry, held[1].geometry).program
+        except (IncompatibleLayoutsError, LayoutError):  # this part cannot be compiled without the others
+            return ()
+        key = (held[0].opaque, program.unit_tokens, program.unit_nbytes, program.runs, program.run_nbytes,
+               program.extents("src"), program.extents("dst"))  # fmt: skip
+        known = kinds.get(key, PartProgram((), held[0].opaque, program))
+        kinds[key] = known._replace(parts=(*known.parts, part))
+    return tuple(kinds.values()) if len(kinds) > 1 else ()
+
+
+def differing(sides: dict[str, dict[str, Any]]) -> list[str]:
+    """List the keys of :data:`FACTS` whose values differ."""
+    src, dst = sides["src"], sides["dst"]
+    return [key for key in FACTS if src[key] != dst[key] and not (key == "dtype" and _alike(src[key], dst[key]))]
+
+
+def _alike(dtype: str, other: str) -> bool:
+    """Whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+    return short.get(dtype, dtype) == short.get(other, other)

@@ -1,0 +1,139 @@
+"""List the facts of a layout as plain data, which ``kvplan inspect`` prints."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from kvplan.layout.components import Component, Form, Region
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.padding import padding_of
+from kvplan.layout.slicing import heads_held
+from kvplan.layout.strides import Factors, extent
+from kvplan.program.program import Program
+
+LAYOUT = (
+    "notation", "sizes", "dtype", "device", "virtual", "addresses", "layers", "heads", "parts", "num_blocks",
+    "block_tokens", "nbytes", "block_nbytes",
+)  # fmt: skip
+PADDING = ("share", "between_nbytes", "before_nbytes", "after_nbytes", "block_nbytes", "unused_nbytes")
+REGION = ("address", "nbytes", "pinned", "writable")
+UNIT = ("unit_tokens", "unit_nbytes", "runs", "run_nbytes")
+
+
+def picked(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """List attributes by name; tuples and ranges become lists, as JSON has them."""
+    values = {name: getattr(source, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple | range) else value for name, value in values.items()}
+
+
+def layout_facts(layout: KVLayout) -> dict[str, Any]:
+    """List every fact of a layout; numbers are bytes unless the name says otherwise."""
+    from kvplan.plan.copy_program import compile  # noqa: A004
+
+    regions = sorted(layout.regions, key=lambda region: region.address)
+    padding = padding_of(layout.built)
+    return {
+        **picked(layout, LAYOUT),
+        "token_nbytes": token_nbytes(layout),
+        "padding_nbytes": padding.nbytes,
+        "padding": picked(padding, PADDING),
+        "block_extents": extent_facts(compile(layout, layout).program, "src"),
+        "views": [_view(form, held, regions) for form, held in _by_form(layout).items()],
+        "regions": [picked(region, REGION) for region in regions],
+        "seams": list(layout.seams),
+    }
+
+
+def side_facts(layout: KVLayout) -> dict[str, str]:
+    """Name one side of a pair, and say which process its addresses belong to."""
+    return picked(layout, ("notation", "device", "addresses"))
+
+
+def extent_facts(program: Program, side: str) -> dict[str, int]:
+    """Count the extents of one unit on one side: its maximal contiguous byte ranges."""
+    count, smallest, largest = program.extents(side)
+    return {"count": count, "min_nbytes": smallest, "max_nbytes": largest}
+
+
+def token_nbytes(layout: KVLayout) -> int | None:
+    """Return the bytes of one token over all parts that have token slots; None where no part has them."""
+    forms = [component.form for component in layout.components if not component.form.opaque]
+    return sum(extent(form.head) * extent(form.dim) for form in forms) if forms else None
+
+
+def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:
+    forms: dict[Form, list[Component]] = defaultdict(list)
+    held = heads_held(layout.components)
+    for component in layout.components:
+        first = held[component.layer, component.part]
+        start = component.form.head_start if first is None else first.start
+        forms[replace(component.form, head_start=start)].append(component)
+    return forms
+
+
+def _view(form: Form, held: Sequence[Component], regions: Sequence[Region]) -> dict[str, Any]:
+    """List components of one form: which they are, and the axes that run over them and inside them.
+
+    A layout may hold its heads apart. They are then several components of one (layer, part), and their forms differ in
+    ``head_start`` alone.
+    """
+    by_part: dict[str, list[Component]] = defaultdict(list)
+    by_layer: dict[int, list[Component]] = defaultdict(list)
+    by_head: dict[tuple[int, str], list[Component]] = defaultdict(list)
+    for component in sorted(held, key=lambda component: (component.layer, component.form.head_start)):
+        heads = by_head[component.layer, component.part]
+        heads.append(component)
+        if len(heads) == 1:
+            by_part[component.part].append(component)
+            by_layer[component.layer].append(component)
+    apart = max(map(len, by_head.values()))
+    axes = [
+        _outer("layer", list(by_part.values()), regions),
+        _outer("part", list(by_layer.values()), regions),
+        _axis("block", form.block) if form.table is None else _looked_up("block", len(form.table)),
+    ]
+    if not form.opaque or form.subblocks > 1:
+        axes.append(_axis("subblock" if form.opaque else "token", form.token))
+    if form.headed:
+        axes.append(_axis("head", form.head) if apart == 1 else _outer("head", list(by_head.values()), regions))
+    axes.append(_axis("dim", form.dim))
+    return {
+        "parts": list(by_part),
+        "layers": sorted(by_layer),
+        "head_start": form.head_start,
+        "block_nbytes": form.block_nbytes * apart,
+        "axes": axes,
+    }
+
+
+def _axis(name: str, factors: Factors) -> dict[str, Any]:
+    return {
+        "axis": name,
+        "extent": extent(factors),
+        "factors": [{"extent": size, "stride": stride} for size, stride in factors],
+    }
+
+
+def _looked_up(name: str, size: int) -> dict[str, Any]:
+    return {"axis": name, "extent": size, "factors": [{"extent": size, "stride": None}]}
+
+
+def _outer(name: str, lines: Sequence[Sequence[Component]], regions: Sequence[Region]) -> dict[str, Any]:
+    """List an axis that was unrolled into components; its stride is None where it is not a single number."""
+    size = max(len(line) for line in lines)
+    if size == 1:
+        return _axis(name, ())
+    steps = {b.address - a.address for line in lines for a, b in pairwise(line)}
+    apart = any(len({_region_of(c.address, regions) for c in line}) > 1 for line in lines)
+    if apart or len(steps) != 1:
+        return _looked_up(name, size)
+    return _axis(name, ((size, steps.pop()),))
+
+
+def _region_of(address: int, regions: Sequence[Region]) -> int:
+    return max(bisect_right(regions, address, key=lambda region: region.address) - 1, 0)

@@ -1,0 +1,181 @@
+"""List the facts of a model's cache as plain data, which ``kvplan inspect --model`` prints."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from kvplan.base.quoting import quoted
+from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
+from kvplan.catalogue.models import Group, Model
+from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
+from kvplan.errors import KVPlanError
+from kvplan.layout.notation import parse
+from kvplan.plan.copy_program import compile  # noqa: A004
+
+CONTEXTS = (1024, 32768, 131072)  # tokens
+
+# The default layout of each engine, by kind of cache.
+ENGINES = {
+    "vllm": {"mha": "vllm-LBHNC", "mla": "vllm-mla-cross-layer"},
+    "sglang": {"mha": "sglang-device", "mla": "sglang-device-mla"},
+    "flashinfer": {"mha": "flashinfer-NHD", "mla": "mla"},
+    "tensorrt-llm": {"mha": "tensorrt-llm"},
+    "transformers": {"mha": "transformers"},
+}
+HOSTS = {"mha": "page-first", "mla": "mla-page-first"}
+
+
+class Question(NamedTuple):
+    """The layouts and sizes to compute a model's cache for.
+
+    Attributes:
+        device, host: the layouts of attention; states have their own.
+        block_tokens, host_block_tokens: rows of a block on each side.
+        blocks: on the device.
+        link_gbps: of the link between them, 10^9 bytes a second.
+    """
+
+    device: NamedLayout
+    host: NamedLayout
+    dtype: str
+    tp: int
+    block_tokens: int
+    host_block_tokens: int
+    blocks: int
+    link_gbps: float
+
+
+def choose(name: str, side: str, kind: str) -> NamedLayout:
+    """Find a layout by the name of an engine, by its own name, or by a notation.
+
+    Args:
+        name: empty for the default layout of a host.
+        side: ``"device"`` or ``"host"``.
+        kind: of the model's cache, ``"mha"`` or ``"mla"``.
+
+    Raises:
+        KVPlanError: there is no such layout, or it is of another kind.
+
+    >>> choose("vllm", "device", "mla").name
+    'vllm-mla-cross-layer'
+    """
+    option = {"device": "--engine", "host": "--host"}[side]
+    known = {layout.name: layout for layout in named_layouts().values() if layout.side == side}
+    fitting = [layout.name for layout in known.values() if layout.kind == kind]
+    if side == "host" and not name:
+        return known[HOSTS[kind]]
+    if side == "device" and name in ENGINES:
+        default = ENGINES[name].get(kind)
+        if default is None:
+            raise KVPlanError(f"{option} {name!r} has no {kind} layout in the catalogue; there are {_list(fitting)}")
+        return known[default]
+    if name in known:
+        if known[name].kind != kind:
+            raise KVPlanError(f"{option} {name!r} is a layout of {known[name].kind} caches, and the model's is {kind}; "
+                              f"{side} layouts of that are {_list(fitting)}")  # fmt: skip
+        return known[name]
+    if " " in name.strip():
+        return NamedLayout("as given", side, _kind_of(name, option, kind), name, "the command line")
+    names = [*(ENGINES if side == "device" else ()), *fitting]
+    near = get_close_matches(name, names, n=3)
+    hint = f"did you mean {_list(near)}?" if near else f"there are {_list(names)}"
+    raise KVPlanError(f"{option} {quoted(name)} is neither a layout of the catalogue nor a notation; {hint}")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _kind_of(notation: str, option: str, kind: str) -> str:
+    """Return the kind of a notation: ``"mha"`` with a kv axis, else ``"mla"``."""
+    axes = parse(notation).axes
+    has = "mha" if "kv" in axes else "mla"
+    for axis in ("layer", "block", "token"):
+        if axis not in axes:
+            raise KVPlanError(f"{option} '{notation}' has no axis {axis!r}, which a model's cache needs")
+    if has != kind:
+        wanted = "a kv axis" if kind == "mha" else "no kv axis"
+        raise KVPlanError(f"{option} '{notation}' is of kind {has}, and the model's cache is {kind}: {wanted}")
+    return has
+
+
+def model_facts(model: Model, asked: Question) -> dict[str, Any]:
+    """List every fact of a model's cache; numbers are bytes unless the name says otherwise.
+
+    Raises:
+        KVPlanError: the ranks do not divide the heads, or the dtype is unknown.
+    """
+    groups = [_group(group, asked) for group in model.groups]
+    # Groups share tokens, so their bytes add up. States do not grow with tokens.
+    growing = [facts for facts in groups if facts["token_nbytes"] is not None]
+    token = sum(facts["token_nbytes"] for facts in growing)
+    kept = sum(facts["token_nbytes"] for facts in growing if facts["window"] is None)
+    state = sum(facts["block_nbytes"] for facts in groups if facts["kind"] == "state")
+    return {
+        "model": picked(model, ("name", "layers", "source", "verified", "note")),
+        **picked(asked, ("dtype", "tp", "block_tokens", "host_block_tokens")),
+        "device": {"layout": asked.device.name, "notation": asked.device.notation},
+        "host": {"layout": asked.host.name, "notation": asked.host.notation},
+        "token_nbytes": {"rank": token, "all": token * asked.tp},
+        "kept_token_nbytes": {"rank": kept, "all": kept * asked.tp},
+        "state_nbytes": {"rank": state, "all": state * asked.tp} if state else None,
+        "groups": groups,
+        "link_gbps": asked.link_gbps,
+        "contexts": [_context(tokens, model.groups, groups, asked) for tokens in CONTEXTS],
+    }
+
+
+def _group(group: Group, asked: Question) -> dict[str, Any]:
+    state = group.kind == "state"
+    rows, host_rows = (1, 1) if state else (asked.block_tokens, asked.host_block_tokens)
+    # Not rank 0: its heads lie at the front of a shared pool, and so are better aligned than those of other ranks.
+    rank = min(asked.tp - 1, 1)
+    host_blocks = -(-asked.blocks * rows // host_rows)
+    device = layout_for(STATE["device"] if state else asked.device, group, num_blocks=asked.blocks, block_tokens=rows,
+                        dtype=asked.dtype, tp=asked.tp, rank=rank)  # fmt: skip
+    host = layout_for(STATE["host"] if state else asked.host, group, num_blocks=host_blocks, block_tokens=host_rows,
+                      dtype=asked.dtype, tp=asked.tp, rank=rank)  # fmt: skip
+    program = compile(device, host)
+    elements, dtype = group.stored_as(asked.dtype)
+    row_nbytes = device.block_nbytes // rows
+    return {
+        "name": group.name,
+        "kind": group.kind,
+        "layers": list(group.layers),
+        "heads": group.heads,
+        "rank_heads": len(group.rank_heads(asked.tp)),
+        "copies": group.copies(asked.tp),
+        "dim": group.rank_share(elements, asked.tp),
+        "dtype": dtype,
+        "window": group.window,
+        "row_tokens": group.row_tokens,
+        "row_nbytes": row_nbytes,
+        "token_nbytes": None if state else _quotient(row_nbytes, group.row_tokens),
+        "block_nbytes": device.block_nbytes,
+        **picked(program, UNIT),
+        "host_extents": extent_facts(program.program, "dst"),
+        "alignment": program.alignment,
+    }
+
+
+def _quotient(total: int, count: int) -> float:
+    return total / count if total % count else total // count
+
+
+def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question) -> dict[str, Any]:
+    """Count what a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
+    blocks = nbytes = runs = 0
+    for group, told in zip(groups, facts, strict=True):
+        held = group.rows_held(tokens, asked.block_tokens)
+        rows = 1 if group.kind == "state" else asked.block_tokens
+        blocks += held // rows
+        nbytes += held * told["row_nbytes"]
+        runs += held // told["unit_tokens"] * told["runs"]
+    return {
+        "tokens": tokens,
+        "blocks": blocks,
+        "nbytes": nbytes,
+        "runs": runs,
+        "seconds": nbytes / (asked.link_gbps * 1e9),
+    }

@@ -1,0 +1,1 @@
+"""Read the arguments of commands: layouts, and values with their units."""

@@ -1,0 +1,77 @@
+"""Print JSON documents, read their schemas from ``kvplan/cli/schemas``, and write files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvplan.base.files import write_whole
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError
+
+# Version of each command's JSON document. A new key keeps it; a key that is removed or changes its meaning raises it.
+SCHEMAS = {
+    "inspect": 1,
+    "inspect-model": 1,
+    "models": 1,
+    "plan": 1,
+    "diff": 1,
+    "explain": 1,
+    "report": 1,
+    "which": 1,
+    "verify": 1,
+    "pairs": 1,
+    "backends": 1,
+    "demo": 1,
+    "doctor": 1,
+    "calibrate": 1,
+    "bench": 1,
+    "layout": 1,  # a file: kvplan.dump writes it
+    "finding": 1,
+}
+
+
+def print_json(name: str, document: Mapping[str, Any]) -> None:
+    """Print a document."""
+    print(json_text(name, document))
+
+
+def json_text(name: str, document: Mapping[str, Any]) -> str:
+    """Make one JSON object of a document, its schema first."""
+    return json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2)
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Read the JSON Schema (draft 2020-12) of a command's document.
+
+    Args:
+        name: a key of :data:`SCHEMAS`.
+
+    Raises:
+        KVPlanError: there is no document of that name.
+
+    >>> schema_of("plan")["title"]
+    'kvplan.plan/1'
+    """
+    from importlib.resources import files
+
+    if name not in SCHEMAS:
+        raise KVPlanError(f"{name!r} has no schema; documents are {', '.join(SCHEMAS)}")
+    found = files("kvplan.cli") / "schemas" / f"{name}.json"
+    content: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+    return content
+
+
+def write_file(option: str, name: str, content: bytes) -> None:
+    """Write a file whole or not at all, so that no reader sees half of it.
+
+    Raises:
+        KVPlanError: it cannot be written.
+    """
+    try:
+        write_whole(Path(name), content)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise KVPlanError(f"{option} {quoted(name)} cannot be written: {why}") from None

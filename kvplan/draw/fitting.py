@@ -1,0 +1,65 @@
+"""Widths of the cells of a row, labels that fit below them, and marks of parts: the same for SVG and for text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import log2
+from typing import NamedTuple
+
+from kvplan.draw.block import Band, Cell, Fold
+from kvplan.draw.words import Label, labels
+
+
+class Fitted(NamedTuple):
+    """The cells of a row with the labels that fit below them.
+
+    Attributes:
+        labels: of each cell, in the longest words that leave room for all.
+        widths: of each cell, in pixels or columns.
+        exact: whether widths are in proportion to bytes; else each is what its label needs, and some more.
+    """
+
+    labels: list[Label]
+    widths: list[float]
+    exact: bool
+
+
+def fitted(band: Band, room: float, width_of: Callable[[Label], float]) -> Fitted:
+    """Divide a row among its cells: by their bytes where all labels fit then, else by what the labels need.
+
+    Args:
+        band: what the row draws.
+        room: of the row, in pixels or columns.
+        width_of: what a label takes, with the space around it.
+
+    >>> tokens = tuple(Band(f"token {k}", ("k",), 64, 64, 1) for k in range(2))
+    >>> fitted(Band("k", ("k",), 128, 128, 1, "token", 2, 64, tokens), 60, lambda label: max(map(len, label)) + 2)
+    Fitted(labels=[('token 0', '64 bytes'), ('token 1', '64 bytes')], widths=[30.0, 30.0], exact=True)
+    """
+    cells = band.cells
+    told = [labels(cell) for cell in cells]
+    for variants in zip(*told, strict=True):
+        needs = [width_of(label) for label in variants]
+        if sum(needs) <= room:
+            break
+    else:
+        needs = [room // len(cells)] * len(cells)
+    sizes = [0 if isinstance(cell, Fold) else cell.nbytes for cell in cells]
+    widths = [room * nbytes / sum(sizes) for nbytes in sizes]
+    exact = band.axis != "allocation" and all(width >= need for width, need in zip(widths, needs, strict=True))
+    if not exact:
+        spare = divided(cells, room - sum(needs))
+        widths = [need + more for need, more in zip(needs, spare, strict=True)]
+    return Fitted(list(variants), widths, exact)
+
+
+def divided(cells: Sequence[Cell], room: float) -> list[float]:
+    """Divide some room among cells by the order of magnitude of their bytes."""
+    weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in cells]
+    return [room * weight / sum(weights) for weight in weights]
+
+
+def told_apart(parts: Sequence[str], named: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
+    """Choose a colour or a character for each part; those of named parts are always the same."""
+    rest = [part for part in parts if part not in named]
+    return {part: named.get(part) or others[rest.index(part) % len(others)] for part in parts}

@@ -1,0 +1,91 @@
+"""A transfer of the host path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvplan.base.latch import Wake, sleep, waking
+from kvplan.base.process import check_process
+from kvplan.errors import TransferError
+from kvplan.execute.transfer import StreamlessTransfer, TransferResult, cancellation
+from kvplan.plan.plan import Plan
+
+BEGUN = object()  # the fate of a transfer that its runner has begun
+
+
+class Canceller(Protocol):
+    """The host path, as its transfers see it.
+
+    Attributes:
+        generation: the process that it belongs to; see :func:`kvplan.base.process.generation`.
+    """
+
+    generation: int
+
+    def cancel(self, transfer: HostTransfer) -> bool:
+        """Cancel a transfer that has not begun; return whether it will not run."""
+
+
+class HostTransfer(StreamlessTransfer):
+    """A transfer of the host path.
+
+    Attributes:
+        after: what ``submit`` was given to wait for, until the transfer begins.
+        urgent: whether it has high priority.
+        behind: earlier transfers whose bytes conflict with it; known when a runner gets the transfer.
+        fates: :data:`BEGUN`, or another object of a caller that cancels the transfer; the first entry decides.
+        sleepers: queues of the threads that wait for its end.
+    """
+
+    behind: Sequence[HostTransfer] = ()
+    _over = False
+    _error: BaseException | None = None
+
+    def __init__(self, plan: Plan, path: Canceller, after: Any = None, *, urgent: bool = False) -> None:
+        self.plan = plan
+        self.after = after
+        self.urgent = urgent
+        self._path = path
+        self.fates: list[object] = []
+        self.sleepers: list[Wake] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled before it began."""
+        fates = self.fates
+        return bool(fates) and fates[0] is not BEGUN
+
+    def done(self) -> bool:
+        """See :meth:`Transfer.done`."""
+        return self._over or self.cancelled
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See :meth:`Transfer.synchronize`."""
+        if not self._over:
+            check_process(self._path.generation)  # in a forked child, no thread would end it
+            if not sleep(self.done, self.sleepers, timeout):
+                raise self._late(timeout)
+        if self.cancelled:
+            raise TransferError(cancellation(self.plan))
+        if self._error is not None:
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+
+    def cancel(self) -> bool:
+        """See :meth:`Transfer.cancel`."""
+        return self._path.cancel(self)
+
+    def begin(self) -> bool:
+        """Begin it, in its runner's thread; return False if it was cancelled before."""
+        self.fates.append(BEGUN)
+        return self.fates[0] is BEGUN
+
+    def finish(self, result: TransferResult | None, error: BaseException | None = None) -> None:
+        """End it with a result or an error, in its runner's thread."""
+        self._result, self._error = result, error
+        self._over = True
+        any(waking(self.sleepers))
+
+    def __repr__(self) -> str:
+        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
+        return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"

@@ -1,0 +1,149 @@
+"""This process's end of NIXL, and its connection to one peer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from kvplan.errors import TransferError
+from kvplan.execute.stats import Tally
+from kvplan.layout.components import Region
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.plan import Plan
+
+Span = tuple[int, int, str]  # address, bytes, device
+
+log = logging.getLogger("kvplan.nixl")
+
+
+def spans_of(layouts: Iterable[KVLayout]) -> frozenset[Span]:
+    """Address, bytes and device of every region of some layouts."""
+
+    def span(region: Region) -> Span:
+        return region.address, region.nbytes, region.device
+
+    return frozenset(span(region) for layout in layouts for region in layout.regions)
+
+
+def in_words(error: BaseException) -> str:
+    """An error of NIXL as a message shows it."""
+    return f"{type(error).__name__}: {error}"
+
+
+class End:
+    """This process's end of NIXL.
+
+    Args:
+        name: name of the process.
+        spans: the memory that it registers.
+        nixl: the ``nixl_agent``.
+
+    Attributes:
+        name, spans, nixl: as given.
+        tally: sums of its transfers.
+        lock: guards everything here, and every call of NIXL.
+        closed: whether the agent is closed.
+        kept: handles that NIXL could not release, and the plans whose memory they reach.
+    """
+
+    def __init__(self, name: str, spans: frozenset[Span], nixl: Any) -> None:
+        self.name = name
+        self.spans = spans
+        self.nixl = nixl
+        self.tally = Tally()
+        self.lock = threading.RLock()
+        self.closed = False
+        self.kept: list[tuple[Any, Plan]] = []
+
+    def check_open(self) -> None:
+        """Check that the agent is open.
+
+        Raises:
+            TransferError: it is closed.
+        """
+        if self.closed:
+            raise TransferError(f"the agent {self.name!r} is closed")
+
+    def release(self, held: list[tuple[Any, Plan]]) -> None:
+        """Give NIXL's handles back. A handle in use is told to end, and is given back with the next ones."""
+        kept, self.kept = self.kept, []
+        for handle, plan in [*kept, *held]:
+            try:
+                handle.release()
+            except Exception as error:  # noqa: BLE001  # the handle is kept, and the plan's memory with it
+                self.kept.append((handle, plan))
+                log.debug("NIXL cannot release %r: %s", handle, error)
+
+
+class Flying(Protocol):
+    """A transfer in flight, as its connection sees it."""
+
+    def moves(self) -> bool:
+        """Whether NIXL has it and reports that it is in progress."""
+
+    def give_up(self, why: str) -> None:
+        """End it now as failed."""
+
+
+class Connection:
+    """NIXL's connection to one peer.
+
+    Args:
+        end: this process's end.
+        name: name of the peer.
+        metadata: NIXL's, of the peer's card.
+
+    Attributes:
+        end, name: as given.
+        forgotten: whether the agent has forgotten the peer.
+        joined: how often the connection was made; a failed transfer sees by it whether another one has renewed it.
+        flying: transfers in flight.
+    """
+
+    def __init__(self, end: End, name: str, metadata: bytes) -> None:
+        self.end = end
+        self.name = name
+        self.forgotten = False
+        self.joined = 0
+        self.flying: list[Flying] = []
+        self._metadata = metadata
+
+    def join(self) -> None:
+        """Tell NIXL of the peer.
+
+        Raises:
+            TransferError: NIXL does not take the peer's metadata.
+        """
+        try:
+            self.end.nixl.add_remote_agent(self._metadata)
+        except Exception as error:
+            raise TransferError(f"NIXL does not take the metadata of {self.name!r}: {in_words(error)}") from error
+        self.joined += 1
+
+    def leave(self) -> None:
+        """Let NIXL forget the peer, and with it a broken connection."""
+        try:
+            self.end.nixl.remove_remote_agent(self.name)
+        except Exception as error:  # noqa: BLE001  # NIXL had forgotten it already
+            log.debug("NIXL had forgotten %s: %s", self.name, in_words(error))
+
+    def rejoin(self, joined: int) -> None:
+        """Renew the connection, unless that was done since it was made for the ``joined``-th time.
+
+        It also stays while another transfer moves over it, because a new connection would make that one fail.
+
+        Raises:
+            TransferError: NIXL does not take the peer's metadata.
+        """
+        if self.joined == joined and not any(one.moves() for one in tuple(self.flying)):
+            self.leave()
+            self.join()
+
+    def forget(self) -> None:
+        """End the transfers in flight as failed, and leave the peer."""
+        for transfer in tuple(self.flying):
+            transfer.give_up(f"the peer {self.name!r} was forgotten")
+        self.leave()
+        self.forgotten = True

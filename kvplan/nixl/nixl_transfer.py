@@ -1,0 +1,197 @@
+"""A transfer that NIXL makes: it is posted, polled, tried again after a failure, and given up at its deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from kvplan.errors import TransferError
+from kvplan.execute.transfer import StreamlessTransfer, TransferResult
+from kvplan.nixl.connection import Connection, in_words
+from kvplan.plan.nixl_lists import nixl_lists
+from kvplan.plan.plan import Plan
+
+LOOK_SECONDS = 50e-6  # between two polls of a transfer in flight
+PAUSE_SECONDS = 0.05  # before a second attempt; the pause doubles before each further one
+
+log = logging.getLogger("kvplan.nixl")
+
+
+class NixlTransfer(StreamlessTransfer):
+    """A transfer between two processes. Made by :meth:`kvplan.nixl.NixlPeer.submit`.
+
+    NIXL moves the bytes without being polled. But only :meth:`done` and calls that wait notice that the bytes have
+    moved, or that an attempt has failed; the ``seconds`` of the result end there. Bytes that a failed attempt wrote
+    stay written.
+
+    Attributes:
+        attempt: number of the current attempt, from 1.
+    """
+
+    def __init__(
+        self, connection: Connection, plan: Plan, *, reading: bool, note: bytes, attempts: int, deadline: float | None
+    ) -> None:
+        self.plan = plan
+        self.attempt = 0
+        self._connection = connection
+        self._end = connection.end
+        self._reading = reading
+        self._note = note
+        self._attempts = attempts
+        self._begun = time.monotonic()
+        self._until = None if deadline is None else self._begun + deadline
+        self._deadline = deadline
+        self._posted = 0.0
+        self._again_at: float | None = None  # end of the pause between two attempts
+        self._joined = 0
+        self._descriptors = 0
+        self._held: list[Any] = []  # handles of NIXL, the transfer's own first
+        self._over = False
+        self._result: TransferResult | None = None
+        self._error: TransferError | None = None
+
+    def done(self) -> bool:
+        """See :meth:`Transfer.done`."""
+        with self._end.lock:
+            if not self._over:
+                self._look()
+            return self._over
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See :meth:`Transfer.synchronize`."""
+        started = time.monotonic()
+        while not self.done():
+            if timeout is not None and time.monotonic() - started > timeout:
+                raise self._late(timeout)
+            time.sleep(LOOK_SECONDS)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    # For the peer and its connection, which hold the lock of this process's end.
+
+    def begin(self) -> None:
+        """Post the transfer, for the first time or again.
+
+        Raises:
+            PathError: the plan takes memory of two kinds on one side.
+        """
+        src, dst = nixl_lists(self.plan.descriptors(), self.plan.layouts) if self.plan.nbytes else (None, None)
+        self.attempt += 1
+        self._again_at = None
+        self._joined = self._connection.joined
+        if self not in self._connection.flying:
+            self._connection.flying.append(self)
+        nixl = self._end.nixl
+        self._posted = time.perf_counter()
+        try:
+            if src is None or dst is None:
+                if self._note:
+                    nixl.send_notif(self._connection.name, self._note)
+                self._finish()
+                return
+            mine, theirs = (dst, src) if self._reading else (src, dst)
+            self._descriptors = mine.descriptors
+            sides = []
+            for whose, side in (("NIXL_INIT_AGENT", mine), (self._connection.name, theirs)):
+                sides.append(nixl.prep_xfer_dlist(whose, *side))
+                self._held.append(sides[-1])
+            every = np.arange(self._descriptors, dtype=np.int32)
+            operation = "READ" if self._reading else "WRITE"
+            self._held.insert(0, nixl.make_prepped_xfer(operation, sides[0], every, sides[1], every, self._note))
+            state = nixl.transfer(self._held[0])
+        except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
+            self._failed(in_words(error))
+        else:
+            self._take(state)
+
+    def moves(self) -> bool:
+        """Whether NIXL has it and reports that it is in progress."""
+        if self._held:
+            self._look()
+        return bool(self._held)
+
+    def give_up(self, why: str) -> None:
+        """End it now as failed."""
+        if not self._over:
+            self._release()
+            self._ended(self._problem(why))
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._until is not None and now > self._until:
+            self.give_up(f"it did not end within its deadline of {self._deadline} seconds")
+        elif self._again_at is not None:
+            if now >= self._again_at:
+                self._try_again()
+        else:
+            try:
+                state = self._end.nixl.check_xfer_state(self._held[0])
+            except Exception as error:  # noqa: BLE001
+                self._failed(in_words(error))
+            else:
+                self._take(state)
+
+    def _take(self, state: str) -> None:
+        if state == "DONE":
+            self._release()
+            self._finish()
+        elif state != "PROC":
+            self._failed(f"NIXL reports the state {state}")
+
+    def _finish(self) -> None:
+        seconds = time.perf_counter() - self._posted
+        self._result = TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
+        self._end.tally.add(self._result, "read" if self._reading else "write")
+        self._ended(None)
+
+    def _failed(self, what: str) -> None:
+        self._release()
+        if self.attempt >= self._attempts:
+            self._ended(self._problem(what))
+            return
+        pause = PAUSE_SECONDS * 2 ** (self.attempt - 1)
+        self._again_at = time.monotonic() + pause
+        log.warning(
+            "transfer of %d bytes with %s failed (%s); attempt %d of %d in %.2f s",
+            self.plan.nbytes, self._connection.name, what, self.attempt + 1, self._attempts, pause,
+            extra={
+                "kvplan_peer": self._connection.name, "kvplan_nbytes": self.plan.nbytes, "kvplan_attempt": self.attempt,
+            },
+        )  # fmt: skip
+
+    def _try_again(self) -> None:
+        try:
+            self._connection.rejoin(self._joined)
+        except TransferError as error:
+            self.attempt += 1
+            self._failed(str(error))
+        else:
+            self.begin()
+
+    def _problem(self, what: str) -> TransferError:
+        verb = "reading from" if self._reading else "writing to"
+        tries = f" in {self.attempt} attempts" if self.attempt > 1 else ""
+        return TransferError(
+            f"{verb} {self._connection.name!r} failed{tries}: {what}; some of its {self.plan.nbytes} bytes may have "
+            "arrived. If the peer is gone, meet() its new card and plan again"
+        )
+
+    def _ended(self, error: TransferError | None) -> None:
+        self._error = error
+        self._over = True
+        if self in self._connection.flying:
+            self._connection.flying.remove(self)
+        if error is not None:
+            self._end.tally.fail(self.plan, "nixl", error)
+
+    def _release(self) -> None:
+        """Give NIXL's handles back."""
+        held, self._held = self._held, []
+        self._end.release([(handle, self.plan) for handle in held])
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self._over else "failed" if self._error else "done"
+        return f"Transfer({self.plan!r}, {state})"

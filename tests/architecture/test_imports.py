@@ -1,0 +1,78 @@
+"""The import contract (.importlinter, held by `make lint`) covers every room, and holds what that tool cannot see."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# An `__init__` file and the files of its folder: a later stage of the package loads when it is first asked for.
+NOT_YET_UNTIED: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """Every module of the package and the modules that it imports, in functions and for annotations too."""
+    graph = grimp.build_graph("kvplan", cache_dir=None, exclude_type_checking_imports=False)
+    return {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+
+
+def circles(imports):
+    """Tarjan's algorithm: the groups of modules that reach one another."""
+    number, lowest, waiting, found = {}, {}, [], []
+
+    def visit(module):
+        number[module] = lowest[module] = len(number)
+        waiting.append(module)
+        for imported in sorted(imports[module]):
+            if imported not in number:
+                visit(imported)
+            if imported in waiting:
+                lowest[module] = min(lowest[module], lowest[imported])
+        if lowest[module] == number[module]:
+            at = waiting.index(module)
+            if len(waiting) - at > 1:
+                found.append(sorted(waiting[at:]))
+            del waiting[at:]
+
+    for module in sorted(imports):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def ignored(contract):
+    """The imports that a contract of the file ignores."""
+    file = configparser.ConfigParser()
+    file.read(ROOT / ".importlinter")
+    lines = file[f"importlinter:contract:{contract}"].get("ignore_imports", "").splitlines()
+    return {tuple(line.split(" -> ")) for line in lines if " -> " in line}
+
+
+def test_a_circle_is_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a", "d"]}) == [["b", "c"]]
+
+
+def test_no_package_file_is_in_a_circle(imports):
+    """The linter compares the files of a folder with each other, and leaves the folder's `__init__` out."""
+    packages = {name for name in imports if any(other.startswith(f"{name}.") for other in imports)}
+    assert {name for circle in circles(imports) for name in circle} & packages == NOT_YET_UNTIED
+
+
+def test_only_a_layout_looks_up():
+    assert ignored("rooms") == {("kvplan.layout.kvlayout", "kvplan.draw.fragment")}
+
+
+SHARED = "kvplan.backends._tensors"  # how tensors are nested and their shapes are read, for every adapter
+
+
+def test_a_backend_imports_no_other_backend(imports):
+    """A backend is one file; files with a leading underscore belong to the engine in their name."""
+    public = {name for name in imports if name.startswith("kvplan.backends.") and "._" not in name}
+    for name in public:
+        assert not imports[name] & public
+        owned = {other for other in imports[name] if other.startswith("kvplan.backends._")} - {SHARED}
+        assert all(other.startswith(name.replace("backends.", "backends._")) for other in owned)
