@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.host import memcpy, runner
+from kvplan.execute.host import memcpy, tasks
 from kvplan.execute.host import path as host
 from kvplan.plan import jit
 from tests.patience import PATIENCE, once, takes_no_more
@@ -160,7 +160,7 @@ def test_large_transfers_are_shared_out_and_arrive_whole():
         with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
             there = executor.submit(kvplan.compile(a, pool).plan(ids, host_ids)).result()
             executor.submit(kvplan.compile(pool, b).plan(host_ids, ids)).synchronize()
-        assert there.nbytes == a.nbytes >= host.STREAMING_NBYTES
+        assert there.nbytes == a.nbytes >= tasks.STREAMING_NBYTES
         assert there.launches > 1
         for one, other in zip(src, back, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -267,7 +267,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     transfer.synchronize(PATIENCE)
     assert (dst[2] == src[1]).all()
     assert host_path.join(PATIENCE)
-    assert host_path.normal not in runner.live
+    assert host_path.normal not in host.live
 
 
 def test_an_executor_collected_as_garbage_blocks_nobody():
@@ -448,7 +448,8 @@ def perf_counter():
     compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
     return time.perf_counter()
 
-host.perf_counter = perf_counter
+from kvplan.execute.host import tasks
+tasks.perf_counter = perf_counter
 """
 
 

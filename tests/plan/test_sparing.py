@@ -14,8 +14,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow, statistics_of
-from kvplan.execute.host import memcpy, memmove
-from kvplan.execute.host import path as host
+from kvplan.execute.host import memcpy, memmove, tasks
 from kvplan.plan import loops, loops_numba, loops_numpy
 from kvplan.plan.loops import LITTLE, loops_for, spares, sparing
 from tests import oracle
@@ -175,7 +174,7 @@ def test_laws_1_and_2_by_memmove(case, light):
     oracle.copy(src, expected, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units)
     result = light.submit(plan).result()
     with sparing(wanted=False):
-        assert result.descriptors == host.tasks(plan)[1]
+        assert result.descriptors == tasks.tasks(plan)[1]
     for got, want in zip(dst.roots, expected.roots, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -218,7 +217,7 @@ def test_an_executor_moves_as_whoever_made_it_asked(monkeypatch, wanted):
 
 
 def test_runs_longer_than_a_task_by_memmove(light, monkeypatch):
-    monkeypatch.setattr(host, "TASK_NBYTES", 1000)
+    monkeypatch.setattr(tasks, "TASK_NBYTES", 1000)
     src, dst = np.random.default_rng(0).integers(0, 256, (4, 3333), np.uint8), np.zeros((4, 3333), np.uint8)
     plan = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst))).plan([3, 0], [1, 2])
     assert light.submit(plan).result().descriptors == 8

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import kvplan
-from kvplan.execute.host.path import TASK_NBYTES
+from kvplan.execute.host.tasks import TASK_NBYTES
 
 POOL_NOTATION = "block layer kv token head dim"
 POOL_BLOCK_TOKENS = 64
