@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvplan.base.version import __version__
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
 from kvplan.plan.loops import sparing
-from kvplan.version import __version__
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.base.numbers import exact
+from kvplan.base.version import __version__
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import difference_of
 from kvplan.cli.answers.layout_facts import layout_facts
@@ -22,7 +23,6 @@ from kvplan.cli.screen.documents import print_json, write_file
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
@@ -107,7 +107,7 @@ def _picture(layout: KVLayout) -> str:
     from kvplan.draw.svg import block_svg
 
     try:
-        return figure(block_svg(block_picture(layout)), f"block 0 of {layout.notation}")
+        return figure(block_svg(block_picture(layout.built)), f"block 0 of {layout.notation}")
     except LayoutError as error:  # too many runs to draw
         return text(str(error))
 

@@ -16,12 +16,11 @@ from kvplan.cli import main
 from kvplan.cli.screen.printing import show
 from kvplan.cuda import machine
 from kvplan.errors import TransferError
-from kvplan.measure import baselines as rivals
+from kvplan.measure import baselines, flights
 from kvplan.measure.grid import COUNTS, KINDS, SIZES, Bench, paths_of
 from kvplan.measure.rows import Ceilings, Missing, row_of
-from tests.bench_rows import ALONE, LINK, row, rows
-from tests.cli.test_process import python
-from tests.commands import answer, document
+from tests.commands import answer, document, python
+from tests.measure.bench_rows import ALONE, LINK, row, rows
 
 TINY = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16,64", "--memory", "64K", "--seconds", "600")
 
@@ -74,7 +73,7 @@ def chosen():
         elif (one.direction, one.host, one.beside) == ("load", "scattered", "idle"):
             if one.run_nbytes == 8 << 10:
                 found.append(one)
-            elif one.run_nbytes == 128 << 10 and one.path != rivals.LOOP:
+            elif one.run_nbytes == 128 << 10 and one.path != baselines.LOOP:
                 found.append(replace(one, run_nbytes=512 << 10))
     at = next(k for k, one in enumerate(found) if (one.path, one.runs) == ("auto", 1024))
     found[at] = replace(found[at], gbps=None, share=None, broken="57.9 GB/s is faster than the link's 55.1 GB/s")
@@ -178,9 +177,9 @@ def test_the_cpu_is_measured(capsys):
 
 def test_bytes_that_do_not_arrive_are_a_finding(capsys, monkeypatch):
     def maker(moved):
-        return rivals._rival(rivals.MEMCPY, moved, lambda: rivals._Done(moved.plan.nbytes, lambda: None))
+        return baselines.verified(baselines.MEMCPY, moved, lambda: flights.AtOnce(moved.plan.nbytes, lambda: None))
 
-    monkeypatch.setattr(rivals, "rivals", lambda device: {rivals.MEMCPY: maker})
+    monkeypatch.setattr(baselines, "makers", lambda device: {baselines.MEMCPY: maker})
     text = answer(capsys, *TINY, "--paths", "host,numpy memcpy", code=1)
     assert "broken: numpy memcpy, load, contiguous, 512 B x 16: numpy memcpy: not every byte of" in " ".join(
         text.split()

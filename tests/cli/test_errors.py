@@ -9,20 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import main
-from tests.commands import GPU, HOST, ROOT, X_PACKED
+from tests.commands import GPU, HOST, ROOT, X_PACKED, fails
 
 ROWS = "block token dim"
 ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
-
-
-def fails(capsys, *argv, code=2):
-    """Run a command that fails, and give its one line on stderr."""
-    assert main(argv) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("kvplan: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("kvplan: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(

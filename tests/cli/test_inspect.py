@@ -15,7 +15,7 @@ from kvplan.base.limits import Limits
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
-from tests.draw.test_svg import WOVEN
+from tests.draw.drawn_layouts import WOVEN
 
 
 def test_inspect_reads_well(capsys):

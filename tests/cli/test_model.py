@@ -10,9 +10,7 @@ import pytest
 
 from kvplan.catalogue.models import models
 from kvplan.cli import main
-from tests.cli.test_errors import fails
-from tests.cli.test_process import BLOCKED, python
-from tests.commands import ROOT, answer, document
+from tests.commands import BLOCKED, ROOT, answer, document, fails, python
 
 LLAMA = ("inspect", "--model", "llama-3.1-70b", "--tp", "4")
 

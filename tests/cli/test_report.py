@@ -12,8 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.cli.main import main
-from tests.cli.test_verify import spoiled
-from tests.verification.test_verify import without
+from tests.verification.broken_moves import spoiled, without
 
 ROOT = Path(__file__).parents[2]
 GPU, HOST, MLA = (

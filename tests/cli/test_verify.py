@@ -9,26 +9,11 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.verification import verify as verification
 from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
 from tests.unknown import FIVE
-from tests.verification.test_verify import Wrong, exchanged, without
+from tests.verification.broken_moves import exchanged, spoiled, without
 
 HND = "block kv head token layer dim"
-
-
-def spoiled(monkeypatch, spoil):
-    """A host path that does something to each plan's copies."""
-
-    class Spoiled(Wrong):
-        def __init__(self, device):
-            assert device == "cpu"
-            super().__init__(spoil)
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(verification, "Executor", Spoiled)
 
 
 def test_all_arrives(capsys):

@@ -20,7 +20,7 @@ from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.layout.notation import parse
 from tests.commands import GPU, HOST, ROOT, answer
-from tests.docs.test_figures import DOCUMENTS
+from tests.docs.documents import DOCUMENTS
 
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 KINDS = ("python", "python gpu", "python nixl", "console", "toml", "text")

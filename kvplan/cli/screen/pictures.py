@@ -54,7 +54,7 @@ def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
     from kvplan.draw.block import block_picture
 
     try:
-        picture = block_picture(layout, args.block)
+        picture = block_picture(layout.built, args.block)
     except LayoutError:
         if args.picture or wanted:
             raise
