@@ -1,4 +1,4 @@
-"""A picture of a program: one unit's runs between source and destination, as SVG text."""
+"""Draw a program as SVG: one unit's runs between source and destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DRAWN = 160  # runs of one group; of more, evenly chosen ones are drawn
 
 
 def diagram(program: Program, title: str, sides: tuple[str, str]) -> str:
-    """SVG of one unit: the source's bytes above, the destination's below, and every run between them.
+    """Draw one unit as SVG text: the source's bytes above, the destination's below, and the runs between them.
 
     Bytes that the unit does not touch are left out; a small space stands in their place.
 

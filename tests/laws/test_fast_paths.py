@@ -1,4 +1,4 @@
-"""Law 8: a fast path skips work whose result is known; it equals its slow twin."""
+"""Law 8: a fast path skips work whose result is known; it equals its slow loops_numpy."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def test_an_irregular_program_falls_back_to_sorting(case):
     _, _, _, plan = compiled(case)
     expected = by_dst(plan.descriptors())
     limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
-    merges.merges.cache_clear()
+    merges.possible_merges.cache_clear()
     try:
         assert by_dst(plan.descriptors()) == expected
     finally:
         merges.MAX_CANDIDATES = limit
-        merges.merges.cache_clear()
+        merges.possible_merges.cache_clear()
 
 
 @examples(100)
