@@ -12,7 +12,7 @@ State = Literal["ok", "warning", "problem", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The finding of one check.
 
     Attributes:
         name: of the check.

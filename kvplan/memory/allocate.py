@@ -281,7 +281,8 @@ def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int
     element = getattr(torch, dtype, torch.uint8)
     ordinal = pin if device == "cpu" and torch.cuda.is_available() else None
     nbytes = prod(shape) * element.itemsize
-    tensors, seams = [], []
+    tensors: list[Any] = []
+    seams: list[int] = []
     for _ in range(count):
         if ordinal is not None:
             from kvplan.memory.pinning import pinned
