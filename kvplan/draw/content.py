@@ -1,4 +1,4 @@
-"""What lies between the bytes of a block: content of other blocks, or nothing of this layout."""
+"""Find the gaps between the bytes of a block: content of other blocks, or padding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvplan.layout.strides import Factors, extent
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes that are none of this block's.
+    """Bytes between bytes of a block.
 
     Attributes:
-        nbytes: from the last byte before to the next byte after.
-        padding: of them, bytes that are no content of any block.
+        nbytes: all of them.
+        padding: those that are content of no block.
     """
 
     nbytes: int
@@ -25,12 +25,12 @@ class Gap:
 
     @property
     def name(self) -> str:
-        """What they are."""
+        """The kind of gap: "padding", or "other blocks" if any content lies there."""
         return "padding" if self.padding == self.nbytes else "other blocks"
 
 
 def below(factors: Factors, end: int) -> int:
-    """How many offsets of nested factors are less than ``end``.
+    """Count the offsets of nested factors that are less than ``end``.
 
     >>> below(((2, 64), (16, 1)), 70)
     22
@@ -46,10 +46,10 @@ def below(factors: Factors, end: int) -> int:
 
 
 class Content:
-    """Bytes of content in one allocation, of every block.
+    """The content of one allocation, of all blocks.
 
     Args:
-        layout: whose.
+        layout: the layout's plain data.
         memory: addresses of the allocation.
     """
 
@@ -67,10 +67,10 @@ class Content:
         self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
-        """What is in bytes ``start`` to ``end``, none of them this block's: first its padding, then the rest."""
+        """Divide the bytes from ``start`` to ``end``, between two bytes of a block: first padding, then the rest."""
         if end <= start:
             return ()
-        if not self._nested:  # too tangled to count: all or nothing
+        if not self._nested:  # strides do not nest, so content is not counted: all of it is padding, or none
             gap = ((end - start, 1),)
             met = any(meets(gap, factors, address - start, self._budget) for address, factors in self._placed)
             return (Gap(end - start, 0 if met else end - start),)
@@ -82,7 +82,7 @@ class Content:
         return tuple(gaps)
 
     def padding_after(self, end: int) -> int:
-        """Bytes from ``end`` to the next content, or to the end of the region."""
+        """Count the bytes from ``end`` to the next content, or to the end of the allocation."""
         following_byte = self._following(end) if self._nested else None
         return (self._end if following_byte is None else following_byte) - end
 

@@ -1,4 +1,4 @@
-"""A layout as a piece of HTML, for notebooks: a table of facts, and the picture of block 0."""
+"""Show a layout in a notebook as HTML: a table of facts, and the picture of block 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: s
     """
     try:
         picture = block_svg(block_picture(layout))
-    except LayoutError:  # woven of too many runs to be drawn: the facts stand alone
+    except LayoutError:  # too many runs to draw: show the facts without a picture
         picture = ""
     forms = [component.form for component in layout.components]
     token_nbytes = sum(extent(form.head) * extent(form.dim) for form in forms if not form.opaque)
@@ -53,7 +53,7 @@ def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: s
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """How many, and which.
+    """Write how many numbers there are, and the numbers.
 
     >>> _numbers([0, 2, 3])
     '3 (0, 2-3)'

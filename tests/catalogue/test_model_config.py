@@ -69,7 +69,7 @@ def test_latents_and_nested_text():
         ({"hidden_size": 500}, "'hidden_size' 500 is no multiple of 8 heads"),
         ({"v_head_dim": 32}, "'v_head_dim' is 32 and K has 64"),
         ({"sliding_window": 16}, "neither 'layer_types' nor 'sliding_window_pattern' tells"),
-        ({"layer_types": ["full_attention"]}, "it is a list of 4, one a layer"),
+        ({"layer_types": ["full_attention"]}, "it is a list of 4, one per layer"),
         ({"layer_types": ["chunked_attention"] * 4}, "'layer_types' has 'chunked_attention'; understood are"),
         ({"layer_types": ["linear_attention"] * 4}, "some layers hold a state, but neither"),
         ({"layer_types": ["sliding_attention"] * 4}, "'sliding_window' is missing"),

@@ -7,15 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvplan.cli import doctor, main
-from kvplan.cuda.machine import Link
-from tests.cli.test_process import BLOCKED, python
-from tests.commands import answer, document
-from tests.measure.test_doctor import H100, HEALTHY
-
-GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
-SLOW = replace(
-    HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU", pool=None
-)
+from tests.commands import BLOCKED, answer, document, python
+from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SLOW
 
 GOLDEN = """\
 ok       driver         CUDA 13.0, driver 580.159.04
@@ -112,7 +105,7 @@ def test_a_device_that_is_none(capsys, device):
     assert main(["doctor", "--device", device]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"argument --device: {device!r} is no GPU, as in cuda:0" in err
+    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in err
 
 
 def test_help(capsys, monkeypatch):

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import BlockIndexError, KVLayout, LayoutError
@@ -16,6 +16,7 @@ from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
 from kvplan.draw.content import Gap
 from kvplan.layout.strides import offset
 from tests.commands import SPECS
+from tests.profiles import examples
 
 BASE = 0x1000
 
@@ -213,7 +214,7 @@ SIZES = {"layer": 5, "kv": 2, "block": 3, "token": 4, "head": 3, "dim": 4}
 ORDERS = [*permutations(["layer", "kv", "block", "token", "head", "dim"])]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(order=st.sampled_from(ORDERS), outside=st.integers(0, 2), block=st.integers(0, 2), data=st.data())
 def test_runs_are_those_of_the_definition(order, outside, block, data):
     outside = outside if {*order[:outside]} <= {"layer", "kv"} else 0
@@ -225,7 +226,7 @@ def test_runs_are_those_of_the_definition(order, outside, block, data):
     check_laws(spec(notation, SIZES, strides=strides), block)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(order=st.sampled_from(ORDERS), pads=st.lists(st.sampled_from([0, 0, 3]), min_size=6, max_size=6),
        block=st.integers(0, 2))  # fmt: skip
 def test_gaps_are_what_is_between(order, pads, block):

@@ -7,7 +7,7 @@ import pytest
 from kvplan import KVLayout
 from kvplan.draw.block import block_picture
 from kvplan.draw.text import ASCII, BLOCKS, NARROWEST, block_lines, encodable, plain
-from tests.draw.test_svg import CASES, PADDED_PAGE
+from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
 # ruff: noqa: RUF001 (the screens hold what the screens hold)
 

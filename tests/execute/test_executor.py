@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 
@@ -18,17 +14,11 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.host import memcpy, runner
+from kvplan.execute.host import memcpy, tasks
 from kvplan.execute.host import path as host
 from kvplan.plan import jit
+from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
 from tests.patience import PATIENCE, once, takes_no_more
-
-
-def pair(num_blocks=16, dim=64, seed=0):
-    src = np.random.default_rng(seed).integers(0, 256, (num_blocks, 4, dim), np.uint8)
-    dst = np.zeros_like(src)
-    program = kvplan.compile(*(KVLayout.from_tensors("block token dim", t) for t in (src, dst)))
-    return src, dst, program
 
 
 def test_a_transfer_s_life():
@@ -87,11 +77,6 @@ def test_a_transfer_waits_for_another_executor_s():
         gate.set()
         second.synchronize()
     assert (last[5] == src[3]).all()
-
-
-class Broken:
-    def synchronize(self):
-        raise OSError("the stream is gone")
 
 
 def test_a_failure_belongs_to_its_transfer():
@@ -160,7 +145,7 @@ def test_large_transfers_are_shared_out_and_arrive_whole():
         with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
             there = executor.submit(kvplan.compile(a, pool).plan(ids, host_ids)).result()
             executor.submit(kvplan.compile(pool, b).plan(host_ids, ids)).synchronize()
-        assert there.nbytes == a.nbytes >= host.STREAMING_NBYTES
+        assert there.nbytes == a.nbytes >= tasks.STREAMING_NBYTES
         assert there.launches > 1
         for one, other in zip(src, back, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -194,30 +179,6 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     again = np.full(4096, 0xEE, np.uint8)
     memcpy.copy_flat(units[0] + src_at, one + again.ctypes.data + dst_at, one + nbytes, 0, 1, streaming)
     np.testing.assert_array_equal(again, expected)
-
-
-def python(code, *arguments, warnings="error", **environment):
-    command = [sys.executable, "-W", warnings, "-c", textwrap.dedent(code), *arguments]
-    env = os.environ | environment
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
-    return done.returncode, done.stdout, done.stderr
-
-
-EXITS = """
-import atexit, sys, threading, time
-import numpy as np
-
-def check():
-    print("at exit", bool((dst == src).all()))
-
-atexit.register(check)
-import kvplan
-from kvplan.execute.host import path as host
-src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
-dst = np.zeros_like(src)
-program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
-executor = kvplan.Executor(policy=kvplan.Policy(threads=int(sys.argv[1])))
-"""
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "4"])
@@ -267,7 +228,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     transfer.synchronize(PATIENCE)
     assert (dst[2] == src[1]).all()
     assert host_path.join(PATIENCE)
-    assert host_path.normal not in runner.live
+    assert host_path.normal not in host.live
 
 
 def test_an_executor_collected_as_garbage_blocks_nobody():
@@ -439,19 +400,6 @@ def test_a_policy_is_a_policy(policy):
         kvplan.Executor(policy=policy)
 
 
-WATCH = """
-import time
-compiled = []
-
-def perf_counter():
-    from kvplan.execute.host import memcpy
-    compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
-    return time.perf_counter()
-
-host.perf_counter = perf_counter
-"""
-
-
 def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
 executor.prepare()
@@ -529,7 +477,7 @@ def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
         ended.append(1)
 
     with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
-        monkeypatch.setattr(host, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
+        monkeypatch.setattr(tasks, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
         transfer = executor.submit(program.plan([1], [2]))
         assert failed.wait(PATIENCE)
         with pytest.raises(TransferError, match="has not finished"):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import kvplan
-from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
 from tests.simulated.executors import (
     MOVE,

@@ -9,7 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import PathError, TransferError
-from tests.gpu.caches import Move
+from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, LayoutError
 from kvplan.layout.dump import SCHEMA, document_of, text_of
 from kvplan.memory.reserve import reserve
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, padded_split_kv
 
@@ -39,7 +40,7 @@ def check_same(layout, read):
     assert extents[0] == extents[1]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases())
 def test_saved_and_read_it_is_the_same(case):
     cache = case.src.build(case.seed)
@@ -293,7 +294,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data())
 def test_junk_anywhere_is_an_error_of_ours_or_a_layout(data):
     broken = copy.deepcopy(document_of(padded_split_kv().built))

@@ -12,7 +12,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout, TransferError
 from kvplan.nixl import NixlAgent
-from tests.nixl_workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
+from tests.nixl.workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")

@@ -14,7 +14,7 @@ from kvplan import KVLayout
 from kvplan.program.explain import LEAST_WIDTH
 from kvplan.program.fold import limit_loops, merge_and_fold
 from kvplan.program.program import Run
-from tests.laws.test_laws import compiled
+from tests.compiled_cases import compiled
 from tests.strategies import cases
 
 

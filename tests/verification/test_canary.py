@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -16,8 +16,9 @@ from kvplan.memory.reserve import reserve
 from kvplan.verification import canary as guard
 from kvplan.verification.canary import Guard, Stray, Stretches
 from kvplan.verification.raw_bytes import Contents, _torch
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
-from tests.verification.test_verify import Failing, Wrong
+from tests.verification.broken_moves import Failing, Wrong
 
 
 class Poking(Wrong):
@@ -51,7 +52,7 @@ def free_bytes(dst, plan):
     return sorted(every - written)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases(), where=st.integers(0, 2**31), value=st.integers(0, 255), markers=st.booleans())
 def test_one_byte_anywhere_is_always_seen_and_put_back(case, where, value, markers):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -72,7 +73,7 @@ def test_one_byte_anywhere_is_always_seen_and_put_back(case, where, value, marke
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_a_correct_transfer_changes_nothing_beside(case):
     src, dst = (layout_of(side.build(case.seed)) for side in (case.src, case.dst))
@@ -166,7 +167,7 @@ def test_what_is_far_is_watched_by_checksums(monkeypatch):
     assert found.wrong.startswith(
         f"one of 4,096 bytes from {far:#x} of the destination on was written, though nothing "
     )
-    assert found.wrong.endswith("the first of them is byte 0 of block 300 of layer 0 kv")
+    assert found.wrong.endswith("the first of these bytes is byte 0 of block 300 of layer 0 kv")
     assert kvplan.verify(src, pool, blocks=1, executor=Poking({near: 1})).stray == Stray(near, 1, 0x5A, 1)
     assert pool.tensors[1:300].sum() == 0
 
@@ -211,7 +212,7 @@ def test_stretches_of_a_gpu_tensor_are_read_and_written_by_it():
     contents.write_stretch(tensor.data_ptr() + 60, np.array([1, 2], np.uint8))
     assert tensor[59:].tolist() == [59, 1, 2, 62, 63]
     outside = replace(layout.regions[0], address=layout.regions[0].end)
-    with pytest.raises(LookupError, match="lie in no one region"):
+    with pytest.raises(LookupError, match="no single region holds"):
         contents.stretch(outside.address, 1)
 
 
