@@ -47,4 +47,4 @@ def _group(group: RunGroup, top: int) -> Iterator[str]:
         apart = "apart" if len(held) > 1 else "contiguous"
         yield text_at(MARGIN, at, f"{name}: {run_times(len(held), min(held), max(held))}, {apart}", kind="small")
     for k, (src, dst, nbytes) in enumerate(shown):
-        yield from ribbon(*lines, src, dst, nbytes, COLOURS[k % len(COLOURS)])
+        yield from ribbon(lines[0], lines[1], src, dst, nbytes, COLOURS[k % len(COLOURS)])

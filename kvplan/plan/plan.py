@@ -37,11 +37,13 @@ class PlannedBy(Protocol):
 
     Attributes:
         src: layout to read; it tells which layers the program moves.
+        dst: layout to write.
         program: the run groups of the plan's parts.
         movable: whether both layouts are memory of this process, and the destination may be written.
     """
 
     src: KVLayout
+    dst: KVLayout
     program: Program
     movable: bool
 

@@ -111,7 +111,7 @@ class Groups:
         if type(given) is list and len(given) == count:  # what engines give
             return given
         ordered = isinstance(given, Iterable) and not isinstance(given, (str, bytes, AbstractSet, Mapping))
-        entries = list(given) if ordered and getattr(given, "ndim", 1) else []
+        entries = list(given) if ordered and getattr(given, "ndim", 1) != 0 else []
         if len(entries) != count:
             raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry per group")
         return entries
