@@ -36,8 +36,7 @@ class PlannedBy(Protocol):
     """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` keeps this protocol.
 
     Attributes:
-        src: layout to read; it tells which layers the program moves.
-        dst: layout to write.
+        src, dst: layouts to read and to write; the first tells which layers the program moves.
         program: the run groups of the plan's parts.
         movable: whether both layouts are memory of this process, and the destination may be written.
     """

@@ -1,4 +1,4 @@
-"""Law 8: a fast path skips work whose result is known; it equals its slow twin."""
+"""Law 8: a fast path skips work whose result is known; it equals its slow loops_numpy."""
 
 from __future__ import annotations
 

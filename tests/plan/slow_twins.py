@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kvplan.plan import loops, loops_numba
+from kvplan.plan import loops, loops_numba, placing_numba
 from kvplan.plan.loops import sparing
 
 
@@ -25,12 +25,13 @@ def without_numba():
 @contextmanager
 def uncompiled():
     """Run the compiled loops as the Python they are written in."""
-    made = {name: loop for name, loop in vars(loops_numba).items() if hasattr(loop, "py_func")}
-    for name, loop in made.items():
-        setattr(loops_numba, name, loop.py_func)
+    modules = (loops_numba, placing_numba)
+    made = [(module, *item) for module in modules for item in vars(module).items() if hasattr(item[1], "py_func")]
+    for module, name, loop in made:
+        setattr(module, name, loop.py_func)
     try:
         with np.errstate(over="ignore"):  # hashes wrap around
             yield
     finally:
-        for name, loop in made.items():
-            setattr(loops_numba, name, loop)
+        for module, name, loop in made:
+            setattr(module, name, loop)
