@@ -23,6 +23,8 @@ from benchmarks.record import Row, table
 from kvplan.measure import compute
 from tests.benchmarks.stepped_gpu import Steps
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)
 def test_examples_are_true(module):

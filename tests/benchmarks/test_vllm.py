@@ -15,6 +15,8 @@ from benchmarks.gpu.vllm_limits import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Mo
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
 from tests.benchmarks.stepped_gpu import Steps
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
 SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
 
