@@ -1,4 +1,4 @@
-"""An attribute that is computed when first asked for, and holds no lock meanwhile."""
+"""An attribute that is computed at its first use, without a lock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Generic, Self, TypeVar, overload
 Value = TypeVar("Value")
 
 
-class cached_property(Generic[Value]):  # noqa: N801  # the name of functools' decorator, in whose place it stands
+class cached_property(Generic[Value]):  # noqa: N801  # the name of functools' decorator, which it replaces
     """Compute an attribute once for each object, and keep it in the object's ``__dict__``.
 
     ``functools.cached_property`` of Python 3.11 holds one lock for each attribute of a class while it computes. A fork
-    meanwhile leaves that lock held in the child, where nobody releases it. From Python 3.12 on it has no lock. This
-    one has none either, on every Python: two threads that ask at once may both compute, and both get the first result.
+    meanwhile leaves that lock held in the child, where no thread releases it. From Python 3.12 on it has no lock. This
+    one never has a lock: two threads that ask at once may both compute, and both get the first result.
 
     Args:
         func: method that computes the value; its result must not depend on when it is called.
@@ -36,7 +36,7 @@ class cached_property(Generic[Value]):  # noqa: N801  # the name of functools' d
     def __init__(self, func: Callable[[Any], Value]) -> None:
         self.func = func
         self.attrname = getattr(func, "__name__", "")
-        # What doctest and documentation tools read.
+        # doctest and documentation tools read these.
         self.__doc__ = func.__doc__
         self.__module__ = func.__module__
         self.__wrapped__ = func
@@ -51,6 +51,6 @@ class cached_property(Generic[Value]):  # noqa: N801  # the name of functools' d
     def __get__(self, instance: object | None, owner: type | None = None) -> Self | Value:
         if instance is None:
             return self
-        # Python looks in the __dict__ first from now on: a descriptor without __set__ does not come before it.
+        # From now on Python finds the value in __dict__ first, because this descriptor has no __set__.
         kept: Value = instance.__dict__.setdefault(self.attrname, self.func(instance))
         return kept

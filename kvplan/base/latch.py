@@ -1,9 +1,9 @@
-"""Waiting that a signal's handler may break off between any two bytecodes, and that finalizers may come into.
+"""Blocking waits that hold no lock, so that a signal's handler may interrupt them at any bytecode.
 
-Python runs the handlers of signals in its main thread, after a call or at a jump back; what they raise, such as
-KeyboardInterrupt, comes out there. ``threading.Event`` and ``Condition`` are Python code: broken off between taking
-their lock and the ``try`` behind it, they hold it for ever. Here nothing holds a lock. Each sleeper has a queue of its
-own, and whoever wakes them does so by one call of C, which neither a signal nor another thread comes into.
+Python runs signal handlers in its main thread, after a call or at a jump back. An exception of the handler, such as
+KeyboardInterrupt, is raised there. ``threading.Event`` and ``Condition`` are Python code: interrupted between taking
+their lock and the following ``try``, they hold it for ever. Here each sleeper has its own queue, and one C call wakes
+them all. No signal's handler and no other thread interrupts that call.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Any
 
-Wake = SimpleQueue[Any]  # nobody looks at what is in it
+Wake = SimpleQueue[Any]  # only the number of entries counts
 
 _put = SimpleQueue.put
 _nothing = repeat(None)
 
 
 def waking(sleepers: list[Wake]) -> Iterator[None]:
-    """What wakes all sleepers when it is run through, by ``any()``; also those who come until then."""
+    """An iterator that wakes all sleepers when ``any()`` consumes it, also those added until then."""
     return map(_put, sleepers, _nothing)
 
 
 def sleep(
     over: Callable[[], bool], sleepers: list[Wake], timeout: float | None = None, wake: Wake | None = None
 ) -> bool:
-    """Block until something is over, which whoever ends it says by :func:`waking`.
+    """Block until a condition holds; the thread that makes it true calls :func:`waking`.
 
     Args:
-        over: whether it is; asked again after every wake.
-        sleepers: those whom the end wakes.
+        over: the condition; checked again after every wake.
+        sleepers: the queues that the end wakes; the caller's is added meanwhile.
         timeout: seconds to wait at most.
-        wake: the caller's own queue, where others may wake it as well.
+        wake: the caller's own queue, if other threads may wake it for other reasons.
 
     Returns:
-        Whether it was over in time.
+        Whether the condition held in time.
     """
     if over():
         return True
@@ -65,8 +65,8 @@ class Latch:
     """An event that happens once.
 
     Attributes:
-        happened: whether it has.
-        sleepers: those who wait for it.
+        happened: whether it has happened.
+        sleepers: queues of the waiting threads.
 
     >>> latch = Latch()
     >>> latch.wait(0), latch.set(), latch.wait(), latch.is_set()
@@ -84,11 +84,11 @@ class Latch:
         return self.happened
 
     def set(self) -> None:
-        """It happens."""
+        """Let it happen, and wake all sleepers."""
         wakes = waking(self.sleepers)
-        self.happened = True  # from here to the end of any() no signal is looked at
+        self.happened = True  # from here to the end of any() no signal's handler runs
         any(wakes)
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> bool:
-        """Block until it has happened, at most ``timeout`` seconds; whether it has."""
+        """Block until it has happened, at most ``timeout`` seconds; return whether it has."""
         return sleep(self.is_set, self.sleepers, timeout, wake)

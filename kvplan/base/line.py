@@ -1,4 +1,4 @@
-"""What was submitted, in the order of the submits, up to where the line was closed."""
+"""A queue of submitted entries that can be closed, without a lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Entry = TypeVar("Entry")
 
 
 class Closed:
-    """Stands in a line where it was closed; what is behind it was never submitted."""
+    """Marks in a line where it was closed; entries behind the mark were never submitted."""
 
 
 CLOSED = Closed()
@@ -21,12 +21,12 @@ class Line(Generic[Entry]):
     """Entries that any thread appends, and that one thread at a time takes from the front.
 
     Attributes:
-        closed: whether it takes no more.
-        line: the entries, and :data:`CLOSED` behind the last.
+        closed: whether it takes no more entries.
+        line: the entries, and :data:`CLOSED` behind the last one.
 
-    An entry is submitted by one call of C: from then on it is in the line, for everybody, and before that it is not.
-    So nothing has to be undone where a signal's handler, or a finalizer, comes between two bytecodes of a submit;
-    and a submit within another, of the same thread, finds nothing half made. There is no lock.
+    One C call submits an entry: before it the entry is not in the line, and after it every thread sees it. So nothing
+    has to be undone if a signal's handler or a finalizer interrupts a submit. And a submit inside another one, in the
+    same thread, finds nothing half made.
 
     >>> line = Line()
     >>> line.append("a", lambda: None), line.close(lambda: None), line.append("b", lambda: None)
@@ -42,25 +42,25 @@ class Line(Generic[Entry]):
         self.closed = False
 
     def append(self, entry: Entry, wake: Callable[[], object]) -> None:
-        """Submit an entry, then wake whoever takes it; a call of C, so that it is made whatever is raised meanwhile."""
+        """Submit an entry, then wake the thread that takes it, whatever a signal's handler raises meanwhile."""
         try:
             self.line.append(entry)
         finally:
             wake()
 
     def close(self, wake: Callable[[], object]) -> None:
-        """Take no more. Closing twice is fine."""
+        """Take no more entries. Closing twice is fine."""
         try:
-            self.closed = True  # before the end is in the line: who is behind it looks
+            self.closed = True  # before the mark is in the line: a submit behind it checks this
             self.line.append(CLOSED)
         finally:
             wake()
 
     def withdraws(self, entry: Entry) -> bool:
-        """Whether an entry that was appended is behind the end, so that nobody takes it; then it is removed."""
+        """Remove an appended entry if it is behind the mark, where no thread would take it; return whether it was."""
         if not self.closed:
             return False
-        line = list(self.line)  # by one call: others append meanwhile
+        line = list(self.line)  # one C call, because other threads append meanwhile
         if CLOSED not in line or entry not in line[line.index(CLOSED) :]:
             return False
         with contextlib.suppress(ValueError):
@@ -68,7 +68,7 @@ class Line(Generic[Entry]):
         return True
 
     def entries(self) -> list[Entry]:
-        """All that are submitted and have not been taken."""
+        """All submitted entries that have not been taken."""
         found: list[Entry] = []
         for one in list(self.line):
             if isinstance(one, Closed):
@@ -77,16 +77,16 @@ class Line(Generic[Entry]):
         return found
 
     def first(self) -> Entry | None:
-        """The entry whose turn it is."""
+        """The next entry, or None."""
         one = self.line[0] if self.line else None
         return None if isinstance(one, Closed) else one
 
     def ended(self) -> bool:
-        """Whether it is closed and all entries before that were taken."""
+        """Whether it is closed and all its entries were taken."""
         return bool(self.line) and self.line[0] is CLOSED
 
     def take(self) -> None:
-        """Remove the first entry; only by the thread whose line it is."""
+        """Remove the first entry; only for the thread that takes them."""
         self.line.popleft()
 
     def __len__(self) -> int:

@@ -1,12 +1,12 @@
-"""Which process this is, and what a fork must wait for.
+"""Forks: a number that tells a process from its parent, and a lock that a fork waits for.
 
-A forked child inherits locks of imports and of compilers that nobody lets go of, so a fork waits for them. Executors do
-not survive a fork: each remembers the process that made it.
+A forked child inherits held locks of imports and compilers, which no thread of the child would release. So a fork waits
+until they are free. Executors do not survive a fork: each remembers the process that made it.
 """
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # see below
+import logging  # noqa: F401  # see the end of this file
 import os
 import threading
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvplan.errors import TransferError
 
-COMPILE_SECONDS = 30.0  # that a fork waits for what is being compiled, at most; then the child has a lock of its own
+COMPILE_SECONDS = 30.0  # the longest time that a fork waits for a compiler; then the child gets a new lock
 
 
 class _Process:
@@ -23,16 +23,16 @@ class _Process:
 
 
 class _Forking(threading.local):
-    waits = False  # whether this thread's fork took the lock, or was about to
+    waits = False  # whether this thread's fork took the lock, or was about to take it
 
 
 _forking = _Forking()
 
 
 def generation() -> int:
-    """How often this process was forked from one that had loaded kvplan: what was made in another has another number.
+    """Number of forks between the process that loaded kvplan and this one. It differs in a parent and its child.
 
-    The number is told without a system call: those cost microseconds in a sandbox, and a submit asks twice.
+    It takes no system call: one costs microseconds in a sandbox, and a submit asks twice.
 
     >>> generation() == generation()
     True
@@ -41,28 +41,28 @@ def generation() -> int:
 
 
 def check_process(made: int) -> None:
-    """An executor is of this process. In a forked child a lock may be held that nobody will let go.
+    """Check that an executor belongs to this process: a forked child may have locks that no thread will release.
 
     Args:
-        made: the generation that it was made in.
+        made: the :func:`generation` in which it was made.
 
     Raises:
-        TransferError: that was another process.
+        TransferError: it was made in another process.
     """
     if made != _Process.forks:
         raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 
 
 def compiling() -> AbstractContextManager[Any]:
-    """Forks wait within a ``with``: a child would inherit locks of imports and of compilers that nobody lets go of.
+    """Make forks wait until a ``with`` block has ended: a child would inherit held locks of compilers and imports.
 
-    It is the lock itself, whose end is a call of C: a generator's could be broken off before it lets go.
+    It returns the lock itself, because one C call releases it. A generator could be interrupted before it releases.
     """
     return _Process.lock  # type: ignore[no-any-return]
 
 
 def compiles() -> bool:
-    """Whether the calling thread is within :func:`compiling`: others that compile wait for it then.
+    """Whether the calling thread is within :func:`compiling`, so that other threads that compile wait for it.
 
     >>> with compiling():
     ...     compiles()
@@ -74,7 +74,7 @@ def compiles() -> bool:
 
 
 def _wait() -> None:
-    _forking.waits = not compiles()  # told before: a signal may come between the lock and a line behind it
+    _forking.waits = not compiles()  # set before: a signal may come between taking the lock and the next line
     if _forking.waits:
         _Process.lock.acquire(timeout=COMPILE_SECONDS)
 
@@ -93,5 +93,6 @@ def _forked() -> None:
         _Process.lock = threading.RLock()
 
 
-# Logging is loaded before this: else a fork would take its lock, which compilers take, too, and wait for them then.
+# Logging must be loaded before this. Hooks run in reverse order, so a fork takes the lock above before that of logging,
+# which compilers take, too.
 os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_forked)

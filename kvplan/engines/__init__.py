@@ -1,1 +1,1 @@
-"""What plugs into serving engines: nothing here imports one before it is asked for."""
+"""Adapters that plug kvplan into serving engines. An engine is imported only when its adapter is used."""

@@ -1,4 +1,4 @@
-"""Token slots, as engines list them, and the blocks that they fill."""
+"""Lists of token slots, as engines give them, turned into blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvplan.plan.placement import own_block_ids
 
 
 def slot_array(slots: Any, name: str) -> Int64Array:
-    """Slots as an int64 array; a tensor on a GPU is copied to the CPU, which waits for whatever makes it.
+    """Slots as an int64 array; a tensor on a GPU is copied to the CPU, which waits for the work that computes it.
 
     Args:
-        slots: slot numbers; int sequence, numpy array, or torch tensor on any device.
-        name: what the caller calls it, for messages.
+        slots: slot numbers: int sequence, numpy array, or torch tensor on any device.
+        name: name of the list in messages.
 
     Raises:
-        BlockIndexError: not one-dimensional, not integers, or negative, as slots that an engine leaves out are.
+        BlockIndexError: slots are not one-dimensional, not integers, or negative (an engine's mark for no slot).
 
     >>> slot_array([8, 9, 10, 11], "slot_mapping")
     array([ 8,  9, 10, 11])
@@ -32,11 +32,11 @@ def slot_array(slots: Any, name: str) -> Int64Array:
 
 
 def blocks_of(slots: Int64Array, tokens: int) -> Int64Array | None:
-    """The blocks that slots fill, or None where they are no whole blocks, each from its first slot to its last.
+    """The blocks that slots fill; None if they are not whole blocks, each from its first slot to its last.
 
     Args:
         slots: slot numbers, block after block.
-        tokens: slots a block.
+        tokens: slots per block.
 
     >>> import numpy as np
     >>> blocks_of(np.array([8, 9, 10, 11, 0, 1, 2, 3]), 4)
@@ -50,7 +50,7 @@ def blocks_of(slots: Int64Array, tokens: int) -> Int64Array | None:
 
 
 def first_stray(slots: Int64Array, tokens: int) -> int | None:
-    """Where slots first leave the block that the list is in, or enter one beside its first slot; None where nowhere.
+    """Index of the first slot outside its block, or of a block's first slot that is not its slot 0; None if all fit.
 
     >>> import numpy as np
     >>> first_stray(np.array([8, 9, 10, 12]), 4), first_stray(np.array([8, 9, 10, 11, 0, 1]), 4)

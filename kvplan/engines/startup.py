@@ -1,4 +1,4 @@
-"""What an engine's first transfer would wait for, done while the engine starts."""
+"""Warm-up while an engine starts, so that its first transfer need not wait."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from kvplan.execute.executor import Executor
 from kvplan.ranks.groups import Plans
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("kvplan.engines")
 
 
 def prepare(executor: Executor, programs: Iterable[Plans] = (), *, by_layer: bool = False) -> None:
-    """Make an executor ready for transfers by these programs, or say in the log why it is not.
+    """Warm up an executor for transfers of these programs; log a failure, since the engine must start in any case.
 
-    The engine starts in any case: what is refused now is refused at the transfer, too, where the engine can go on
-    without; and a compiler that fails may be one that no transfer will ask for.
+    A plan that is refused here is refused again at its transfer, where the engine can go on without it. And no transfer
+    may ever need the compiler that failed.
     """
     for program in (None, *programs):
         try:
@@ -23,5 +23,5 @@ def prepare(executor: Executor, programs: Iterable[Plans] = (), *, by_layer: boo
             executor.prepare(plan, by_layer=by_layer)
         except Exception as error:  # noqa: BLE001  # the engine starts in any case
             what = "loops" if program is None else program
-            logger.warning("%r: transfers will be refused, or will wait at first: %s: %s", what,
+            logger.warning("%r: transfers will be refused, or the first one will wait: %s: %s", what,
                            type(error).__name__, error)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The stream that an engine works in."""
+"""The stream in which an engine works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvplan.layout.kvlayout import KVLayout
 
 
 def current_stream(layout: KVLayout) -> Any:
-    """Torch's current stream of the GPU that holds a layout; None of the CPU, which has none to wait for.
+    """Torch's current stream on the GPU that holds a layout; None on the CPU, which has no streams.
 
     >>> import numpy as np
     >>> current_stream(KVLayout.from_tensors("block dim", np.zeros((8, 64), np.int8))) is None

@@ -1,1 +1,1 @@
-"""Plans in, moved bytes out."""
+"""Executors: they take plans and move the bytes."""

@@ -1,4 +1,4 @@
-"""What an executor has done so far, summed."""
+"""Sums of what an executor has done so far."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvplan.base.process import generation
 from kvplan.execute.transfer import TransferResult
@@ -23,10 +24,10 @@ class PathStats:
     """Sums of one path.
 
     Attributes:
-        transfers: that ended well.
-        nbytes: moved.
-        seconds: of copying, transfers that ran at once counted each.
-        descriptors: contiguous copies.
+        transfers: transfers that succeeded.
+        nbytes: bytes moved.
+        seconds: seconds of copying, summed over transfers, also over those that ran at the same time.
+        descriptors: contiguous copies issued.
         launches: calls that issued them.
     """
 
@@ -42,8 +43,8 @@ class FlowStats(PathStats):
     """Sums of one path in one direction.
 
     Attributes:
-        within: transfers by their seconds: as many as each of :data:`BUCKETS` holds and the one before does not, and at
-            the end those that took longer.
+        within: number of transfers in each of :data:`BUCKETS`, by their seconds, without those of smaller buckets; the
+            last number counts transfers that took longer.
     """
 
     within: tuple[int, ...] = ()
@@ -51,17 +52,17 @@ class FlowStats(PathStats):
 
 @dataclass(frozen=True)
 class ExecutorStats(PathStats):
-    """Sums of an executor, of transfers that are known to have ended.
+    """Sums of an executor, over transfers that are known to have ended.
 
     Attributes:
-        failed: transfers that did not end well.
-        paths: the sums of each path that was taken.
+        failed: transfers that failed.
+        paths: sums of each path that was taken.
         predicted: transfers whose time was predicted: those of ``auto``.
-        prediction_error: how far predictions were off: 0.1 is a tenth, too much or too little, by the mean of the
-            factors' logarithms. None where none was made.
-        cancelled: transfers that were taken back before they began.
+        prediction_error: mean error of the predictions: 0.1 means a tenth too high or too low, by the mean of the
+            logarithms of the ratios. None without predictions.
+        cancelled: transfers that were cancelled before they began.
         in_flight: transfers that were submitted and have not ended.
-        flows: by path and direction, in more detail.
+        flows: sums by path and direction.
     """
 
     failed: int = 0
@@ -73,28 +74,28 @@ class ExecutorStats(PathStats):
     flows: Mapping[tuple[str, str], FlowStats] = field(default_factory=dict, compare=False)
 
 
-# Seconds, from a few blocks to a whole cache.
+# Upper bounds in seconds, from transfers of a few blocks to a whole cache.
 BUCKETS = (
     1e-05, 2.5e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0,
 )  # fmt: skip
-QUIET_SECONDS = 10.0  # after a failure that was logged, in which others are only counted
-PENDING = 256  # ends that are not yet added up: an append is all that a transfer's end is to cost
+QUIET_SECONDS = 10.0  # after a logged failure, during which further ones are only counted
+PENDING = 256  # ends not yet added up; a transfer's end should cost no more than an append
 
 
 class Tally:
-    """Adds up results; from any thread.
+    """Adds up results of transfers, from any thread.
 
     Attributes:
-        ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". To append to
-            it is all that an end has to do: one call, which no signal comes into.
+        ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". Ending a
+            transfer only appends to it: one C call, which no signal's handler interrupts.
     """
 
     def __init__(self) -> None:
         self._made_in = generation()
-        self._lock = threading.RLock()  # a finalizer or a signal's handler, in the same thread, may ask as well
+        self._lock = threading.RLock()  # a finalizer or a signal's handler in the same thread may take it again
         self.ends: deque[tuple[TransferResult, str] | str] = deque()
-        self._sums: dict[tuple[str, str], list[float]] = {}
+        self._sums: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats
         self._within: dict[tuple[str, str], list[int]] = {}
         self._quiet_until = 0.0
         self._unsaid = 0
@@ -103,24 +104,24 @@ class Tally:
         self._off = 0.0
 
     def add(self, result: TransferResult, direction: str = "host") -> None:
-        """One more transfer that ended well."""
+        """Count a transfer that succeeded."""
         self.ends.append((result, direction))
 
     def settle(self) -> None:
-        """Add up what has ended, once there is much of it; for the executor's own threads, which hold no lock then."""
+        """Add up ends once there are many; for the executor's own threads, at a time when they hold no lock."""
         if len(self.ends) > PENDING and self._made_in == generation():
             self._add_up()
 
     def _add_up(self) -> None:
-        if self._made_in != generation():  # a fork's child: whoever held the lock is not here
+        if self._made_in != generation():  # a forked child: the thread that held the lock does not exist here
             self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while ends := self.ends.copy():  # a handler, at the jump back, may add them up as well
+            while ends := self.ends.copy():  # a signal's handler at the end of the loop may add them up, too
                 for end in ends:
                     self._add(end)
 
     def _add(self, end: tuple[TransferResult, str] | str) -> None:
-        """Add the first of the ends, and take it out; all changes at the end, where nothing comes between them."""
+        """Add the first of the ends and remove it. All changes come at the end, where no handler can come between."""
         ends = self.ends
         if isinstance(end, str):
             if ends and ends[0] is end:
@@ -134,7 +135,7 @@ class Tally:
         bucket = bisect_left(BUCKETS, result.seconds)
         predicted = bool(result.predicted) and result.seconds > 0
         off = abs(math.log(result.predicted / result.seconds)) if result.predicted and predicted else 0.0
-        if ends and ends[0] is end:  # else whoever came between has added it
+        if ends and ends[0] is end:  # otherwise a handler that came between has added it
             within[bucket] += 1
             sums[0] += 1
             sums[1] += result.nbytes
@@ -146,7 +147,7 @@ class Tally:
             ends.popleft()
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
-        """One more that did not; a warning is logged, at most one every :data:`QUIET_SECONDS`."""
+        """Count a transfer that failed, and log a warning, at most one per :data:`QUIET_SECONDS`."""
         self.ends.append("failed")
         now = time.monotonic()
         if error is None or plan is None:
@@ -174,28 +175,19 @@ class Tally:
         """
         self._add_up()
         with self._lock:
-            flows = {
-                flow: FlowStats(
-                    int(sums[0]), int(sums[1]), sums[2], int(sums[3]), int(sums[4]), tuple(self._within[flow])
-                )
-                for flow, sums in list(self._sums.items())
-            }
+            flows = {flow: FlowStats(*sums, tuple(self._within[flow])) for flow, sums in list(self._sums.items())}
             ended, predicted, off = dict(self._counts), self._predicted, self._off
-        every = flows.values()
         paths: dict[str, PathStats] = {}
+        total = PathStats()
         for (path, _), flow in flows.items():
-            paths[path] = _sum(paths.get(path, PathStats()), flow)
+            paths[path], total = _sum(paths.get(path, PathStats()), flow), _sum(total, flow)
         return ExecutorStats(
-            sum(one.transfers for one in every),
-            sum(one.nbytes for one in every),
-            sum(one.seconds for one in every),
-            sum(one.descriptors for one in every),
-            sum(one.launches for one in every),
-            ended["failed"],
-            paths,
-            predicted,
-            math.expm1(off / predicted) if predicted else None,
-            ended["cancelled"],
+            **vars(total),
+            failed=ended["failed"],
+            paths=paths,
+            predicted=predicted,
+            prediction_error=math.expm1(off / predicted) if predicted else None,
+            cancelled=ended["cancelled"],
             flows=flows,
         )
 

@@ -87,8 +87,9 @@ def _check_strided(components: Sequence[Component], budget: Budget) -> None:
     active: list[tuple[int, Component]] = []  # (end, component), those the sweep has not passed
     for component in sorted(components, key=lambda c: c.address):
         key, start = id(component.form), component.address
-        budget.use("overlap_steps", len(active))
-        active = [entry for entry in active if entry[0] > start]
+        if active:
+            budget.use("overlap_steps", len(active))
+            active = [entry for entry in active if entry[0] > start]
         for _, other in active:
             case = (id(other.form), key, start - other.address)
             if case not in known:

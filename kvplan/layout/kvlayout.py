@@ -19,7 +19,7 @@ from kvplan.layout.dump import save
 from kvplan.layout.holding import Holding
 from kvplan.layout.merging import merged
 from kvplan.layout.notation import parse
-from kvplan.layout.pickling import mapped, record_of
+from kvplan.layout.records import mapped, record_of
 from kvplan.layout.slicing import heads_held, slice_heads
 from kvplan.layout.spec import built_from_spec
 from kvplan.layout.strides import extent, offset
@@ -388,7 +388,7 @@ class KVLayout:
         """What a notebook shows: facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.fragment import layout_html
 
-        return layout_html(self)
+        return layout_html(self.built, self.layers, self.heads, self.addresses)
 
 
 def _loaded(record: Built) -> KVLayout:

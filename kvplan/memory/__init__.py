@@ -1,1 +1,1 @@
-"""Pools of host and GPU memory."""
+"""Memory for layouts: pools, pinned memory, memory shared by processes, and reserved addresses."""

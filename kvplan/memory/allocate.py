@@ -1,10 +1,10 @@
-"""Allocate a pool that holds what another layout holds, in an order of its own."""
+"""Allocate a pool for the content of another layout, in an order of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvplan.memory.shared import Shared
 
-# Short names that specs may have, as torch and numpy write them.
+# Short names of dtypes in specs, and their names in torch and numpy.
 _DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
     "double": "float64", "byte": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
@@ -52,35 +52,36 @@ def allocate(
 ) -> KVLayout:
     """Allocate memory for the layers, parts and heads of ``like``, in the order of ``notation``.
 
-    torch allocates where ``like`` was made of torch tensors or the device is no CPU; numpy does otherwise. The memory
+    torch allocates if ``like`` was made of torch tensors or the device is not the CPU; otherwise numpy does. The memory
     is not cleared.
 
     Args:
         notation: order of the pool, for example ``"block layer kv token head dim"``.
-        like: the layout whose content it will hold; all its parts of one size. For parts that differ (scales beside
-            K and V), allocate each from ``like.slice(parts=...)`` and merge.
-        num_blocks: blocks of the pool; by default as many as ``like`` has.
-        block_tokens: token slots of a block; by default those of ``like``.
-        layers: global numbers of the pool's layers, where it holds more than those of ``like``: other ranks' beside.
+        like: the layout whose content it will hold. All its parts must have one size. For parts that differ (scales
+            next to K and V), allocate each from ``like.slice(parts=...)`` and merge.
+        num_blocks: number of blocks of the pool; by default that of ``like``.
+        block_tokens: token slots per block; by default those of ``like``.
+        layers: global numbers of the pool's layers, if it also holds other ranks'; by default those of ``like``.
         heads: range of the pool's global KV heads, likewise.
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
-        pin: page-lock host memory so that a GPU reaches it; means nothing where torch has no GPU. The memory is
-            registered in pieces of at most 32 GiB that end on boundaries of the outermost dim where these are page
-            boundaries; what lies between two is a seam of the layout. Where pinning fails, a warning says so and the
-            pool is pageable.
-        sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the opaque blocks of
-            ``like`` that one block of the pool holds.
-        shared: a name in /dev/shm, or the absolute path of a file: processes that give the same one share the memory.
-            The first makes it, cleared; the last unlinks it. Of it, only what ``like`` uses is pinned. See
+        pin: page-lock host memory so that a GPU reaches it; without effect if torch has no GPU. The memory is
+            registered in pieces of at most 32 GiB. They end on boundaries of the outermost dim if these are page
+            boundaries. The border between two pieces is a seam of the layout. If pinning fails, a warning says so and
+            the pool is pageable.
+        sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the number of opaque
+            blocks of ``like`` in one block of the pool.
+        shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same one share the memory.
+            The first one makes it, cleared; the last one unlinks it. Only what ``like`` uses of it is pinned. See
             ``docs/shared-pool.md``.
 
     Returns:
-        A layout; its ``tensors`` holds what was allocated, nested as the notation says.
+        A layout; its ``tensors`` are the allocated tensors, nested as the notation says.
 
     Raises:
-        NotationError, LayoutError: a notation that cannot hold ``like``, or a size that is none; a shared pool that is
-            in use with another geometry, and both are named.
-        HostMemoryError: no room for a shared pool, or a file that cannot be one.
+        NotationError: the notation does not parse.
+        LayoutError: the notation cannot hold ``like``, a size is invalid, or the shared pool is in use with another
+            geometry; then both are named.
+        HostMemoryError: there is no room for a shared pool, or the file cannot be one.
 
     >>> import numpy as np
     >>> gpu = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -89,9 +90,11 @@ def allocate(
     """
     parsed = parse(notation)
     if not isinstance(like, KVLayout):
-        raise LayoutError(f"like is a {type(like).__name__}; it is the layout whose content the pool will hold")
+        raise LayoutError(f"like is a {type(like).__name__}; give the KVLayout whose content the pool will hold")
     if "subblock" in parsed.axes and not like.opaque:
-        raise LayoutError(f"'{parsed}' has opaque sub-blocks, and like has token slots: write token")
+        raise LayoutError(
+            f"'{parsed}' has opaque sub-blocks, and like has token slots: write token instead of subblock"
+        )
     part, content = _parts(parsed, like)
     dtype, itemsize = _dtype(like, content)
     held, span = _layers(layers, like), _heads(heads, like)
@@ -108,8 +111,8 @@ def allocate(
         axes["subblock"] = given.get("subblock", like.block_tokens)
     for axis, size in axes.items():
         if size != 1 and axis not in parsed.axes:
-            hint = ": give sizes={'subblock': ...}, the opaque blocks that one of the pool holds"
-            raise LayoutError(f"'{parsed}' has no {axis!r} axis, and {size} of them to hold"
+            hint = ": give sizes={'subblock': ...}, the number of opaque blocks in one block of the pool"
+            raise LayoutError(f"'{parsed}' has no {axis!r} axis, and must hold {size} of them"
                               f"{hint if axis == 'token' and like.opaque else ''}")  # fmt: skip
     extents = extents_of(parsed, {k: v for k, v in axes.items() if k in parsed.axes} | given)
     for axis, size in axes.items():
@@ -123,7 +126,7 @@ def allocate(
     ordinal = (int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0) if pin else None
     if shared is not None:
         if device != "cpu":
-            raise LayoutError(f"shared memory is of the CPU; device is {device!r}")
+            raise LayoutError(f"device is {device!r}; a shared pool is CPU memory, so give 'cpu'")
         from kvplan.memory.shared import share
         from kvplan.memory.shared_path import path_of
 
@@ -137,11 +140,10 @@ def allocate(
         pool = _named(described(tensors), path_of(shared), geometry, memory)
         strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
         return _pin_used(pool, like, memory, strides, ordinal) if torch and ordinal is not None else pool
-    seams: list[int] = []
-    flat = list(
-        _tensors(shape, prod(counts), dtype, seams, device=device, pin=ordinal, torch=_wants_torch(like, device))
-    )
-    return described(_nest(flat, counts), seams=seams)
+    if not _wants_torch(like, device):
+        return described(_nest([np.empty(shape, _element(dtype)) for _ in range(prod(counts))], counts))
+    tensors, seams = _tensors(shape, prod(counts), dtype, device, ordinal)
+    return described(_nest(tensors, counts), seams=seams)
 
 
 def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
@@ -154,8 +156,8 @@ def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
         raise LayoutError(f"layers is {quoted(layers)}; {right}")
     if missing := sorted(set(like.layers) - set(given)):
         raise LayoutError(
-            f"like holds layers {number_ranges(missing)}, and the pool would not: its layers are "
-            f"{number_ranges(sorted(given))}; slice like first"
+            f"like holds layers {number_ranges(missing)}, and the pool's layers are {number_ranges(sorted(given))}; "
+            "slice like first"
         )
     return tuple(sorted(given))
 
@@ -169,41 +171,43 @@ def _heads(heads: range | None, like: KVLayout) -> range:
     if heads is None:
         return like.heads
     if not isinstance(heads, range) or heads.step != 1 or not len(heads) or heads.start < 0:
-        raise LayoutError(f"heads is {heads!r}; give a range of step 1, from 0 on, that holds at least one head")
+        raise LayoutError(f"heads is {heads!r}; give a range of step 1 with at least one head, from 0 on")
     if len(heads) > 1 and not any(component.form.headed for component in like.components):
         raise LayoutError(f"heads is {heads!r}, and like has no head axis: its content belongs to no head")
     if like.heads.start < heads.start or like.heads.stop > heads.stop:
         raise LayoutError(
-            f"like holds heads {number_ranges(like.heads)}, and the pool would not: its heads are "
-            f"{number_ranges(heads)}; slice like first"
+            f"like holds heads {number_ranges(like.heads)}, and the pool's heads are {number_ranges(heads)}; "
+            "slice like first"
         )
     return heads
 
 
 def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
-    """Name to give the content, and its bytes a (token, head)."""
+    """Name of the content, and its bytes per (token, head)."""
     sizes = {extent(c.form.dim) for c in like.components}
     heads = {extent(c.form.head) for c in like.components}
     if len(sizes) > 1 or len(heads) > 1:
         raise LayoutError(
-            f"parts {like.parts} hold {sorted(sizes)} bytes a (token, head) and {sorted(heads)} heads: one notation "
-            "holds parts of one size; allocate each from like.slice(parts=...) and merge"
+            f"parts {like.parts} hold {sorted(sizes)} bytes per (token, head) and {sorted(heads)} heads, and one "
+            "notation holds parts of one size; allocate each from like.slice(parts=...) and merge"
         )
     if len({(c.layer, c.part) for c in like.components}) != len(like.layers) * len(like.parts):
         raise LayoutError(f"not every layer of {like} holds every part; allocate each part from its own slice")
     if "kv" not in notation.axes:
         if len(like.parts) != 1:
-            raise LayoutError(f"'{notation}' has no kv axis, and parts {like.parts} to hold; write kv, as in (kv dim)")
+            raise LayoutError(
+                f"'{notation}' has no kv axis, and must hold parts {like.parts}; write kv, as in (kv dim)"
+            )
         return like.parts[0], sizes.pop()
     pair = like.parts
     for name in ("kv", *(part.removeprefix("k_") for part in pair)):
         if pair == (("k", "v") if name == "kv" else (f"k_{name}", f"v_{name}")):
             return name, sizes.pop()
-    raise LayoutError(f"'{notation}' has a kv axis, which holds parts ('k', 'v'); like holds {pair}")
+    raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv")
 
 
 def _dtype(like: KVLayout, content: int) -> tuple[str, int]:
-    """Element type of the pool: that of ``like`` where it divides the content, else bytes."""
+    """Element type of the pool: that of ``like`` if it divides the content, otherwise bytes."""
     itemsize = ITEMSIZE.get(like.dtype)
     name = _DTYPES.get(like.dtype, like.dtype)
     return (name, itemsize) if itemsize and content % itemsize == 0 else ("uint8", 1)
@@ -214,18 +218,8 @@ def _wants_torch(like: KVLayout, device: str) -> bool:
     return device != "cpu" or "torch" in owners
 
 
-def _tensors(
-    shape: Sequence[int], count: int, dtype: str, seams: list[int], *, device: str, pin: int | None, torch: bool
-) -> Iterator[Any]:
-    if torch:
-        yield from _torch_tensors(shape, count, dtype, device, seams, pin=pin)
-        return
-    for _ in range(count):
-        yield np.empty(shape, _element(dtype))
-
-
 def _element(dtype: str) -> np.dtype[Any]:
-    """The type of that name; unsigned integers of its width stand in for those that numpy lacks (bfloat16, fp8)."""
+    """The numpy type of a name; unsigned integers of its width replace types that numpy lacks (bfloat16, fp8)."""
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -233,7 +227,7 @@ def _element(dtype: str) -> np.dtype[Any]:
 
 
 def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
-    """Bytes as an array or tensor of that type and shape."""
+    """View bytes as an array or tensor of a type and shape."""
     if not torch:
         return memory.view(_element(dtype)).reshape(shape)
     import torch as library
@@ -242,8 +236,8 @@ def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
 
 
 def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayout:
-    """The layout of a shared pool whose regions say so, for processes that load it from a pickle."""
-    if not memory.token:  # of a file that another version made
+    """The layout of a shared pool, with the pool named in its regions for processes that load it from a pickle."""
+    if not memory.token:  # another version of kvplan made the file
         return pool
     each = memory.tensors[0].nbytes
     address = int(memory.memory.ctypes.data)
@@ -261,7 +255,7 @@ def attach_pool(pool: Pool) -> tuple[int, Any] | None:
 
 
 def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:
-    """The pool with what ``like`` uses of it pinned, and where registrations end as seams; else with a warning."""
+    """Pin the part of the pool that ``like`` uses, with the ends of registrations as seams; warn if that fails."""
     import torch
 
     if not torch.cuda.is_available():
@@ -270,46 +264,43 @@ def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[
 
     used = pool.slice(layers=like.layers)
     if any(component.form.headed for component in used.components):
-        with contextlib.suppress(LayoutError):  # heads across a boundary of a split axis: all of them then
+        with contextlib.suppress(LayoutError):  # if heads cross a boundary of a split axis, pin all heads
             used = used.slice(heads=like.heads)
     try:
         return pin_used(pool, used, memory.memory, memory.page, strides, ordinal)
     except RuntimeError as error:
-        warnings.warn(f"could not pin what this process uses of {pool.nbytes} bytes, the pool is pageable: {error}",
+        warnings.warn(f"could not pin this process's part of {pool.nbytes} bytes, so the pool is pageable: {error}",
                       stacklevel=3)  # fmt: skip
         return pool
 
 
-def _torch_tensors(
-    shape: Sequence[int], count: int, dtype: str, device: str, seams: list[int], *, pin: int | None
-) -> Iterator[Any]:
-    """Tensors of torch; of host memory, pinned for GPU number ``pin``. ``seams`` gathers what registrations leave."""
+def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int | None) -> tuple[list[Any], list[int]]:
+    """Tensors of torch, and the seams where registrations end; host memory is pinned for GPU number ``pin``."""
     import torch
 
     element = getattr(torch, dtype, torch.uint8)
-    pinned = pin if device == "cpu" and torch.cuda.is_available() else None
+    ordinal = pin if device == "cpu" and torch.cuda.is_available() else None
     nbytes = prod(shape) * element.itemsize
+    tensors: list[Any] = []
+    seams: list[int] = []
     for _ in range(count):
-        if pinned is not None:
+        if ordinal is not None:
+            from kvplan.memory.pinning import pinned
+
             try:
-                memory, ends = _pinned(nbytes, nbytes // shape[0], pinned)
+                memory, ends = pinned(nbytes, nbytes // shape[0], ordinal)
                 seams += ends
-                yield torch.from_numpy(memory).view(element).view(tuple(shape))
+                tensors.append(_view(memory, dtype, shape, torch=True))
                 continue
             except RuntimeError as error:
-                pinned = None
-                warnings.warn(f"could not pin {nbytes} bytes, the pool is pageable: {error}", stacklevel=4)
-        yield torch.empty(tuple(shape), dtype=element, device=device)
-
-
-def _pinned(nbytes: int, row: int, ordinal: int) -> tuple[Any, tuple[int, ...]]:
-    from kvplan.memory.pinning import pinned
-
-    return pinned(nbytes, row, ordinal)
+                ordinal = None
+                warnings.warn(f"could not pin {nbytes} bytes, so the pool is pageable: {error}", stacklevel=3)
+        tensors.append(torch.empty(tuple(shape), dtype=element, device=device))
+    return tensors, seams
 
 
 def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Nested lists of the given lengths, outermost first; the only tensor where there are none."""
+    """Nest a list by the given lengths, outermost first; without lengths, return its only tensor."""
     level = list(flat)
     for count in reversed(counts):
         edges = range(0, len(level) + 1, count)

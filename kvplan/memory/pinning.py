@@ -1,4 +1,4 @@
-"""Pinned host memory of any size: pages of the system, registered with the driver in bounded pieces."""
+"""Pinned host memory of any size: pages that are registered with the driver in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvplan.errors import TransferError
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
 from kvplan.layout.kvlayout import KVLayout
 
-# Bytes of one registration at most: half a TiB at once fails and leaves an error behind (driver 580).
+# Most bytes of one registration: half a TiB at once fails and leaves an error behind (driver 580).
 MAX_REGISTERED = 32 << 30
 PAGE = 4096  # two registrations may not share a page
 
@@ -27,12 +27,12 @@ Bytes = NDArray[np.uint8]
 
 
 def edges(nbytes: int, row: int, most: int) -> list[int]:
-    """Where registrations begin and end: at row boundaries where these are page boundaries, else at page boundaries.
+    """Offsets where registrations begin and end: row boundaries if these are page boundaries, else page boundaries.
 
     Args:
-        nbytes: of all.
+        nbytes: bytes of the memory.
         row: bytes that should stay in one registration.
-        most: bytes of a registration.
+        most: most bytes of a registration.
 
     >>> edges(10 * 4096, 3 * 4096, 8 * 4096)
     [0, 24576, 40960]
@@ -45,19 +45,19 @@ def edges(nbytes: int, row: int, most: int) -> list[int]:
 
 
 def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]:
-    """Pinned bytes, and the addresses inside where one registration ends and the next begins.
+    """Allocate pinned bytes; return them and the addresses inside where one registration ends and the next begins.
 
-    The memory is given back when the array, and all that is made of it, is gone.
+    The memory is freed when the array, and every view of it, is gone.
 
     Args:
-        nbytes: of it.
+        nbytes: number of bytes.
         row: bytes that should stay in one registration, such as those of a block.
-        ordinal: a GPU; the memory is pinned for all of them.
+        ordinal: number of a GPU; the memory is pinned for all GPUs.
 
     Raises:
         TransferError: the driver refuses; nothing stays registered.
     """
-    # Shared, because of a private page the parent would get another copy after a fork, and the GPU keep the old one.
+    # A shared mapping: after a fork, the parent would get a copy of a private page, and the GPU would keep the old one.
     array = np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), np.uint8)
     address = int(array.__array_interface__["data"][0])
     bounds = [address + at for at in edges(nbytes, row, MAX_REGISTERED)]
@@ -66,12 +66,12 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
 
 
 def register(array: Bytes, pieces: Sequence[tuple[int, int]], ordinal: int) -> None:
-    """Pin memory that is there, until the array, and all that is made of it, is gone.
+    """Pin existing memory until the array, and every view of it, is gone.
 
     Args:
-        array: keeps the memory.
-        pieces: first byte and first byte after of each registration; no two share a page.
-        ordinal: a GPU; the memory is pinned for all of them.
+        array: keeps the memory alive.
+        pieces: address of the first byte of each registration, and of the first byte after it; no two share a page.
+        ordinal: number of a GPU; the memory is pinned for all GPUs.
 
     Raises:
         TransferError: the driver refuses; nothing stays registered.
@@ -93,15 +93,15 @@ def register(array: Bytes, pieces: Sequence[tuple[int, int]], ordinal: int) -> N
 def pin_used(
     pool: KVLayout, used: KVLayout, memory: Bytes, page: int, strides: Sequence[int], ordinal: int
 ) -> KVLayout:
-    """Pin what is used of a pool: the same pool, with the ends of registrations as seams.
+    """Pin the used part of a pool; return the pool with the ends of registrations as seams.
 
     Args:
-        pool: of tensors that are C-contiguous and begin pages.
-        used: a slice of it.
-        memory: keeps the pool's memory.
-        page: bytes of a page of it.
-        strides: of the tensors' dims, in bytes, outermost first: registrations end between rows.
-        ordinal: a GPU; the memory is pinned for all of them.
+        pool: a pool of C-contiguous tensors that begin pages.
+        used: a slice of the pool.
+        memory: keeps the pool's memory alive.
+        page: bytes per page.
+        strides: strides of the tensors' dims in bytes, outermost first; registrations end between rows.
+        ordinal: number of a GPU; the memory is pinned for all GPUs.
 
     Raises:
         TransferError: the driver refuses; nothing stays registered.
@@ -124,7 +124,7 @@ def pin_used(
 
 
 def _unregister(device: Any, registered: list[int], made_in: int) -> None:
-    if made_in != generation():  # a fork's child has nothing registered
+    if made_in != generation():  # a forked child has nothing registered
         return
     with device.current(), Uncaptured(device):
         for address in registered:

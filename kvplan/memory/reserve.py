@@ -1,4 +1,4 @@
-"""Memory for a layout that is not here: all of its addresses are reserved, and only what is touched is used."""
+"""Memory for a layout of another process: all its addresses are reserved, and only touched pages use memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from kvplan.layout.components import Component
 from kvplan.layout.kvlayout import KVLayout
 
 _PAGE = 4096
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: no memory is set aside for pages nobody touches
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: untouched pages take no memory
 
 
 def reserve(layout: KVLayout) -> KVLayout:
-    """The same layout in CPU memory of this process: every stride is kept, and the place of each region in its page.
+    """Place a layout in CPU memory of this process, with the same strides and offsets within pages.
 
-    A cache of hundreds of gigabytes can be reserved: pages that nobody touches take no memory. What is read before it
-    is written is zero.
+    Hundreds of gigabytes can be reserved, because untouched pages take no memory. All bytes are zero at first.
 
     Raises:
         LayoutError: the system refuses so many addresses.
@@ -33,7 +32,7 @@ def reserve(layout: KVLayout) -> KVLayout:
     (False, 64)
     """
     regions = sorted(layout.regions, key=lambda region: region.address)
-    places: list[int] = []  # of each region, from the first byte reserved
+    places: list[int] = []  # offset of each region from the first reserved byte
     reach, end = 0, 0
     for region in regions:
         if places and region.address <= reach:  # regions that touch or nest stay together
@@ -64,7 +63,7 @@ def reserve(layout: KVLayout) -> KVLayout:
 
     def there(address: int) -> int:
         k = bisect_right(firsts, address) - 1
-        while regions[k].end <= address:  # the one that began last may lie in another, and end before it
+        while regions[k].end <= address:  # the region that begins last may lie in another one and end before it
             k -= 1
         return address + shifts[k]
 
@@ -73,19 +72,19 @@ def reserve(layout: KVLayout) -> KVLayout:
 
 
 def _mapped(nbytes: int) -> tuple[int, Any]:
-    """Address and owner of so many bytes, each zero."""
+    """Address and owner of new bytes, all zero."""
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     except (OSError, ValueError, OverflowError) as error:
         raise LayoutError(f"cannot reserve {nbytes:,} bytes of addresses ({error}); describe fewer blocks") from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one byte touched is to take one page of 4 KiB, not of 2 MiB
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a touched byte should take a page of 4 KiB, not of 2 MiB
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     owner = (ctypes.c_char * 1).from_buffer(memory)
     return ctypes.addressof(owner), owner
 
 
 def _moved(component: Component, there: Callable[[int], int]) -> Component:
-    """A component where its region went; blocks of a table may have gone different ways."""
+    """A component at its region's new address; blocks of a table may lie in several regions."""
     form, address = component.form, there(component.address)
     if form.table is not None:
         table = tuple(there(component.address + step) - address for step in form.table)

@@ -1,6 +1,6 @@
-"""The first page of a shared pool's file: text that says which pool it is, and a mark of those who use it.
+"""The first page of a shared pool's file: a text that identifies the pool, and a mark of its users.
 
-The text is a magic line, a state, the geometry, and a token: 32 random digits that no other pool has.
+The text has a magic line, a state, the geometry, and a token: 32 random hexadecimal digits that identify the pool.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, proces
 
 
 def new_header(geometry: str) -> bytes:
-    """The text of a pool that is being made, with a token of its own."""
+    """The text of a new pool, with its own token."""
     return MAGIC + MAKING + f"{geometry}\n{os.urandom(16).hex()}\n".encode()
 
 
 def check_header(header: bytes, page: int) -> None:
-    """A header has room in one page.
+    """Check that a header fits in one page.
 
     Raises:
-        LayoutError: it has not.
+        LayoutError: it does not.
     """
     if len(header) > page:
         text = header[:200].decode(errors="replace")
-        raise LayoutError(f"the pool takes {len(header)} bytes to name, and has {page} for it: {text}...")
+        raise LayoutError(f"the pool's header takes {len(header)} bytes and must fit in {page}: {text}...")
 
 
 def header_in(head: bytes) -> tuple[bytes, str]:
-    r"""State and geometry in a file's first page, or what stands in their place.
+    r"""State and geometry in a file's first page, or whatever is in their place.
 
     >>> header_in(b"kvplan.pool\nwhole.\nformat 1 | two of 100\n")
     (b'whole.\n', 'format 1 | two of 100')
@@ -49,7 +49,7 @@ def header_in(head: bytes) -> tuple[bytes, str]:
 
 
 def token_in(head: bytes) -> str:
-    r"""The token in a file's first page; "" where there is none.
+    r"""The token in a file's first page, or "" if it has no token.
 
     >>> token_in(new_header("two of 100")).isalnum(), token_in(b"kvplan.pool\nwhole.\nformat 1\n")
     (True, '')
@@ -59,7 +59,7 @@ def token_in(head: bytes) -> str:
 
 
 def told(geometry: str) -> str:
-    """A geometry as a message shows it; what stands in a file may be anything."""
+    """A geometry as a message shows it; the text in a file may be anything."""
     if not geometry.isprintable():
         return quoted(geometry)
     return f"'{geometry}'" if len(geometry) <= SHOWN else f"'{geometry[:SHOWN]}...'"
@@ -68,10 +68,11 @@ def told(geometry: str) -> str:
 def mark_use(fd: int) -> None:
     """Mark the file as in use until the descriptor is closed, however the process ends.
 
-    A ``flock`` can be asked for, and not about; asking for all of it would make a user that leaves meanwhile believe
-    that another one is left to unlink the file. So users hold a record lock beside it, on the first byte.
+    A ``flock`` can be taken, but not queried. Taking it exclusively to find out would mislead a user who leaves
+    meanwhile: it would think that another user is left to unlink the file. So users also hold a record lock on the
+    first byte.
     """
-    with contextlib.suppress(OSError):  # a system without such locks, on which nobody attaches
+    with contextlib.suppress(OSError):  # a system without such locks, where no process can attach
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
 

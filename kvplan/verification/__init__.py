@@ -1,1 +1,1 @@
-"""Markers sent through live pools, and compared byte by byte."""
+"""Verification on live pools: a real transfer is compared byte by byte with what the layouts say."""

@@ -1,4 +1,4 @@
-"""Bytes beside a transfer: what it must leave as it is, watched in windows, so that memory is bounded."""
+"""Watching bytes that a transfer must not change, in windows, so that memory use is bounded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvplan.layout.padding import stretches_of
 from kvplan.layout.strides import Int64Array
 from kvplan.verification.raw_bytes import Bytes, Contents
 
-WINDOW = 64 << 10  # bytes that are read at once
+WINDOW = 64 << 10  # bytes read at once
 PAGE = 4 << 10  # bytes that share a checksum
-SAVED_NBYTES = 32 << 20  # in the nearest windows, of which a copy is kept: every byte is compared, and can be put back
-SUMMED_NBYTES = 128 << 20  # in those behind, of which checksums are kept
+SAVED_NBYTES = 32 << 20  # of the nearest windows a copy is kept: every byte is compared and can be restored
+SUMMED_NBYTES = 128 << 20  # of windows further away, checksums are kept
 
 
 Bools = NDArray[np.bool_]
@@ -28,12 +28,12 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Bytes that changed, and should not have.
+    """Bytes that changed and should not have.
 
     Attributes:
-        address: of the first one; with ``nbytes`` above 1, of the page that it lies in.
-        nbytes: 1; or that of the page, where only its checksum tells.
-        before, after: the byte's values before and after the transfer; None where only a checksum tells.
+        address: address of the first such byte; or of its page, if only a checksum shows the change.
+        nbytes: 1; or the bytes of the page, if only a checksum shows the change.
+        before, after: the byte's values before and after the transfer; None if only a checksum shows the change.
     """
 
     address: int
@@ -43,14 +43,14 @@ class Stray:
 
 
 class Stretches(NamedTuple):
-    """Stretches of addresses, ascending and apart: the first byte of each, and the first after it."""
+    """Separate stretches of addresses, ascending: address of the first byte of each, and of the first byte after it."""
 
     starts: Int64Array
     ends: Int64Array
 
     @classmethod
     def joined(cls, several: Iterable[tuple[Int64Array, int]]) -> Stretches:
-        """Stretches of one length each, given by their first bytes in any shape; what touches is one.
+        """Join stretches, given as arrays of first bytes with one length each; stretches that touch become one.
 
         >>> Stretches.joined([(np.array([[8, 0], [24, 4]]), 4)])
         Stretches(starts=array([ 0, 24]), ends=array([12, 28]))
@@ -65,7 +65,7 @@ class Stretches(NamedTuple):
         return cls(starts[first], ends[np.append(first[1:], len(ends)) - 1])
 
     def free(self, address: int, nbytes: int) -> Bools | None:
-        """Which bytes of a window lie in none of the stretches; None: all of them."""
+        """A mask of the bytes of a window outside all stretches; None if all of them are outside."""
         low, high = np.searchsorted(self.ends, address, "right"), np.searchsorted(self.starts, address + nbytes)
         if low == high:
             return None
@@ -80,28 +80,28 @@ class Stretches(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Some bytes, and which of them are watched; None: all."""
+    """Consecutive bytes, and a mask of the watched ones; None if all are watched."""
 
     address: int
     nbytes: int
     watched: Bools | None
 
     def seen(self, held: Bytes) -> Bytes:
-        """What the window holds, zero where it is not watched."""
+        """The window's bytes, with zeros for those that are not watched."""
         return held if self.watched is None else np.where(self.watched, held, np.uint8(0))
 
 
 class Guard:
-    """The bytes of a layout's regions that a transfer has no business with, nearest to it first.
+    """Watches the bytes of a layout's regions that a transfer must not change, the nearest first.
 
     Args:
-        contents: of the layout.
-        regions: of the layout.
-        taken: what the transfer may write, and what is looked after elsewhere.
-        poison: whether the nearest may be written to, and are put back.
+        contents: memory of the layout.
+        regions: regions of the layout.
+        taken: stretches that the transfer may write, or that are checked elsewhere.
+        poison: whether the nearest bytes may be overwritten and restored.
 
     Attributes:
-        nbytes: watched, in all.
+        nbytes: number of watched bytes.
     """
 
     def __init__(self, contents: Contents, regions: Sequence[Region], taken: Stretches, *, poison: bool) -> None:
@@ -126,17 +126,17 @@ class Guard:
                 self._summed.append((window, _sums(window.seen(contents.stretch(address, nbytes)))))
 
     def poison(self, value: int) -> None:
-        """Write one value to all bytes of which there is a copy, if they may be written to."""
+        """Overwrite all saved bytes with one value, if that is allowed."""
         if self._poisoned:
             self._poison = value
             for window, _ in self._saved:
                 self._write(window, np.uint8(value))
 
     def check(self, *, sums: bool) -> tuple[Stray | None, int]:
-        """The first byte that changed, and how many did; of those under a checksum, pages count whole.
+        """The first byte that changed, and the number of changed bytes; behind a checksum, whole pages count.
 
         Args:
-            sums: whether to look at what is under checksums, too: that is never written, so once at the end is enough.
+            sums: whether to compare checksums, too. Those bytes are never overwritten, so once at the end is enough.
         """
         strays: list[Stray] = []
         total = 0
@@ -157,7 +157,7 @@ class Guard:
         return min(strays, key=lambda stray: stray.address, default=None), total
 
     def put_back(self) -> None:
-        """What the nearest bytes held, if they may be written to."""
+        """Restore the nearest bytes, if they were overwritten."""
         if self._poisoned:
             self._poison = None
             for window, saved in self._saved:
@@ -171,21 +171,21 @@ class Guard:
 
 
 def _sums(seen: Bytes) -> list[int]:
-    """A checksum of each page."""
+    """Checksums of all pages."""
     return [crc32(seen[at : at + PAGE]) for at in range(0, len(seen), PAGE)]
 
 
 def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int]]:
-    """Windows of all regions, those first in which or near which something is taken: address and bytes of each.
+    """Address and bytes of the windows of all regions, the nearest to taken stretches first.
 
-    No more than can be watched.
+    It returns no more windows than can be watched.
     """
     edges = sorted({edge for region in regions for edge in (region.address, region.end)})
     most = (SAVED_NBYTES + SUMMED_NBYTES) // WINDOW
     found: list[tuple[int, int, int]] = []
     untouched: list[tuple[int, int]] = []
     for stretch in stretches_of(regions):
-        # No window spans two regions: a region is what can be read at once.
+        # No window spans two regions, since one read cannot cross regions.
         inner = edges[bisect_left(edges, stretch.start) : bisect_right(edges, stretch.stop)]
         for first, end in pairwise(inner):
             low, high = np.searchsorted(taken.ends, first, "right"), np.searchsorted(taken.starts, end)
@@ -197,7 +197,7 @@ def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int
                 address = first + number * WINDOW
                 found.append((away, address, min(WINDOW, end - address)))
     found = sorted(found)[:most]
-    for first, end in untouched:  # behind all others
+    for first, end in untouched:  # after all others
         if len(found) >= most:
             break
         found += [(0, address, min(WINDOW, end - address)) for address in range(first, end, WINDOW)[:most]]
@@ -205,14 +205,14 @@ def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int
 
 
 def _numbers(starts: Int64Array, lasts: Int64Array) -> Int64Array:
-    """Numbers of the windows in which stretches lie."""
+    """Numbers of the windows that contain stretches."""
     low, high = np.maximum(starts, 0) // WINDOW, lasts // WINDOW
     spread = [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True) if b > a + 1]
     return np.unique(np.concatenate([low, high, *spread])).astype(np.int64)
 
 
 def _around(near: Int64Array, count: int, most: int) -> list[tuple[int, int]]:
-    """At most so many window numbers below ``count``, and how far each is from the nearest of ``near``.
+    """At most ``most`` window numbers below ``count``, and the distance of each from the nearest of ``near``.
 
     >>> _around(np.array([0, 3]), 6, 5)
     [(0, 0), (3, 0), (1, 1), (2, 1), (4, 1)]

@@ -1,4 +1,4 @@
-"""Bytes of live layouts, read and written one by one by address: slow, and by no path that a transfer takes."""
+"""Bytes of live layouts, read and written one by one by address: slow, and independent of every transfer path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 
 def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
-    """Byte offsets of some coordinates of an axis that may be long."""
+    """Byte offsets of coordinates of an axis that may be long."""
     out = np.zeros(len(coordinates), dtype=np.int64)
     for count, stride in reversed(factors):
         coordinates, digit = np.divmod(coordinates, count)
@@ -38,8 +38,8 @@ def addresses_of(
         component: one (layer, part).
         blocks: block id of each token.
         tokens: slot of each token within its block.
-        heads: heads, from 0.
-        content: bytes within the row.
+        heads: numbers of heads, from 0.
+        content: numbers of bytes within the row.
     """
     form = component.form
     table = form.table
@@ -52,16 +52,16 @@ class Contents:
     """The memory of a layout.
 
     Raises:
-        LayoutError: addresses that are not this process's, or memory of a device whose tensors are not at hand.
+        LayoutError: addresses are not this process's, or memory of a device belongs to no torch tensor.
     """
 
     def __init__(self, layout: KVLayout) -> None:
         if layout.addresses != "memory":
-            raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; there is nothing to read")
-        # A region may lie in another (views of views): the widest of those that begin alike is met first.
+            raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; they cannot be read")
+        # A region may lie in another one (views of views). Of regions with one address, the widest comes first.
         self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
         self._starts = [region.address for region in self._regions]
-        # Of the regions that begin no later than each, the one that reaches furthest: it holds what any of them holds.
+        # For each region, of all that begin no later, the one that reaches furthest: it holds what any of them holds.
         self._widest = list(accumulate(range(len(self._regions)), self._further))
         self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
 
@@ -69,7 +69,7 @@ class Contents:
         return other if self._regions[other].end > self._regions[one].end else one
 
     def read(self, addresses: Int64Array) -> Bytes:
-        """The bytes at some addresses, in their shape."""
+        """The bytes at an array of addresses, in its shape."""
         out = np.empty(addresses.shape, dtype=np.uint8)
         for chosen, memory, offsets in self._split(addresses):
             held = memory[offsets]
@@ -77,7 +77,7 @@ class Contents:
         return out
 
     def write(self, addresses: Int64Array, values: Bytes) -> None:
-        """Set the bytes at some addresses."""
+        """Set the bytes at an array of addresses."""
         for chosen, memory, offsets in self._split(addresses):
             if isinstance(memory, np.ndarray):
                 memory[offsets] = values[chosen]
@@ -85,13 +85,13 @@ class Contents:
                 memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
 
     def stretch(self, address: int, nbytes: int) -> Bytes:
-        """A copy of consecutive bytes, all of them in one region."""
+        """A copy of consecutive bytes of one region."""
         memory, offset = self._at(address, nbytes)
         held = memory[offset : offset + nbytes]
         return held.copy() if isinstance(held, np.ndarray) else held.cpu().numpy().copy()
 
     def write_stretch(self, address: int, values: Bytes) -> None:
-        """Set consecutive bytes, all of them in one region."""
+        """Set consecutive bytes of one region."""
         memory, offset = self._at(address, len(values))
         if isinstance(memory, np.ndarray):
             memory[offset : offset + len(values)] = values
@@ -105,16 +105,16 @@ class Contents:
         for k in range(behind - 1, -1, -1):
             if address + nbytes <= self._regions[k].end:
                 return self._memory[k], address - self._regions[k].address
-        raise LookupError(f"{nbytes} bytes at {address:#x} lie in no one region")
+        raise LookupError(f"no single region holds {nbytes} bytes at {address:#x}")
 
     def _split(self, addresses: Int64Array) -> Any:
-        """(which of the addresses, memory, offsets into it) for each region that holds some."""
+        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of them."""
         if not addresses.size:
             return
         low, high = int(addresses.min()), int(addresses.max())
         at = self._widest[max(bisect_right(self._starts, low) - 1, 0)]
         region, memory = self._regions[at], self._memory[at]
-        if region.address <= low and high < region.end:  # the everyday case: one region holds all
+        if region.address <= low and high < region.end:  # the usual case: one region holds all
             offsets = addresses - region.address
             every = np.ones(addresses.shape, dtype=bool)
             yield every, memory, (offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)).ravel()
@@ -137,7 +137,7 @@ def _torch(region: Region) -> Any:
     storage = getattr(region.owner, "untyped_storage", None)
     if storage is None:
         raise LayoutError(
-            f"memory on {region.device} at {region.address:#x} belongs to no torch tensor; it is unreadable"
+            f"memory on {region.device} at {region.address:#x} belongs to no torch tensor, so it cannot be read"
         )
     import torch
 

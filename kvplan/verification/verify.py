@@ -1,4 +1,4 @@
-"""Verification on live pools: markers through a real transfer, held against the layouts' own addresses."""
+"""Verification on live pools: a real transfer moves markers, which are compared with the layouts' addresses."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from kvplan.verification.canary import Guard, Stray
 from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
 from kvplan.verification.raw_bytes import Bytes, Contents
 
-MAX_NBYTES = 64 << 20  # that one verification moves at most
+MAX_NBYTES = 64 << 20  # most bytes that one verification moves
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
-# What bytes hold that nothing should write: of the last round, what no marker's last byte is. Two values, since a byte
-# that is copied from where no marker stands is the same in all rounds: it differs from one of them.
+# Values of bytes that must not be written; the second one, for the last round, is no marker's last byte. There are two,
+# since a byte copied from a place without markers is the same in all rounds, and so differs from one of them.
 POISON = (0x5A, 0xFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What :func:`verify` found.
+    """The findings of :func:`verify`.
 
     Attributes:
-        ok: whether every byte arrived where it belongs, and none elsewhere that is watched.
-        blocks: blocks read, and blocks written, by id.
-        nbytes: bytes held against what they should be.
-        markers: whether the source held markers; else its own content was moved, in which equal rows look alike.
-        rounds: transfers it took: a marker is one byte, and a coordinate takes several.
-        wrong_nbytes: bytes that are wrong.
-        row: coordinate in the destination of the first wrong byte, or None: none is, or it is padding.
-        held: coordinate in the source of what that byte holds instead, where markers tell.
+        ok: whether every byte arrived at its place, and no watched byte changed.
+        blocks: ids of the blocks read, and of the blocks written.
+        nbytes: number of compared bytes.
+        markers: whether the source held markers; otherwise its own content was moved, where equal rows look alike.
+        rounds: number of transfers. A marker is one byte, and a coordinate takes several.
+        wrong_nbytes: number of wrong bytes.
+        row: coordinate in the destination of the first wrong byte; None if no byte is wrong, or if it is padding.
+        held: coordinate in the source of the byte that arrived there instead, if markers show it.
         wrong: the same in words, or None.
-        stray: the first byte that changed beside the transfer's rows, with its values before and after, or None.
-        stray_nbytes: bytes that did; where only checksums tell, those of their pages.
-        watched_nbytes: bytes beside the transfer's rows that were looked at, outside the blocks' own content.
+        stray: the first byte outside the transfer's rows that changed, with its values before and after, or None.
+        stray_nbytes: number of such bytes; if only checksums show them, bytes of their pages.
+        watched_nbytes: number of watched bytes outside the blocks' own content.
     """
 
     ok: bool
@@ -73,34 +73,35 @@ def verify(
     markers: bool = True,
     beside: Literal["poison", "watch", "ignore"] | None = None,
 ) -> Verification:
-    """Move blocks as a transfer would, and hold every byte against :meth:`kvplan.KVLayout.address` of both layouts.
+    """Move blocks as a transfer would, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
 
-    The blocks that it writes are saved before and put back, also where something raises; nothing else may use them
-    meanwhile. Of what lies beside the transfer's rows, the first byte that changes is told: the rest of the blocks is
-    poisoned for it and put back, and of the destination's regions around them ``beside`` says. What arrives is compared
-    byte by byte on the CPU, at some ten million bytes a second.
+    The written blocks are saved before and restored, also after an error; nothing else may use them meanwhile. The
+    first byte outside the transfer's rows that changes is reported: the rest of the blocks is overwritten before the
+    transfer and restored after it. ``beside`` decides about the destination's memory around the blocks. Bytes are
+    compared on the CPU, about ten million per second.
 
     Args:
-        src: layout to read; written and put back, unless ``markers`` is False.
+        src: layout to read; it is written and restored, unless ``markers`` is False.
         dst: layout to write.
-        executor: what moves plans; by default the host path, for two layouts in CPU memory.
-        blocks: how many blocks of the side whose blocks are larger; or ``(src_ids, dst_ids)``, say those that an engine
-            has free. By default the first 8, or as many as there are, or as hold 4 MiB.
-        markers: write to the source blocks, too, and put them back: each byte tells its coordinate, so that no two look
-            alike and what lies in the wrong place tells where it came from. Without, the source's own content moves,
-            and rows that hold the same, as those of an empty pool do, are not told apart.
-        beside: of the destination's regions, outside its blocks (padding, other blocks): the 32 MiB nearest to them are
-            watched byte by byte, 128 MiB behind those by checksums of 4 KiB. ``"poison"``: nothing else uses these
-            regions meanwhile, so that the nearest bytes are overwritten first, and put back, with what a wrong transfer
-            did to them. ``"watch"``: they are read before and after, and never written. ``"ignore"``: something else
-            writes there meanwhile, which would look like the transfer. By default ``"watch"`` where blocks are given by
-            id, as those that an engine has free, else ``"poison"``.
+        executor: moves the plans; by default the host path, for two layouts in CPU memory.
+        blocks: number of blocks of the side with the larger blocks; or ``(src_ids, dst_ids)``, such as an engine's
+            free blocks. By default at most 8 blocks, from the first, and at most 4 MiB.
+        markers: write markers to the source blocks, and restore them. A marker encodes the byte's coordinate, so a byte
+            in a wrong place shows where it came from. Without markers the source's own content moves. Then rows of
+            equal content, such as those of an empty pool, cannot be told apart.
+        beside: what to do with the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB
+            are watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: nothing else uses this
+            memory, so the nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
+            ``"watch"``: the bytes are read before and after, and never written. ``"ignore"``: other code writes there
+            meanwhile, which would look like a wrong transfer. The default is ``"watch"`` for blocks given by id, and
+            otherwise ``"poison"``.
 
     Raises:
-        IncompatibleLayoutsError: the two do not compile.
-        BlockIndexError, OverlapError: blocks that are none, that are named twice, or that cover different tokens.
-        LayoutError: addresses that are not this process's, read-only memory, or more than 64 MiB to move.
-        KVPlanError: layouts on a GPU without an executor, or a ``beside`` that is none. What the executor raises is
+        IncompatibleLayoutsError: the layouts do not compile.
+        BlockIndexError: a block does not exist, a source block is named twice, or the sides cover different tokens.
+        OverlapError: a destination block is named twice.
+        LayoutError: addresses are not this process's, memory is read-only, or more than 64 MiB would move.
+        KVPlanError: layouts are on a GPU and no executor is given, or ``beside`` is unknown. Errors of the executor are
             passed on.
 
     >>> import kvplan, numpy as np
@@ -116,7 +117,7 @@ def verify(
     for layout, written in ((src, markers), (dst, True)):
         if written and not layout.writable:
             raise LayoutError(
-                f"{layout!r} holds a read-only array; verification writes to it, and puts back what it held"
+                f"{layout!r} holds a read-only array; verification writes to it and restores it, so give a writable one"
             )
     ids = _chosen(src, dst, blocks)
     if beside is None:
@@ -125,10 +126,14 @@ def verify(
     if plan.nbytes > MAX_NBYTES:
         raise LayoutError(f"the blocks hold {plan.nbytes:,} bytes; a verification moves at most {MAX_NBYTES:,}")
     if len(set(ids[0].tolist())) != len(ids[0]):
-        raise BlockIndexError("src_blocks name a block more than once; a block holds one set of markers")
+        raise BlockIndexError(
+            "src_blocks name a block more than once; give each block once, since it holds one set of markers"
+        )
     own = executor is None
     if own and (src.device, dst.device) != ("cpu", "cpu"):
-        raise KVPlanError(f"from {src.device} to {dst.device} takes an executor of that GPU: verify(..., executor=...)")
+        raise KVPlanError(
+            f"verification from {src.device} to {dst.device} takes an executor of that GPU: verify(..., executor=...)"
+        )
     mover = Executor(device="cpu") if own else executor
     try:
         return _Verifying(Moved(src, dst, ids), markers=markers, beside=beside).run(mover, plan)
@@ -150,17 +155,17 @@ def _by_id(blocks: Any) -> bool:
 
 
 def number_of_blocks(blocks: Any) -> int | None:
-    """A number of blocks, or None.
+    """Check that ``blocks`` is a number of blocks or None, and return it.
 
     Raises:
-        BlockIndexError: it is neither.
+        BlockIndexError: it is something else.
     """
     right = "give a number of at least 1, or (src_ids, dst_ids)"
     return optional_integer("blocks", blocks, least=1, right=right, error=BlockIndexError)
 
 
 def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int, int]:
-    """How many blocks of each side cover ``blocks`` of the larger ones, or as many as there are on both."""
+    """Number of blocks of each side that cover ``blocks`` larger blocks, or as many as both sides have."""
     larger = max(src.block_tokens, dst.block_tokens)
     if blocks is None:
         block_nbytes = min(src.block_nbytes // src.block_tokens, dst.block_nbytes // dst.block_tokens) * larger
@@ -170,7 +175,7 @@ def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int,
 
 
 class _Verifying:
-    """One verification under way: which bytes there are, and what they held."""
+    """A verification in progress: its bytes, and their content before."""
 
     def __init__(self, moved: Moved, *, markers: bool, beside: str) -> None:
         self.moved, self.markers = moved, markers
@@ -188,7 +193,7 @@ class _Verifying:
             self.guard = Guard(self.dst, dst.regions, moved.taken(), poison=beside == "poison")
 
     def run(self, executor: Any, plan: Any) -> Verification:
-        """Move, compare, and put everything back."""
+        """Move, compare, and restore all bytes."""
         found: list[list[Bytes]] = []
         strays: list[Stray] = []
         stray_nbytes = 0
@@ -218,14 +223,14 @@ class _Verifying:
             expected = self._expected(k, number)
             if self.markers:
                 self.src.write(self.moved.addresses(one, 0), expected)
-            # What is not written must not look as if it had arrived.
+            # Bytes that the transfer misses must not look as if they had arrived.
             self.dst.write(self.moved.addresses(one, 1), ~expected)
 
     def _poison(self, number: int) -> int:
         return POISON[number == self.rounds - 1]
 
     def _expected(self, k: int, number: int) -> Bytes:
-        """What the bytes of one pair hold in one round: their own number's byte of that place, or the source's."""
+        """Expected bytes of one pair in a round: one byte of each byte's own number, or the source's content."""
         given = self.given[k]
         if not self.markers:
             return given
@@ -234,7 +239,7 @@ class _Verifying:
         return (numbers >> (8 * number)).astype(np.uint8)
 
     def _beside_in_blocks(self, number: int) -> tuple[Stray | None, int]:
-        """What was written of the destination's blocks and is none of the transfer's; its rows are done with."""
+        """Find written bytes of the destination's blocks that the transfer does not move; overwrites the moved ones."""
         if not self.partial:
             return None, 0
         poison = self._poison(number)
@@ -243,7 +248,7 @@ class _Verifying:
         return _changed((at, self.dst.read(at), np.uint8(poison)) for _, at in self.moved.whole_blocks())
 
     def _in_source(self, number: int) -> tuple[Stray | None, int]:
-        """What was written of the rows that are read; it is put right, lest the next round moves it."""
+        """Find written bytes of the source's rows, and repair them before the next round moves them."""
         strays: list[Stray] = []
         total = 0
         for k, one in enumerate(self.moved.matches):
@@ -259,7 +264,9 @@ class _Verifying:
             self.guard.put_back()
         for one, held in zip(self.moved.matches, self.given, strict=True):
             at = self.moved.addresses(one, 0)
-            if self.markers or not np.array_equal(self.src.read(at), held):  # what raised may have written it, too
+            if self.markers or not np.array_equal(
+                self.src.read(at), held
+            ):  # the code that raised may have written it, too
                 self.src.write(at, held)
         for (_, at), held in zip(self.moved.whole_blocks(), self.saved, strict=True):
             self.dst.write(at, held)
@@ -299,7 +306,7 @@ class _Verifying:
 
 
 def _changed(several: Iterable[tuple[Int64Array, Bytes, Any]]) -> tuple[Stray | None, int]:
-    """Of (addresses, what they hold, what they should hold), the first byte that differs, and how many do."""
+    """The first byte that differs, and the number of such bytes, from (addresses, actual bytes, expected bytes)."""
     strays, total = [], 0
     for at, held, known in several:
         differs = held != known
@@ -315,7 +322,7 @@ def _words(row: Row) -> str:
 
 
 def _move(executor: Any, plan: Any) -> None:
-    """One transfer, to its end: also where waiting for it fails, nothing is in flight when memory is put back."""
+    """Make one transfer to its end. Even if waiting fails, nothing is in flight when memory is restored."""
     transfer = executor.submit(plan)
     try:
         transfer.result()
@@ -326,7 +333,7 @@ def _move(executor: Any, plan: Any) -> None:
 
 
 def _settle() -> None:
-    """What torch has queued on GPUs is done before bytes are read, or moved by somebody else."""
+    """Wait until torch's queued work on GPUs is done, before bytes are read or moved."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):

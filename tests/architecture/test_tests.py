@@ -58,7 +58,7 @@ def test_every_law_is_listed_with_its_examples():
 
 
 def listed() -> str:
-    return (ROOT / "docs" / "laws.md").read_text(encoding="utf-8")
+    return (ROOT / "tests" / "laws" / "README.md").read_text(encoding="utf-8")
 
 
 def examples_of(node: ast.FunctionDef) -> str:

@@ -12,7 +12,7 @@ import kvplan
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Group
 from kvplan.cli import main
-from kvplan.cli.pairs import REFERENCES, mixed_kinds, pairs_facts
+from kvplan.cli.answers.pair_facts import REFERENCES, mixed_kinds, pairs_facts
 from tests.catalogue.named_pairs import KINDS, LAYOUTS, named, transfers
 from tests.commands import ROOT, answer, document
 from tests.profiles import examples

@@ -165,7 +165,7 @@ def complaint(capsys, *argv: str) -> str:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "cuda:-1", "0", "", "cuda:0 "])
 def test_a_device_that_is_none(capsys, device):
-    assert f"device {device!r} is no GPU; give cuda:0 or another" in complaint(capsys, "--device", device)
+    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in complaint(capsys, "--device", device)
 
 
 @pytest.mark.parametrize("argv", [(), ("--json",), ("--device", "cuda:1")])

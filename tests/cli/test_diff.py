@@ -139,7 +139,7 @@ contiguous   *  160 extents of 8 KiB            64 extents of 32 KiB
 
 no program  B lacks layers 32-79, which A holds; slice them away:
             layout.slice(layers=...)
-better      no order of B would make them meet
+better      no order of B would make the pair compile
 """
 
 

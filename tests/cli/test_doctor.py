@@ -105,7 +105,7 @@ def test_a_device_that_is_none(capsys, device):
     assert main(["doctor", "--device", device]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"argument --device: {device!r} is no GPU, as in cuda:0" in err
+    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in err
 
 
 def test_help(capsys, monkeypatch):

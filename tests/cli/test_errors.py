@@ -34,25 +34,31 @@ ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
         (["inspect", GPU, "--dtype", "int8"], "--dtype goes with a notation"),
         (["inspect", ROWS], "needs sizes['block']; sizes tell []; give --sizes block=EXTENT,..."),
         (["inspect", ROWS, *ROWS_SIZES, "--dtype", "int3"], "dtype 'int3' is unknown"),
-        (["inspect", ROWS, "--sizes", "block"], "'block' is no AXIS=EXTENT, as in layer=80,block=1024"),
-        (["inspect", ROWS, "--sizes", "block=1,block=2"], "'block' stands twice"),
+        (["inspect", ROWS, "--sizes", "block"], "'block' is not AXIS=EXTENT, as in layer=80,block=1024"),
+        (["inspect", ROWS, "--sizes", "block=1,block=2"], "'block' is given twice"),
         (["inspect", ROWS, "--sizes", "block=4,token=4,dim=8,head=2"], "sizes name 'head'"),
         (["explain", GPU, HOST, "--sizes", "block=4"], "--sizes goes with a notation"),
         (["explain", GPU, HOST, "--dst-device", "cpu"], "--dst-device goes with a notation"),
         (["explain", GPU], "arguments are required: DST"),
         (["plan", GPU, HOST, "--src", "0"], "arguments are required: --dst"),
-        (["plan", GPU, HOST, "--src", "3-1", "--dst", "0"], "'3-1' in '3-1' is no block id or range, as in 0,1,4-7"),
-        (["plan", GPU, HOST, "--src", "0,,1", "--dst", "0"], "'' in '0,,1' is no block id"),
+        (
+            ["plan", GPU, HOST, "--src", "3-1", "--dst", "0"],
+            "'3-1' in '3-1' is not a block id or a range of them, as in 0,1,4-7",
+        ),
+        (["plan", GPU, HOST, "--src", "0,,1", "--dst", "0"], "'' in '0,,1' is not a block id"),
         (["plan", GPU, HOST, "--src", "-1", "--dst", "0"], "--src"),
-        (["plan", GPU, HOST, "--src", "9" * 30, "--dst", "0"], "is no block id"),
+        (["plan", GPU, HOST, "--src", "9" * 30, "--dst", "0"], "is not a block id"),
         (["plan", GPU, HOST, "--src", "0-999999999999", "--dst", "0"], "--src names block 999999999999; blocks there"),
         (["plan", GPU, HOST, "--src", "0", "--dst", "1024"], "blocks there are 0 to 1023"),
         (["plan", GPU, HOST, "--src", "0,1", "--dst", "1"], "2 src blocks cover 2 units"),
         (["plan", GPU, HOST, "--src", "0,1", "--dst", "1,1"], "more than once"),
         (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--src-skip", "1"], "src_skip is 1"),
-        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--src-skip", "x"], "'x' is no number of at least 0"),
+        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--src-skip", "x"], "'x' is not a whole number of at least 0"),
         (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--max-bytes", "0"], "max_nbytes is 0"),
-        (["plan", GPU, HOST, "--src", "0", "--dst", "1", "--limit", "some"], "'some' is no number of at least 0"),
+        (
+            ["plan", GPU, HOST, "--src", "0", "--dst", "1", "--limit", "some"],
+            "'some' is not a whole number of at least 0",
+        ),
     ],
 )
 def test_usage_is_one_line_and_2(capsys, argv, message):
@@ -87,7 +93,7 @@ def test_bytes_that_are_no_text(capsys, tmp_path):
 
 
 AXES = "axes are layer, kv, block, token, subblock, head, dim"
-HINT = 'one is "layer: kv block token head dim"'
+HINT = 'an example is "layer: kv block token head dim"'
 
 
 @pytest.mark.parametrize("json_too", [(), ("--json",)])

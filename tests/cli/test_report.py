@@ -75,7 +75,7 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         "a unit is 160 runs of 8 KiB",
         "no CUDA driver",
         "3,932,160 bytes (3.75 MiB) each way, in CPU memory",
-        "every byte arrived where it belongs; of ",
+        "every byte arrived where it belongs; ",
     ):
         assert words in said
 
@@ -159,7 +159,10 @@ def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):
     ("argv", "said"),
     [
         ((GPU, "--output", "/proc/nope/page.html"), "cannot be written"),
-        ((GPU, "--blocks", "0-3", "--output", "page.html"), "blocks are of a plan between two layouts; give B, too"),
+        (
+            (GPU, "--blocks", "0-3", "--output", "page.html"),
+            "blocks are for a plan between two layouts; give B as well",
+        ),
         ((GPU, HOST, "--blocks", "0", "--overlap", "odd", "--output", "page.html"), "overlap 'odd' is none"),
         ((GPU,), "--output"),
         (("nowhere.toml", "--output", "page.html"), "nowhere.toml"),

@@ -25,8 +25,8 @@ from     layer: kv block token head dim
 to       block kv head token layer dim
          2 of 4 blocks of 4 tokens
 markers  512 bytes each way, in CPU memory
-there    every byte arrived where it belongs; of 512 bytes beside, none changed
-back     every byte arrived where it belongs; of 512 bytes beside, none changed
+there    every byte arrived where it belongs; 512 bytes around it unchanged
+back     every byte arrived where it belongs; 512 bytes around it unchanged
 """
     )
 
@@ -108,7 +108,7 @@ def test_a_padded_mla_against_a_dense_one(capsys):
     ("argv", "code", "message"),
     [
         (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "0"], 2, "blocks is 0; give a number of at least 1"),
-        (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "x"], 2, "'x' is no number of at least 0"),
+        (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "x"], 2, "'x' is not a whole number of at least 0"),
         (["verify", GPU, HOST_64, "--blocks", "64"], 2, "a verification moves at most 67,108,864"),
         (["verify", TINY], 2, "arguments are required: DST"),
         (["verify", GPU, X_PACKED], 1, "the destination lacks layers 32-79"),

@@ -39,6 +39,9 @@ NOT_RUN = {
 # Blocks that are no code, by their first words, and what they are.
 TEXTS = {
     "tensors ──backends/──▶": "a picture",
+    "region of layer 0": "a picture",
+    "source block 9": "a picture",
+    "host block ── copy engine": "a picture",
     "kernel          fixed + runs": "formulas; test_cost.py holds the terms to them",
     '"layer: block kv token head dim"': "a notation, which is parsed below",
 }

@@ -26,7 +26,7 @@ PICTURES = {"split-kv-80-layers": SPECS / "gpu_split_kv.toml", "padded-page": PA
 
 
 def svg_of(given, block=0):
-    return block_svg(block_picture(KVLayout.from_spec(given), block))
+    return block_svg(block_picture(KVLayout.from_spec(given).built, block))
 
 
 def text_boxes(root):
@@ -137,7 +137,7 @@ def test_a_notebook_says_what_inspect_says():
     }  # fmt: skip
     attention, state = map(facts_of, unknown.overlaid())
     assert (attention["layers"], attention["heads"]) == ("2 (0, 2)", "no axis of heads")
-    assert (state["a token"], state["padding"]) == ("none: blocks move whole", "336 bytes, 21.9 %")
+    assert (state["a token"], state["padding"]) == ("no token slots; blocks move whole", "336 bytes, 21.9 %")
     # A part whose blocks move whole is of no one token: 16 bytes of each are the latent's.
     index = {"notation": "block dim", "part": "index", "sizes": {"block": 2, "dim": 100}, "address": 1 << 20}
     latent = {"notation": "block token dim", "dtype": "uint8", "sizes": {"block": 2, "token": 4, "dim": 16}}
@@ -146,7 +146,7 @@ def test_a_notebook_says_what_inspect_says():
 
 def test_names_are_escaped():
     layout = KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 2, "dim": 8}})
-    layout.notation = "<b>&"
+    layout.built = layout.built._replace(notation="<b>&")
     assert "<td>&lt;b&gt;&amp;</td>" in layout._repr_html_()
     assert "<b>" not in layout._repr_html_()
 

@@ -13,7 +13,7 @@ from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
 
 def screen(given, width, *, ascii_only=False):
-    return plain(block_lines(block_picture(KVLayout.from_spec(given)), width, ascii_only=ascii_only)).split("\n")
+    return plain(block_lines(block_picture(KVLayout.from_spec(given).built), width, ascii_only=ascii_only)).split("\n")
 
 
 def test_a_padded_page_at_80_columns():

@@ -275,12 +275,12 @@ def test_a_buffer_that_is_one_object_s_goes_with_it(executor):
     ("given", "error", "says"),
     [
         ({"slot_mapping": None}, kvplan.KVPlanError, "slot_mapping is missing"),
-        ({"slot_mapping": range(7)}, kvplan.BlockIndexError, "tokens 0 to 8 are not of a slot_mapping of 7 tokens"),
+        ({"slot_mapping": range(7)}, kvplan.BlockIndexError, "tokens 0 to 8 are not in slot_mapping: it has 7 tokens"),
         ({"slot_mapping": [-1, *range(7)]}, kvplan.BlockIndexError, r"slot_mapping\[0:8\]\[0\] is -1"),
         ({"slot_mapping": range(28, 36)}, kvplan.BlockIndexError, r"src_blocks\[1\] is 8"),
         ({"slot_mapping": range(8), "starts": [0, 8]}, kvplan.BlockIndexError, "1 memory objects, 2 starts and 1 ends"),
-        ({"slot_mapping": range(16), "ends": [16]}, kvplan.BlockIndexError, "of 8 tokens is to hold 16"),
-        ({"slot_mapping": range(8), "objects": [object()]}, kvplan.LayoutError, "memory object of LMCache is due"),
+        ({"slot_mapping": range(16), "ends": [16]}, kvplan.BlockIndexError, "of 8 tokens cannot hold 16"),
+        ({"slot_mapping": range(8), "objects": [object()]}, kvplan.LayoutError, "give a MemoryObj of LMCache"),
         ({"slot_mapping": range(8), "objects": objects_of(1, 8, layers=2)}, kvplan.LayoutError, "layers"),
         ({"slot_mapping": range(8), "objects": objects_of(1, 8, width=HEADS * DIM * 2)}, kvplan.KVPlanError, "32"),
     ],
@@ -300,7 +300,7 @@ def test_freed_and_flat_objects(executor):
     with pytest.raises(kvplan.LayoutError, match="has no tensor: it was freed"):
         connector.from_gpu(memory, 0, 8, slot_mapping=range(8))
     memory.tensors = [torch.zeros(8, 16)]
-    with pytest.raises(kvplan.LayoutError, match=r"of shape \(8, 16\); it is \(2, layers, tokens, width\)"):
+    with pytest.raises(kvplan.LayoutError, match=r"has the shape \(8, 16\); give \(2, layers, tokens, width\)"):
         connector.from_gpu(memory, 0, 8, slot_mapping=range(8))
 
 

@@ -149,7 +149,7 @@ def test_indices_of_any_kind(of, executor):
 @pytest.mark.parametrize(
     ("host", "device", "says"),
     [
-        ([0, 1, 2], [4, 5, 6], "host_indices names 3 slots; pages have 4"),
+        ([0, 1, 2], [4, 5, 6], "host_indices names 3 slots; give whole pages of 4"),
         ([0, 1, 2, 3], [4, 5, 6, 8], r"device_indices\[3\] is 8, in the middle of another page"),
         ([1, 2, 3, 4], [4, 5, 6, 7], r"host_indices\[0\] is 1, in the middle of another page"),
         ([0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7], "host_indices names 8 slots and device_indices 4"),
@@ -173,7 +173,7 @@ def test_a_page_named_twice(executor):
 @pytest.mark.parametrize("layer", [3, -1, True, "1", 1.0, [0, 7]])
 def test_layers_that_the_pools_have_not(layer, executor):
     transfers = engine.HostTransfers(pools.mha_pool(), pools.host_mha("page_first"), executor)
-    with pytest.raises(kvplan.LayoutError, match="the pools hold layers 0 to 2, by their places"):
+    with pytest.raises(kvplan.LayoutError, match="the pools hold layers 0 to 2, counted within the pools"):
         transfers.load(slots([0]), slots([1]), layer)
 
 

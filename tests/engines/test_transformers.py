@@ -227,10 +227,10 @@ def test_a_request_that_is_cancelled_gives_its_blocks_back(model):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cpu_offload_space": 0}, "cpu_offload_space is 0; give the GiB"),
+        ({"cpu_offload_space": 0}, "cpu_offload_space is 0; give a positive number of GiB"),
         ({"cpu_offload_space": -1.0}, r"cpu_offload_space is -1\.0"),
         ({}, r"cpu_offload_space is 0\.0"),
-        ({"cpu_offload_space": 1e-9}, "holds no sector of the cache, of [0-9]+ bytes"),
+        ({"cpu_offload_space": 1e-9}, "too small for one sector of [0-9]+ bytes"),
     ],
 )
 def test_space_that_is_none_is_refused(model, change, said):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.host import memcpy, runner
+from kvplan.execute.host import memcpy, tasks
 from kvplan.execute.host import path as host
 from kvplan.plan import jit
 from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
@@ -145,7 +145,7 @@ def test_large_transfers_are_shared_out_and_arrive_whole():
         with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
             there = executor.submit(kvplan.compile(a, pool).plan(ids, host_ids)).result()
             executor.submit(kvplan.compile(pool, b).plan(host_ids, ids)).synchronize()
-        assert there.nbytes == a.nbytes >= host.STREAMING_NBYTES
+        assert there.nbytes == a.nbytes >= tasks.STREAMING_NBYTES
         assert there.launches > 1
         for one, other in zip(src, back, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -230,7 +230,7 @@ def test_dropping_an_executor_blocks_nobody_and_loses_nothing():
     transfer.synchronize(PATIENCE)
     assert (dst[2] == src[1]).all()
     assert host_path.join(PATIENCE)
-    assert host_path.normal not in runner.live
+    assert host_path.normal not in host.live
 
 
 def test_an_executor_collected_as_garbage_blocks_nobody():
@@ -484,7 +484,7 @@ def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
         ended.append(1)
 
     with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
-        monkeypatch.setattr(host, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
+        monkeypatch.setattr(tasks, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
         transfer = executor.submit(program.plan([1], [2]))
         assert failed.wait(PATIENCE)
         with pytest.raises(TransferError, match="has not finished"):

@@ -257,7 +257,7 @@ def test_importing_installs_no_handler():
     code = """
 import logging
 before = list(logging.root.handlers)
-import kvplan, kvplan.execute
+import kvplan, kvplan.execute.executor
 assert logging.root.handlers == before
 names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "kvplan"]
 assert "kvplan.execute" in names
@@ -276,7 +276,7 @@ def test_without_being_asked_for_there_are_no_ranges(monkeypatch):
         assert executor._submit == executor._backend.submit
     monkeypatch.setenv(SWITCH, "1")
     before = set(threading.enumerate())
-    with pytest.raises(PathError, match="KVPLAN_NVTX is set, and ranges need nvtx"):
+    with pytest.raises(PathError, match="KVPLAN_NVTX is set, and NVTX ranges need the package nvtx"):
         kvplan.Executor()
     for thread in set(threading.enumerate()) - before:  # it has been told to end
         thread.join(60)
@@ -301,7 +301,7 @@ def test_each_submit_is_a_range(monkeypatch):
     _, _, program = pair()
     with kvplan.Executor() as executor:
         executor.submit(program.plan([1, 4], [1, 2])).synchronize()
-        monkeypatch.setattr(kvplan.execute.host.path, "check_layouts", lambda _: 1 / 0)
+        monkeypatch.setattr(kvplan.execute.host.tasks, "check_layouts", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             executor.submit(program.plan([1], [1]))
     assert seen == ["kvplan", "host 2 units, 512 bytes", "end", "host 1 units, 256 bytes", "end"]

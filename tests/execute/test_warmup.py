@@ -129,7 +129,7 @@ def test_an_engine_starts_whatever_is_refused(caplog):
     with executor_on(device, "staged") as executor:
         prepare(executor, [refused, taken])
         assert made(executor)[1] == 1  # of the one behind
-    assert "transfers will be refused, or will wait at first: HostMemoryError: path 'staged' reaches" in caplog.text
+    assert "or the first one will wait: HostMemoryError: path 'staged' reaches" in caplog.text
 
 
 def test_an_engine_starts_without_a_compiler(caplog):

@@ -225,7 +225,7 @@ def test_parts_of_several_sizes_have_pools_of_their_own():
     both = KVLayout.merge([ckv, kpe])
     with pytest.raises(kvplan.LayoutError, match="parts of one size"):
         kvplan.allocate("block token dim", like=both)
-    with pytest.raises(kvplan.LayoutError, match="which holds parts"):
+    with pytest.raises(kvplan.LayoutError, match="has a kv axis for parts"):
         kvplan.allocate("block kv token dim", like=ckv)
     pool = KVLayout.merge([kvplan.allocate("block token dim", like=both.slice(parts=(part,))) for part in both.parts])
     assert kvplan.compile(both, pool).unit_nbytes == 8 * 18
@@ -249,7 +249,7 @@ def test_pinning_that_fails_leaves_a_pageable_pool_and_a_warning(monkeypatch):
         return empty(*shape, **kwargs)
 
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.warns(UserWarning, match="could not pin 768 bytes, the pool is pageable"):
+    with pytest.warns(UserWarning, match="could not pin 768 bytes, so the pool is pageable"):
         pool = kvplan.allocate("block token dim", like=like)
     assert not any(region.pinned for region in pool.regions)
     assert kvplan.allocate("block token dim", like=like, pin=False).num_blocks == 4

@@ -142,7 +142,7 @@ def test_a_pool_for_opaque_blocks(executor):
     moved(executor, gpu, pool, range(6), [1, 0])
     assert pool.tensors[:, :, 1, 0].tolist() == [[103, 104, 105], [100, 101, 102]]
     assert kvplan.allocate("block subblock layer dim", like=pool).block_tokens == 3
-    with pytest.raises(LayoutError, match=r"no 'token' axis, and 64 of them to hold: give sizes=.'subblock'"):
+    with pytest.raises(LayoutError, match=r"no 'token' axis, and must hold 64 of them: give sizes=.'subblock'"):
         kvplan.allocate("block layer dim", like=gpu, block_tokens=64)
     with pytest.raises(LayoutError, match="has opaque sub-blocks, and like has token slots: write token"):
         kvplan.allocate("block subblock dim", like=merged(3, 8, 2)[0].slice(parts=["kv"]))

@@ -14,10 +14,34 @@ from hypothesis import strategies as st
 from kvplan import KVPlanError
 from kvplan.cost.model import features
 from kvplan.cost.statistics import Pieces, Statistics
-from kvplan.measure.fit import fit, fit_ratio
+from kvplan.measure.fit import _non_negative, fit
 from tests.profiles import examples
 
 COUNTS = st.integers(0, 1000)
+ROUNDS = 20  # of fitting a ratio, whose weights depend on what was found
+NEAR = 0.3  # points where both paths are about equally fast decide: they count most
+
+
+def fit_ratio(above, below, ratios):
+    """Costs of two paths of which only the ratio of times is known, in units of the first term of ``below``.
+
+    Args:
+        above, below: (n, terms) features of either path; the first term of ``below`` is its fixed cost.
+        ratios: (n,): time of the first over time of the second.
+
+    Returns:
+        Costs of either; the first of ``below`` is 1.
+    """
+    first, second, ratio = (np.asarray(given, dtype=np.float64) for given in (above, below, ratios))
+    terms = first.shape[1]
+    matrix = np.concatenate((first, -ratio[:, None] * second[:, 1:]), axis=1)
+    target = ratio * second[:, 0]
+    near = 1 / (np.abs(np.log(ratio)) + NEAR)
+    weights, found = near / target, np.zeros(matrix.shape[1])
+    for _ in range(ROUNDS):
+        found = _non_negative(matrix * weights[:, None], target * weights)
+        weights = near / (ratio * (second[:, 0] + second[:, 1:] @ found[terms:]))
+    return found[:terms].tolist(), [1.0, *found[terms:].tolist()]
 
 
 @st.composite

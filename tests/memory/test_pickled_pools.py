@@ -197,8 +197,8 @@ def moved_apart(layout, shifts):
 
 @pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
 def test_runs_of_a_group_go_each_with_its_region(shifts):
-    from kvplan.layout.pickling import Shifts
-    from kvplan.plan.pickling import _moved_group
+    from kvplan.layout.records import Shifts
+    from kvplan.plan.plan_pickling import _moved_group
 
     spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
     sides = [

@@ -114,17 +114,17 @@ def test_a_pool_of_more_layers_and_heads_than_like_has(name):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"layers": [1]}, "like holds layers 0, and the pool would not: its layers are 1; slice like first"),
+        ({"layers": [1]}, "like holds layers 0, and the pool's layers are 1; slice like first"),
         ({"layers": [0, 0, 1]}, r"layers is \[0, 0, 1\]; give the global numbers"),
         ({"layers": [0, 1, -1]}, "give the global numbers of the pool's layers, each once"),
         ({"layers": 2}, "layers is 2; give"),
         ({"layers": []}, r"layers is \[\]; give"),
         ({"layers": [0, True]}, "give the global numbers"),
-        ({"heads": range(1)}, "like holds heads 0-1, and the pool would not: its heads are 0; slice like first"),
+        ({"heads": range(1)}, "like holds heads 0-1, and the pool's heads are 0; slice like first"),
         ({"heads": range(0, 4, 2)}, r"heads is range\(0, 4, 2\); give a range of step 1"),
         ({"heads": 4}, "heads is 4; give a range"),
         ({"heads": range(-1, 4)}, "from 0 on"),
-        ({"device": "cuda:0"}, "shared memory is of the CPU; device is 'cuda:0'"),
+        ({"device": "cuda:0"}, "device is 'cuda:0'; a shared pool is CPU memory"),
     ],
 )
 def test_pools_that_cannot_be_shared(name, more, says):
@@ -151,7 +151,7 @@ def test_content_without_heads_has_no_pool_of_many():
         ("kv\0", "a name has"),
         ("é", "a name has"),
         ("k" * 201, "a name has"),
-        ("pools/kv", "it is the absolute path of a file"),
+        ("pools/kv", "must be the absolute path of a file"),
         ("../kv", "the absolute path"),
         ("/tmp/../etc/kv", "without '..'"),
         ("/tmp/kv/", "the absolute path of a file"),
@@ -298,7 +298,7 @@ def test_a_file_of_somebody_else_stays_as_it_is(path, content):
     with pytest.raises(kvplan.HostMemoryError, match="is a file that kvplan did not make; remove it, or take another"):
         kvplan.allocate(NOTATION, like=rank(), shared=path)
     lock = Lock(path, fcntl.LOCK_SH)
-    with pytest.raises(kvplan.HostMemoryError, match="is in use, and no pool of kvplan's; take another name"):
+    with pytest.raises(kvplan.HostMemoryError, match="is in use and is not a pool of kvplan; take another name"):
         kvplan.allocate(NOTATION, like=rank(), shared=path)
     lock.release()
     assert path.read_bytes() == content
@@ -312,7 +312,7 @@ def test_a_link_a_folder_a_pipe_and_what_is_not_there(path, tmp_path):
     folder.mkdir()
     for wrong, says in (
         (path, "cannot share '.*pool': Too many levels of symbolic links"),
-        (pipe, "'.*pipe' is no file; take another name"),
+        (pipe, "'.*pipe' is not a regular file; take another name"),
         (folder, "cannot share '.*folder': Is a directory"),
         (tmp_path / "none" / "kv", "cannot share '.*kv': No such file or directory"),
     ):
@@ -334,7 +334,7 @@ def test_another_user_s_pool_is_not_touched(path, monkeypatch):
 def test_a_pool_that_was_cut_in_use_is_refused(path):
     pool = kvplan.allocate(NOTATION, like=rank(), shared=path)
     os.truncate(path, mmap.PAGESIZE)
-    with pytest.raises(kvplan.HostMemoryError, match="is in use, and has 4096 bytes in place of 8192: it was cut"):
+    with pytest.raises(kvplan.HostMemoryError, match="is in use and has 4096 bytes instead of 8192: it was cut"):
         kvplan.allocate(NOTATION, like=rank(), shared=path)
     del pool
     assert not path.exists()
@@ -402,7 +402,7 @@ def test_pages_of_the_file_system_are_those_of_the_pool(path, monkeypatch):
     starts = [each.ctypes.data - pool.memory.ctypes.data for each in pool.tensors]
     assert (starts, [each.nbytes for each in pool.tensors]) == ([1 << 16, 3 << 16], [70_000, 10])
     monkeypatch.setattr(os, "fstatvfs", told)
-    with pytest.raises(kvplan.LayoutError, match="the pool takes 5064 bytes to name, and has 4096 for it"):
+    with pytest.raises(kvplan.LayoutError, match="the pool's header takes 5064 bytes and must fit in 4096"):
         share(f"{path}2", "x" * 5000, [1])
     assert not Path(f"{path}2").exists()
 
@@ -494,7 +494,7 @@ def test_a_half_made_pool_that_somebody_holds_is_asked_for_again_for_a_while(pat
     monkeypatch.setattr(shared, "ATTEMPTS", 5)
     pauses[:] = [0] * 10
     with pytest.raises(
-        kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked; remove it"
+        kvplan.HostMemoryError, match=r"another process keeps '.*pool' locked and does not finish it; remove it"
     ):
         share(path, "mine", [100])
     lock.release()
@@ -505,7 +505,7 @@ def test_a_lock_that_a_peer_never_gives_back_is_waited_for_only_so_long(path, mo
     pauses = []
     monkeypatch.setattr(shared.time, "sleep", pauses.append)
     monkeypatch.setattr(shared, "ATTEMPTS", 30)
-    with pytest.raises(kvplan.HostMemoryError, match=r"nobody finishes '.*pool', which somebody keeps locked"):
+    with pytest.raises(kvplan.HostMemoryError, match=r"another process keeps '.*pool' locked"):
         share(path, "mine", [100])
     assert len(pauses) == 30
     lock.release()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.version import __version__
+from kvplan import __version__
 
 ROOT = Path(__file__).parents[2]
 DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/cost/profiles/*.json")

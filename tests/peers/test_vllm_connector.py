@@ -44,7 +44,6 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvplan.engines import vllm
-from kvplan.engines.vllm import connector as vllm_connector
 
 pytestmark = pytest.mark.peers
 
@@ -320,7 +319,7 @@ def test_vllms_own_connector_takes_no_failure():
 
 
 def test_reports_of_ranks_without_failures_are_added_to():
-    reports = vllm_connector.ReportedJobs
+    reports = vllm.ReportedJobs
     plain, ours = OffloadingWorkerMetadata({1: 1}), reports({1: 1}, failed_stores={1})
     assert reports({1: 1}).aggregate(ours).failed_stores == ours.aggregate(plain).failed_stores == {1}
     assert ours.aggregate(plain).completed_jobs == {1: 2}

@@ -110,7 +110,7 @@ def test_a_rank_of_a_resharding_is_a_group():
 @pytest.mark.parametrize(
     ("lists", "firsts", "said"),
     [
-        (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry a group"),
+        (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry per group"),
         ((3, [[0], [0]]), {}, "src_blocks is 3; give a sequence of 2"),
         ((None, [[0], [0]]), {}, "src_blocks is None; give a sequence of 2"),
         (({0, 1}, [[0], [0]]), {}, r"src_blocks is \{0, 1\}; give a sequence of 2"),

@@ -164,7 +164,7 @@ def test_bytes_written_beside_the_transfer_are_found():
     assert found.row == Row(0, "kv", 0, 0, 1, 0)
     assert found.wrong == (
         "token 0, head 1, byte 0 of block 0 of layer 0 kv of the destination was written, though nothing belongs "
-        "there: 0x5a before, 0x08 after; 32 bytes were, in all"
+        "there: 0x5a before, 0x08 after; 32 such bytes in all"
     )
     assert not pool.tensors.any()
 

@@ -1,7 +1,8 @@
-"""LMCache: what its GPU connectors move between an engine's cache and memory objects, moved by kvplan.
+"""LMCache: kvplan moves what LMCache's GPU connectors move between an engine's cache and memory objects.
 
-Source: LMCache 0.5.6, ``v1/gpu_connector/gpu_connectors.py`` (``GPUConnectorInterface``, and its kinds for vLLM and
-SGLang) and ``v1/cache_engine.py`` (who calls them, and how). What is stored, where, and for how long stays LMCache's.
+LMCache still decides what is stored, where, and for how long. Source: LMCache 0.5.6,
+``v1/gpu_connector/gpu_connectors.py`` (``GPUConnectorInterface`` and its subclasses for vLLM and SGLang) and
+``v1/cache_engine.py``, which calls them.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ Caches = KVLayout | Sequence[KVLayout]
 class Connector:
     """A GPU connector of LMCache that plans all objects of a call as one transfer.
 
-    Slots of a chunk may be any; where they are whole blocks, whole blocks are moved. Objects that lie in one buffer, as
-    LMCache's allocators cut them, share their programs. As with LMCache's own connectors, a call returns when the bytes
-    are there; :meth:`store` and :meth:`load` return at once.
+    A chunk may have any slots; if they form whole blocks, whole blocks are moved. Objects in one buffer of LMCache's
+    allocators share their programs. As with LMCache's own connectors, a call returns when the bytes have arrived. Only
+    :meth:`store` and :meth:`load` return at once.
 
     Args:
-        caches: layout of the engine's cache; one a kernel group, where objects hold several; or what makes these from
-            the ``kvcaches`` that LMCache hands over, asked once for the same tensors.
-        executor: what moves; of the device that holds the cache.
-        own: LMCache's connector, which answers whatever else is asked.
+        caches: layout of the engine's cache, or one per kernel group if objects hold several. Or a function that makes
+            them from the ``kvcaches`` that LMCache passes; it is called once for the same tensors.
+        executor: moves the plans; its device must be the cache's.
+        own: LMCache's connector, which handles all other attributes.
 
     Attributes:
         executor, own: as given.
@@ -78,23 +79,23 @@ class Connector:
         """Copy tokens of the engine's cache into memory objects; returns at once.
 
         Args:
-            memory_objs: one a chunk.
-            starts, ends: of every chunk, its tokens within the sequence.
-            after: the stream that computes them; by default torch's current one.
-            more: ``slot_mapping``, the slot of every token of the sequence; ``kvcaches``, where the layout is made from
+            memory_objs: one memory object per chunk.
+            starts, ends: first token of each chunk within the sequence, and the first one after it.
+            after: the stream that computes the tokens; by default torch's current one.
+            more: ``slot_mapping``, the slot of every token of the sequence; ``kvcaches``, if the layout is made from
                 them.
 
         Raises:
-            BlockIndexError: lists of different lengths, slots that are left out (-1) or past the cache, or more tokens
-                than an object holds.
-            LayoutError: objects that are not the cache's.
-            KVPlanError: no slot_mapping, or no cache.
+            BlockIndexError: the lists differ in length, a slot is -1 or past the cache, or a chunk has more tokens than
+                its object holds.
+            LayoutError: the objects do not fit the cache.
+            KVPlanError: ``slot_mapping`` or the cache is missing.
         """
         self._describe_caches(more)
         chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), 0, 0)
         transfer = self._submit(chunks, store=True, after=after)
         for memory in memory_objs:
-            self._say_format(memory)
+            self._set_format(memory)
         return transfer
 
     def load(
@@ -103,20 +104,20 @@ class Connector:
         """Copy memory objects into the engine's cache; returns at once.
 
         Args:
-            memory_objs, starts, ends, after: as of :meth:`store`.
-            more: as of :meth:`store`; ``vllm_cached_tokens``, tokens at the front that are there already and are not
-                written; ``offset``, the token of the sequence that slot_mapping begins with.
+            memory_objs, starts, ends, after: as in :meth:`store`.
+            more: as in :meth:`store`; ``vllm_cached_tokens``, the number of tokens at the front that the cache already
+                holds and that are not written; ``offset``, the token at which ``slot_mapping`` begins.
 
         Raises:
-            OverlapError: a slot named twice.
-            KVPlanError: and its kinds, as of :meth:`store`.
+            OverlapError: a slot is named twice.
+            KVPlanError: as in :meth:`store`.
         """
         self._describe_caches(more)
         offset, cached = more.get("offset", 0), more.get("vllm_cached_tokens", 0)
         chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), offset, cached)
         return self._submit(chunks, store=False, after=after)
 
-    # ---- LMCache's interface -----------------------------------------------------------------------------------
+    # LMCache's interface.
 
     def from_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
         """See :meth:`store`; waits for the bytes."""
@@ -139,10 +140,10 @@ class Connector:
         self.load(memory_objs, starts, ends, **kwargs).synchronize()
 
     def get_shape(self, num_tokens: int) -> Any:
-        """Shape of an object of so many tokens, as a ``torch.Size``.
+        """Shape of a memory object for a number of tokens, as a ``torch.Size``.
 
         Raises:
-            KVPlanError: the cache is not known yet, and there is no connector of LMCache's to ask.
+            KVPlanError: the cache is not known yet, and there is no connector of LMCache that knows.
         """
         if self.own is not None:
             return self.own.get_shape(num_tokens)
@@ -154,12 +155,10 @@ class Connector:
         return torch.Size((planes, layers, num_tokens, cache.block_nbytes // nbytes))
 
     def initialize_kvcaches_ptr(self, **kwargs: Any) -> None:
-        """Describe the cache, where ``kvcaches`` are given."""
+        """Describe the cache, if ``kvcaches`` are given."""
         self._describe_caches(kwargs)
         if self.own is not None:
             self.own.initialize_kvcaches_ptr(**kwargs)
-
-    # ---- what is moved -----------------------------------------------------------------------------------------
 
     def _describe_caches(self, given: dict[str, Any]) -> None:
         if self._describe is None or given.get("kvcaches") is None:
@@ -171,7 +170,9 @@ class Connector:
 
     def _known(self) -> ObjectPrograms:
         if self._programs is None:
-            raise KVPlanError("the engine's cache is not known yet; give kvcaches=, or its layout to the connector")
+            raise KVPlanError(
+                "the engine's cache is not known yet; pass kvcaches=, or give its layout to the connector"
+            )
         return self._programs
 
     def _submit(self, chunks: list[list[Chunk]], *, store: bool, after: Any) -> Transfer:
@@ -180,8 +181,8 @@ class Connector:
         plans = programs.plans(chunks, store=store) or [compile(cache, cache).plan([], [])]
         return self.executor.submit(join(plans), after=current_stream(cache) if after is None else after)
 
-    def _say_format(self, memory: Any) -> None:
-        """As LMCache's own connectors say it of a latent, of which its allocator may have said another."""
+    def _set_format(self, memory: Any) -> None:
+        """Set the format of an object that holds latents, as LMCache's own connectors do; its allocator may differ."""
         said = getattr(memory.metadata, "fmt", None)
         if said is not None and "k" not in self._known().caches[0].parts:
             memory.metadata.fmt = type(said)["KV_MLA_FMT"]
@@ -201,31 +202,31 @@ def connect(
 ) -> Connector:
     """Let kvplan move what an LMCache engine stores and retrieves.
 
-    LMCache 0.5.6 makes its connector by itself, and no setting names another; ``engine.gpu_connector`` is what it
-    calls. To build an engine with one, give a :class:`Connector` to ``LMCacheEngineBuilder.get_or_create``.
+    LMCache 0.5.6 makes its connector itself, and no setting names another. This replaces ``engine.gpu_connector``. To
+    build an engine with kvplan, give a :class:`Connector` to ``LMCacheEngineBuilder.get_or_create``.
 
     Args:
-        engine: an ``LMCacheEngine``, such as ``LMCacheEngineBuilder.get(instance_id)``, of vLLM or SGLang.
-        caches: as of :class:`Connector`; left out, described by the format that LMCache itself finds for ``kvcaches``.
-        page_size: slots a page, where that format has flat slots (SGLang's), which don't tell.
-        device: of the executor; left out, the GPU that LMCache gives this worker, or the CPU where there is none.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs beside it.
+        engine: an ``LMCacheEngine`` of vLLM or SGLang, such as ``LMCacheEngineBuilder.get(instance_id)``.
+        caches: as in :class:`Connector`; by default described by the format that LMCache finds for ``kvcaches``.
+        page_size: slots per page, if that format has flat slots (SGLang's), from which it cannot be told.
+        device: device of the executor; by default the GPU that LMCache gives this worker, or the CPU without a GPU.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
 
     Raises:
-        KVPlanError: what is no engine, one without a connector or with kvplan's; a connector that moves layer by layer
-            (``use_layerwise``), which LMCache takes of its own kinds only; or TensorRT-LLM's.
+        KVPlanError: ``engine`` is not an engine, has no connector, or has kvplan's already. Or its connector is
+            TensorRT-LLM's, or moves layer by layer (``use_layerwise``), where LMCache accepts only its own classes.
     """
     page_size = integer("page_size", page_size, least=1, error=KVPlanError)
     own = getattr(engine, "gpu_connector", None)
     kind = type(own).__name__
     if not hasattr(own, "batched_from_gpu"):
         raise KVPlanError(f"engine is a {type(engine).__name__} without a gpu_connector; give an LMCacheEngine of "
-                          f"LMCache {WRITTEN_FOR} that stores and retrieves")  # fmt: skip
+                          f"LMCache {WRITTEN_FOR}")  # fmt: skip
     if isinstance(own, Connector):
         raise KVPlanError("kvplan is this engine's connector already")
     if "Layerwise" in kind or hasattr(own, "register_kv_caches"):
-        raise KVPlanError(f"the engine's connector is a {kind}; those of vLLM and SGLang that move all layers at once "
-                          "are replaced: run without use_layerwise")  # fmt: skip
+        raise KVPlanError(f"the engine's connector is a {kind}; kvplan replaces connectors of vLLM and SGLang that "
+                          "move all layers at once: run without use_layerwise")  # fmt: skip
     if caches is None:
         hints, serving = getattr(own, "layout_hints", None), "SGLANG" if kind.startswith("SGLang") else "VLLM"
         caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
@@ -241,7 +242,7 @@ def connect(
 
 
 def _discovered(kvcaches: Any, *, serving: str, hints: Any, page_size: int) -> KVLayout:
-    """The engine's cache, by the format that LMCache finds."""
+    """Describe the engine's cache by the format that LMCache finds."""
     from lmcache.utils import EngineType
     from lmcache.v1.gpu_connector.kv_format.contiguity import attempt_permute_to_contiguous_view
     from lmcache.v1.gpu_connector.utils import normalize_kv_and_discover_format
@@ -256,12 +257,12 @@ def _discovered(kvcaches: Any, *, serving: str, hints: Any, page_size: int) -> K
 def _layouts(caches: Caches) -> tuple[KVLayout, ...]:
     made = (caches,) if isinstance(caches, KVLayout) else tuple(caches)
     if not made or not all(isinstance(layout, KVLayout) for layout in made):
-        raise LayoutError(f"caches is {caches!r}; give the KVLayout of the engine's cache, or one a kernel group")
+        raise LayoutError(f"caches is {caches!r}; give the KVLayout of the engine's cache, or one per kernel group")
     return made
 
 
 def _addresses(tensors: Any) -> Iterator[int]:
-    """Of nested lists of tensors, or a mapping of such."""
+    """Addresses of all tensors in nested lists, or in a mapping of such lists."""
     if hasattr(tensors, "data_ptr"):
         yield tensors.data_ptr()
         return

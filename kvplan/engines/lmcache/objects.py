@@ -1,7 +1,7 @@
-"""LMCache's memory objects as pools: what lies where in its allocators' buffers, and plans between that and a cache.
+"""LMCache's memory objects as pools in its allocators' buffers, and plans between these pools and a cache.
 
-Source: LMCache 0.5.6, ``v1/memory_management.py`` (``MemoryObj``, ``MemoryObjMetadata``) and ``v1/memory_allocators``:
-an object's tensor is a view of its allocator's buffer, and objects of one size follow one another in it.
+Source: LMCache 0.5.6, ``v1/memory_management.py`` (``MemoryObj``, ``MemoryObjMetadata``) and ``v1/memory_allocators``.
+An object's tensor is a view of its allocator's buffer, and objects of one size follow one another in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
 
-MOST_POOLS = 256  # kept described; a buffer in pieces of one size is one
+MOST_POOLS = 256  # descriptions kept; a buffer cut into pieces of one size needs one
 
 
 class Chunk(NamedTuple):
@@ -30,9 +30,9 @@ class Chunk(NamedTuple):
 
     Attributes:
         tensor: ``(2, layers, tokens, width)``, or one plane of it, ``(layers, tokens, width)``.
-        period: bytes from the begin of an object to that of the next, where its allocator cuts them in a row.
-        slots: slots of the cache, one a token.
-        skip: tokens of the object before the first of those.
+        period: bytes from the begin of an object to that of the next one in its allocator's buffer.
+        slots: slots of the cache, one per token.
+        skip: tokens of the object before the first of these slots.
     """
 
     tensor: Any
@@ -44,25 +44,25 @@ class Chunk(NamedTuple):
 def chunks_of(
     objects: Sequence[Any], starts: Sequence[int], ends: Sequence[int], slot_mapping: Any, offset: int, cached: int
 ) -> list[list[Chunk]]:
-    """Every object's tokens, of each kernel group; nothing of an object whose tokens are all there.
+    """The tokens to move of each object and kernel group; an object whose tokens are all cached gets an empty chunk.
 
     Args:
         objects: memory objects.
-        starts, ends: of each, its tokens within the sequence.
-        slot_mapping: slot of every token of the sequence, from token ``offset``.
-        offset: see there.
-        cached: tokens at the front of the sequence that are not moved.
+        starts, ends: first token of each object within the sequence, and the first one after it.
+        slot_mapping: slot of every token of the sequence, from token ``offset`` on.
+        offset: the token at which ``slot_mapping`` begins.
+        cached: number of tokens at the front of the sequence that are not moved.
 
     Raises:
-        BlockIndexError: lists of different lengths, tokens that slot_mapping has not, or slots that are left out (-1).
-        LayoutError: what is no memory object of a cache.
-        KVPlanError: no slot_mapping.
+        BlockIndexError: the lists differ in length, ``slot_mapping`` lacks tokens, or a slot is -1.
+        LayoutError: an object is not a memory object of a cache.
+        KVPlanError: ``slot_mapping`` is missing.
     """
     if slot_mapping is None:
         raise KVPlanError("slot_mapping is missing; give the slot of every token of the sequence")
     if not len(objects) == len(starts) == len(ends):
         raise BlockIndexError(f"{len(objects)} memory objects, {len(starts)} starts and {len(ends)} ends; give one of "
-                              "each a chunk")  # fmt: skip
+                              "each per chunk")  # fmt: skip
     offset = integer("offset", offset, error=BlockIndexError)
     cached = integer("vllm_cached_tokens", cached, error=BlockIndexError)
     starts, ends = (
@@ -74,7 +74,7 @@ def chunks_of(
     for memory, start, end in zip(objects, starts, ends, strict=True):
         if not 0 <= start - offset <= end - offset <= len(slot_mapping):
             raise BlockIndexError(
-                f"tokens {start} to {end} are not of a slot_mapping of {len(slot_mapping)} tokens from token {offset}"
+                f"tokens {start} to {end} are not in slot_mapping: it has {len(slot_mapping)} tokens from {offset} on"
             )
         skip = min(end - start, max(0, cached - start))
         first, last = start - offset + skip, end - offset
@@ -85,17 +85,17 @@ def chunks_of(
 
 
 class _Pool(NamedTuple):
-    """A buffer as blocks of one object's shape, and its programs there and back, by tokens of what they move."""
+    """A buffer as blocks of one object's shape, and its programs to the pool and back, by the tokens of a unit."""
 
     layout: KVLayout
     programs: dict[int, tuple[CopyProgram, CopyProgram]]
 
 
 class ObjectPrograms:
-    """Programs between caches and the buffers that memory objects are cut from, compiled as objects come.
+    """Programs between caches and the buffers of memory objects, compiled when the first objects come.
 
     Args:
-        caches: layout of the engine's cache, one a kernel group.
+        caches: layout of the engine's cache, one per kernel group.
     """
 
     def __init__(self, caches: tuple[KVLayout, ...]) -> None:
@@ -103,38 +103,38 @@ class ObjectPrograms:
         self._pools: dict[tuple[Any, ...], _Pool] = {}
 
     def plans(self, chunks: Sequence[Sequence[Chunk]], *, store: bool) -> list[Plan]:
-        """One plan for each chunk and kernel group that moves anything.
+        """One plan for each chunk and kernel group that moves any token.
 
         Args:
             chunks: as :func:`chunks_of` makes them.
-            store: from the cache into the objects; else back.
+            store: True from the cache into the objects, False back.
 
         Raises:
-            BlockIndexError: slots past the cache, or more tokens than an object holds.
-            LayoutError: objects that are not of these caches.
-            IncompatibleLayoutsError: objects of other content than the caches.
-            OverlapError: a slot that one chunk is to write twice.
+            BlockIndexError: a slot is past the cache, or a chunk has more tokens than its object holds.
+            LayoutError: the objects do not fit these caches.
+            IncompatibleLayoutsError: objects and caches hold different content.
+            OverlapError: a chunk names a slot twice.
         """
         made = []
         for groups in chunks:
             if len(groups) != len(self.caches):
                 raise LayoutError(
                     f"a memory object holds {len(groups)} kernel groups, and there are {len(self.caches)} layouts of "
-                    "caches; give one a group"
+                    "caches; give one per group"
                 )
             made += [self._plan(k, chunk, store=store) for k, chunk in enumerate(groups) if chunk.slots.size]
         return made
 
     def _plan(self, group: int, chunk: Chunk, *, store: bool) -> Plan:
-        """One chunk's tokens, in the largest stretches that its slots consist of."""
+        """Plan one chunk in the largest stretches that its slots allow."""
         cache, tokens = self.caches[group], chunk.tensor.shape[-2]
         if cache.opaque:
             raise LayoutError(
-                f"{cache} has opaque blocks, in which a token has no place of its own, and slots are of tokens; plan "
-                "whole blocks instead, with backends.lmcache.describe(objects, opaque_tokens=...)"
+                f"{cache} has opaque blocks, in which a token has no place of its own: plan whole "
+                "blocks instead, with backends.lmcache.describe(objects, opaque_tokens=...)"
             )
         if chunk.skip + chunk.slots.size > tokens:
-            raise BlockIndexError(f"a memory object of {tokens} tokens is to hold {chunk.skip + chunk.slots.size}")
+            raise BlockIndexError(f"a memory object of {tokens} tokens cannot hold {chunk.skip + chunk.slots.size}")
         step = gcd(cache.block_tokens, tokens, chunk.skip, chunk.slots.size)
         blocks = blocks_of(chunk.slots, step)
         if blocks is None:
@@ -146,9 +146,9 @@ class ObjectPrograms:
         return to_pool.plan(blocks, of_pool) if store else to_cache.plan(of_pool, blocks)
 
     def _pool(self, group: int, chunk: Chunk) -> tuple[_Pool, int]:
-        """The buffer that an object was cut from, as blocks of its shape; and which of them it is.
+        """The buffer of an object as blocks of its shape, and the object's block number.
 
-        What is known of a buffer keeps it alive; of one that is a single object's, nothing is kept, so that both go.
+        A kept description keeps the buffer alive. So none is kept of a buffer that holds a single object.
         """
         tensor, storage, cache = chunk.tensor, chunk.tensor.untyped_storage(), self.caches[group]
         number, front = divmod(tensor.data_ptr() - storage.data_ptr(), chunk.period)
@@ -176,13 +176,13 @@ class ObjectPrograms:
 
 
 def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, CopyProgram]:
-    """Into a pool and out of it, by stretches of so many tokens."""
+    """The programs into a pool and out of it, in stretches of ``step`` tokens."""
     if step not in pool.programs:
         views = split_blocks(cache.built, step), split_blocks(pool.layout.built, step)
         if views[0] is None or views[1] is None:
             raise LayoutError(
-                f"{cache!r} has blocks that cannot be cut into stretches of {step} tokens, and these slots are no "
-                "whole blocks"
+                f"blocks of {cache!r} cannot be cut into stretches of {step} tokens, and these slots are not whole "
+                "blocks"
             )
         here, there = KVLayout(views[0], tensors=cache.tensors), KVLayout(views[1], tensors=pool.layout.tensors)
         pool.programs[step] = compile(here, there), compile(there, here)
@@ -190,22 +190,22 @@ def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, Cop
 
 
 def _tensors(memory: Any) -> list[Any]:
-    """An object's tensor of every kernel group, without the plane of a latent."""
+    """An object's tensor for each kernel group; a single plane, as latents have, loses its first dim."""
     groups = len(getattr(getattr(memory, "metadata", None), "shapes", None) or [None])
     if not hasattr(memory, "get_tensor"):
-        raise LayoutError(f"a memory object of LMCache is due; got {type(memory).__name__}")
+        raise LayoutError(f"memory object is a {type(memory).__name__}; give a MemoryObj of LMCache")
     tensors = [memory.tensor] if groups == 1 else [memory.get_tensor(group) for group in range(groups)]
     for tensor in tensors:
         if not hasattr(tensor, "untyped_storage"):
-            raise LayoutError(f"a {type(memory).__name__} has no tensor: it was freed, or holds bytes of another kind")
+            raise LayoutError(f"a {type(memory).__name__} has no tensor: it was freed, or does not hold a cache")
         if tensor.ndim not in {3, 4}:
-            raise LayoutError(f"a memory object of shape {tuple(tensor.shape)}; it is (2, layers, tokens, width), or "
-                              "one plane of that")  # fmt: skip
+            raise LayoutError(f"a memory object has the shape {tuple(tensor.shape)}; give (2, layers, tokens, width), "
+                              "or one plane of that")  # fmt: skip
     return [tensor[0] if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor for tensor in tensors]
 
 
 def _period(memory: Any, tensor: Any, groups: int) -> int:
-    """What the allocator took for the object, which rounds up; that of a part of it, where nothing says."""
+    """Bytes that the allocator took for an object, rounded up; without that fact, those of the tensor or its buffer."""
     allocated, nbytes = int(getattr(memory.metadata, "phy_size", 0) or 0), int(tensor.nbytes)
     if allocated >= nbytes and allocated % tensor.itemsize == 0:
         return allocated

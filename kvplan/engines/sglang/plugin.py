@@ -1,7 +1,7 @@
-"""SGLang's plugin: attaches kvplan to every HiCache controller, where the environment asks for it.
+"""SGLang's plugin: it attaches kvplan to every HiCache controller, if the environment asks for it.
 
-Source: SGLang 0.5.23, ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``), which loads what is
-installed in each of its processes. kvplan's entry point is this module's :func:`plugin`.
+Source: SGLang 0.5.23, ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``). SGLang
+loads installed plugins in each of its processes. kvplan's entry point is :func:`plugin`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, PATHS
-from kvplan.engines.sglang import attach
+from kvplan.engines.sglang.hicache import attach
 from kvplan.errors import KVPlanError
 
 VARIABLE = "KVPLAN_SGLANG"
@@ -19,19 +19,19 @@ CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
 
 
 def plugin() -> None:
-    """Have kvplan attached to HiCache controllers as they are built; nothing where ``KVPLAN_SGLANG`` is not set.
+    """Attach kvplan to HiCache controllers as they are built, if ``KVPLAN_SGLANG`` is set. The engine calls this.
 
-    The engine calls it. ``KVPLAN_SGLANG=auto`` lets the cost model choose how to move, a path's name takes that path;
-    ``0`` or nothing leaves the engine alone.
+    ``KVPLAN_SGLANG=auto`` lets the cost model choose the path, and a path's name takes that path. ``0`` or an empty
+    value leaves the engine as it is.
 
     Raises:
-        KVPlanError: a value that is neither.
+        KVPlanError: ``KVPLAN_SGLANG`` has another value.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked in {"", "0"}:
         return
     if asked not in {"auto", *PATHS}:
-        raise KVPlanError(f"{VARIABLE} is {asked!r}; give 'auto' or a path: {', '.join(PATHS)}; or '0', to do nothing")
+        raise KVPlanError(f"{VARIABLE} is {asked!r}; give 'auto' or a path: {', '.join(PATHS)}; or '0' to do nothing")
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:

@@ -1,7 +1,7 @@
-"""transformers: CPU offloading of continuous batching, its decisions the engine's own, its transfers kvplan's.
+"""transformers: kvplan makes the transfers of continuous batching's CPU offloading.
 
-Source: transformers 5.23.0, ``generation/continuous_batching/offloading_manager.py`` (``OffloadingManager``), which is
-subclassed: which requests leave, when they come back, and which blocks they get stays as it is.
+The engine still decides which requests leave, when they come back, and which blocks they get. Source: transformers
+5.23.0, ``generation/continuous_batching/offloading_manager.py``, whose ``OffloadingManager`` is subclassed.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.ranks.groups import Groups
 
 WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("kvplan.engines.transformers")
 
 Tables = dict[str, list[int]]  # block ids by attention type
 
 
 def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Policy | None = None) -> Any:
-    """Let kvplan move what continuous batching offloads to the CPU, and brings back.
+    """Let kvplan move what continuous batching offloads to the CPU and restores.
 
-    Call it between ``model.init_continuous_batching(...)`` and ``manager.start()``; after a ``stop()`` call it again.
-    On a GPU, transfers are ordered with the engine's compute stream and never block the CPU; on a CPU, where
-    transformers has no offloading of its own, they are made before the call returns.
+    Call it between ``model.init_continuous_batching(...)`` and ``manager.start()``, and again after a ``stop()``. On a
+    GPU, transfers are ordered with the engine's compute stream and never block the CPU. On a CPU, where transformers
+    itself cannot offload, each transfer is finished when the engine's call returns.
 
     Args:
         manager: a ``ContinuousBatchingManager`` that has not been started.
-        cpu_offload_space: GiB of host memory for what is offloaded; by default what the manager's
-            ``ContinuousBatchingConfig`` says. The engine's safety threshold caps it.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs beside it.
+        cpu_offload_space: GiB of host memory for offloaded requests; by default the value of the manager's
+            ``ContinuousBatchingConfig``. The engine's safety threshold caps it.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
 
     Returns:
-        The engine's offloading manager, with an ``executor`` (``executor.stats()`` says what was moved).
+        The engine's offloading manager, with an ``executor``, whose ``stats()`` count the transfers.
 
     Raises:
-        KVPlanError: a manager that runs, no space, or a space of less than one sector of the cache.
-        LayoutError: a cache that ``kvplan.backends.transformers`` does not know.
+        KVPlanError: the manager runs, no space is given, or the space is less than one sector of the cache.
+        LayoutError: ``kvplan.backends.transformers`` does not know the cache.
     """
     config = getattr(manager, "continuous_batching_config", None)
     if config is None or not hasattr(manager, "_create_batch_processor"):
@@ -60,7 +60,7 @@ def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Pol
     space = asked if cpu_offload_space is None else cpu_offload_space
     if not space or space < 0:
         raise KVPlanError(
-            f"cpu_offload_space is {space!r}; give the GiB of host memory to offload to, here or in the "
+            f"cpu_offload_space is {space!r}; give a positive number of GiB of host memory, here or in the "
             "ContinuousBatchingConfig"
         )
     config.cpu_offload_space = 0.0  # so that the engine pins no pool of its own
@@ -76,7 +76,7 @@ def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Pol
 
 @cache
 def _manager_class() -> Any:
-    """The subclass, made when transformers is there."""
+    """Make the subclass when transformers is imported."""
     from transformers.generation.continuous_batching.cache_allocators import CachePool
     from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 
@@ -84,8 +84,8 @@ def _manager_class() -> Any:
         """The engine's offloading manager, with kvplan's transfers.
 
         Attributes:
-            executor: what moves.
-            pool: the host's memory, in sectors, as the cache has them.
+            executor: moves the plans.
+            pool: layout of the host memory, in sectors like the cache's.
         """
 
         def __init__(
@@ -106,7 +106,7 @@ def _manager_class() -> Any:
             self._num_cpu_sectors = int(distributed_helper.tp_all_reduce_min(sectors, on_cpu=True).item())
             if not self._num_cpu_sectors:
                 raise KVPlanError(
-                    f"cpu_offload_space of {space} GiB holds no sector of the cache, of {cache.bytes_per_sector} bytes"
+                    f"cpu_offload_space of {space} GiB is too small for one sector of {cache.bytes_per_sector} bytes"
                 )
             self._cpu_pool = CachePool(self._num_cpu_sectors, len(cache.cache_allocators), num_reserved_sectors=0)
             for allocator in cache.cache_allocators.values():
@@ -125,7 +125,7 @@ def _manager_class() -> Any:
             return list(self.cache.cache_allocators)
 
         def _offload_to_cpu(self, victims: Iterable[Any], victim_block_tables: dict[str, Tables]) -> set[str]:
-            """Store what fits of the victims; the ids of their requests. The others are computed anew."""
+            """Store the victims that fit, and return their requests' ids. The other requests are computed anew."""
             taken: dict[str, tuple[Tables, Tables]] = {}
             states = []
             for state in victims:
@@ -149,7 +149,7 @@ def _manager_class() -> Any:
             return set(taken)
 
         def restore_scheduled_requests(self, requests_in_batch: Iterable[Any]) -> None:
-            """Load the requests of a batch that were stored, into the blocks they have been given since."""
+            """Load the stored requests of a batch into their new blocks."""
             moves, states = [], []
             for future in requests_in_batch:
                 if not future.state.is_cpu_offloaded:
@@ -166,11 +166,11 @@ def _manager_class() -> Any:
             if not states:
                 return
             self._move(self._load, *zip(*moves, strict=True))
-            for future in states:  # nothing is given back before its load is submitted
+            for future in states:  # a block is given back only after its load is submitted
                 state = future.state
                 self._give_back(self._request_id_to_cpu_blocks.pop(state.request_id))
                 state.is_cpu_offloaded = False
-                if self.cache.use_prefix_sharing:  # whole blocks are hashed anew, and found again by that
+                if self.cache.use_prefix_sharing:  # whole blocks are hashed anew, so that they are found again
                     for name, allocator in self.cache.cache_allocators.items():
                         whole = state.position_offset // allocator.tokens_per_page
                         if whole:
@@ -182,14 +182,14 @@ def _manager_class() -> Any:
                 pool.free_blocks(self.cache.cache_allocators[name].index, blocks)
 
         def _move(self, groups: Groups, src: Iterable[Tables], dst: Iterable[Tables]) -> Transfer:
-            """One submission for all requests and attention types, in the order of the compute stream."""
+            """Make one submission for all requests and attention types, in the order of the compute stream."""
             sides = [[[block for each in tables for block in each.get(name, [])] for name in self._names]
                      for tables in (src, dst)]  # fmt: skip
             stream = self._stream()
             transfer = self.executor.submit(groups.plan(*sides), after=stream)
             if stream is None:
                 transfer.synchronize()
-            else:  # what is computed next may write the blocks that are read here, or read those that are written
+            else:  # the next computation may write the blocks that are read here, or read those that are written
                 transfer.wait(stream)
             return transfer
 

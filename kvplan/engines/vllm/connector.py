@@ -1,8 +1,8 @@
-"""vLLM's offloading connector for which a transfer may fail: its request is told, and the engine goes on.
+"""vLLM's offloading connector, extended so that the engine survives a failed transfer.
 
-``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds. The scheduler could do with failures: a request
-whose blocks did not load is recomputed or ended (``kv_load_failure_policy``), a chunk that was not stored is forgotten.
-This connector only tells it. Of ranks, a job has failed where it has on one.
+``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds, although its scheduler can handle failures. It
+recomputes or ends a request whose blocks did not load (``kv_load_failure_policy``), and forgets a chunk that was not
+stored. This connector reports the failures to it. A job that failed on one rank has failed.
 
 Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
@@ -14,35 +14,27 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-NAMES = ("KVPlanOffloadingConnector", "ReportedJobs")
-
-
-def __getattr__(name: str) -> Any:
-    """The classes by name: they derive from vLLM's, which are imported here."""
-    if name in NAMES:
-        return next(made for made in _classes() if made.__name__ == name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
-
 
 @functools.cache
-def _classes() -> tuple[type[Any], ...]:
+def classes() -> tuple[type[Any], ...]:
+    """The connector and its workers' report, derived from vLLM's classes, which are imported here."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
     @dataclass(slots=True)
     class ReportedJobs(OffloadingWorkerMetadata):  # type: ignore[misc]
-        """What workers tell the scheduler: completed jobs, and which of them are stores that failed."""
+        """A report of the workers to the scheduler: completed jobs, and which of them are failed stores."""
 
         failed_stores: set[int] = field(default_factory=set)
 
         def aggregate(self, other: Any) -> Any:
-            """Of several ranks, or steps."""
+            """Combine the reports of several ranks or steps."""
             both = OffloadingWorkerMetadata.aggregate(self, other)
             failed = self.failed_stores | getattr(other, "failed_stores", set())
             return ReportedJobs(both.completed_jobs, both.transfer_stats, failed)
 
     class KVPlanOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
-        """vLLM's ``OffloadingConnector``, of a spec of :mod:`kvplan.engines.vllm`."""
+        """vLLM's ``OffloadingConnector`` for a spec of :mod:`kvplan.engines.vllm`."""
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -66,7 +58,7 @@ def _classes() -> tuple[type[Any], ...]:
             keep()
 
         def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-            """What has ended; requests whose blocks did not load are among the failed."""
+            """Results of ended jobs; requests whose blocks did not load are among the failed ones."""
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker
             for job in worker.worker.take_failures():
@@ -75,7 +67,7 @@ def _classes() -> tuple[type[Any], ...]:
                     self._failed_stores.add(job.job_id)
                     continue
                 request = worker._load_jobs.pop(job.job_id)
-                if request is None:  # the request runs already: the scheduler finds it by its blocks
+                if request is None:  # the request already runs: the scheduler finds it by its blocks
                     self._invalid_blocks.update(job.block_ids)
                 else:
                     results.finished_recving.add(request)
@@ -88,7 +80,7 @@ def _classes() -> tuple[type[Any], ...]:
             return invalid
 
         def build_connector_worker_meta(self) -> Any:
-            """Jobs completed since the last call, failed ones too."""
+            """Jobs completed since the last call, failed ones included."""
             meta = super().build_connector_worker_meta()
             if meta is None:
                 return None
@@ -96,10 +88,10 @@ def _classes() -> tuple[type[Any], ...]:
             return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed)
 
         def update_connector_output(self, connector_output: Any) -> None:
-            """Pass on what the workers tell; chunks of failed stores are completed as failed."""
+            """Pass on the workers' reports; chunks of failed stores are completed as failed."""
             meta = connector_output.kv_connector_worker_meta
             jobs = self.connector_scheduler._jobs
-            # Jobs from before a reset of the cache are not there any more. Other ranks may report one later.
+            # Jobs from before a reset of the cache are gone. Other ranks may report one later.
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
             super().update_connector_output(connector_output)
             waiting = {id(job.keys) for job in jobs.values()}
@@ -108,14 +100,11 @@ def _classes() -> tuple[type[Any], ...]:
         def _is_failed(self, keys: Any) -> bool:
             return any(keys is failed for failed in self._failed_keys)
 
-    made = KVPlanOffloadingConnector, ReportedJobs
-    for each in made:
-        each.__qualname__ = each.__name__  # as the module has them: reports travel between processes by name
-    return made
+    return KVPlanOffloadingConnector, ReportedJobs
 
 
 def _tell_failures(manager: Any, failed: Any) -> None:
-    """Have a manager complete stores as failed where ``failed`` says so of their keys, which the scheduler does not."""
+    """Let a manager complete stores as failed if ``failed(keys)`` says so, since the scheduler never does."""
     complete = manager.complete_store
 
     def complete_store(keys: Any, req_context: Any, success: bool = True) -> Any:

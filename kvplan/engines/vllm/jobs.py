@@ -1,4 +1,4 @@
-"""Jobs of vLLM's offloading as plans: block ids of all groups in one list, chunks of the host, and where they begin.
+"""Jobs of vLLM's offloading as plans. A job lists device blocks of all groups, host chunks, and each group's begin.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
 """
@@ -21,18 +21,18 @@ from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
 from kvplan.ranks.groups import Groups, Plans
 
-# Blocks of a job up to which its groups are one plan. Groups lie over one another in memory, so that joining looks at
-# every copy for two that meet; beyond this a submission for each group costs less than that.
+# Up to this many blocks, the groups of a job are one plan. Groups share memory, so joining compares every copy with
+# the others. For more blocks, one submission per group costs less.
 JOINED_BLOCKS = 128
 
 
 class GroupIds(NamedTuple):
-    """Of one group, what a job moves.
+    """The blocks and chunks of one group that a job moves.
 
     Attributes:
-        blocks: of the device, in order of tokens.
-        chunks: of the host; the first may be entered late and the last left early.
-        first: blocks of the request before the first one given.
+        blocks: device blocks, in order of tokens.
+        chunks: host chunks; the first and the last may be used in part.
+        first: number of the request's blocks before the first given one.
     """
 
     blocks: Int64Array
@@ -41,16 +41,16 @@ class GroupIds(NamedTuple):
 
 
 def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int) -> list[GroupIds]:
-    """The two id lists of a job, by group.
+    """Split the two id lists of a job by group.
 
     Args:
         device_spec: has ``block_ids``, ``group_sizes`` and ``block_indices``, as vLLM's ``GPULoadStoreSpec``.
         host_spec: has ``block_ids``, numbers of chunks.
-        groups: how many there are.
-        blocks_per_chunk: blocks of the device in a chunk of the host.
+        groups: number of groups.
+        blocks_per_chunk: number of device blocks in a host chunk.
 
     Raises:
-        BlockIndexError: lists that do not fit one another.
+        BlockIndexError: the lists do not fit one another.
 
     >>> from types import SimpleNamespace as Spec
     >>> device = Spec(block_ids=[7, 8, 9, 20], group_sizes=[3, 1], block_indices=[3, 8])
@@ -73,11 +73,11 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
         end = chunk + (-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0)
         found.append(GroupIds(blocks[block : block + size], chunks[chunk:end], first))
         block, chunk = block + size, end
-    for what, ids, wanted in (("blocks of the device", blocks, block), ("chunks of the host", chunks, chunk)):
+    for what, ids, wanted in (("device blocks", blocks, block), ("host chunks", chunks, chunk)):
         if len(ids) != wanted:
             raise BlockIndexError(
-                f"{len(ids)} {what} are given; groups of {sizes} blocks, the first at {firsts} of the request, have "
-                f"{wanted} ({blocks_per_chunk} blocks a chunk)"
+                f"{len(ids)} {what} are given; groups of {sizes} blocks that begin at blocks {firsts} of the request "
+                f"need {wanted} ({blocks_per_chunk} blocks per chunk)"
             )
     return found
 
@@ -86,12 +86,12 @@ class Jobs:
     """Plans loads and stores of all groups.
 
     Args:
-        groups: pages of each, as :func:`~kvplan.engines.vllm.pages.pages_of` makes them.
-        device_rows, host_rows: of each tensor, as :func:`~kvplan.engines.vllm.pages.layouts_of` takes them.
-        blocks_per_chunk: blocks of the device in a chunk of the host.
+        groups: pages of each group, as :func:`~kvplan.engines.vllm.pages.pages_of` makes them.
+        device_rows, host_rows: rows of each tensor, as :func:`~kvplan.engines.vllm.pages.layouts_of` takes them.
+        blocks_per_chunk: number of device blocks in a host chunk.
 
     Raises:
-        LayoutError: no groups, or rows that do not fit their pages.
+        LayoutError: there are no groups, or rows do not fit their pages.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Jobs:
         whole = [layouts_of(pages, device_rows, host_rows, blocks_per_chunk) for pages in groups]
         self._loads = Groups([compile(group.host, group.device) for group in whole])
         self._stores = Groups([compile(group.device, group.host) for group in whole])
-        # Ranks that hold the same bytes store in turn, block by block: then blocks are planned one by one.
+        # Ranks that hold the same bytes take turns to store, block by block. Then each block is planned alone.
         self._turns: list[list[_TurnStore]] | None = None
         if any(page.turn.ranks > 1 for pages in groups for page in pages):
             self._turns = [
@@ -118,21 +118,22 @@ class Jobs:
 
     @property
     def loads(self) -> Sequence[Plans]:
-        """What plans loads, of each group."""
+        """Programs of the loads, one per group."""
         return self._loads.programs
 
     @property
     def stores(self) -> Sequence[Plans]:
-        """What plans stores, of each group."""
+        """Programs of the stores, one or more per group."""
         if self._turns is None:
             return self._stores.programs
         return [turn.program for turns in self._turns for turn in turns]
 
     def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plans of a job from the host: one, or for many blocks one a group; together they move each byte once.
+        """Plan a load from the host: one plan, or one per group for many blocks. Together they move each byte once.
 
         Raises:
-            BlockIndexError, OverlapError: ids that do not fit, or that name a destination twice.
+            BlockIndexError: the ids do not fit the groups.
+            OverlapError: a destination is named twice.
         """
         groups = self._ids(device_spec, host_spec)
         firsts = {"src_first": [group.first // self.blocks_per_chunk for group in groups],
@@ -142,10 +143,11 @@ class Jobs:
         ]
 
     def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plans of a job to the host: as :meth:`load`; of ranks that hold the same, only those blocks whose turn it is.
+        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, this rank stores only its blocks.
 
         Raises:
-            BlockIndexError, OverlapError: ids that do not fit, or that name a destination twice.
+            BlockIndexError: the ids do not fit the groups.
+            OverlapError: a destination is named twice.
         """
         groups = self._ids(device_spec, host_spec)
         if self._turns is not None:
@@ -169,7 +171,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def _split(groups: list[GroupIds]) -> Iterator[list[GroupIds]]:
-    """All groups at once, or, of many blocks, one at a time and the others empty."""
+    """All groups at once; or, for many blocks, one group at a time and the others empty."""
     moving = [k for k, group in enumerate(groups) if len(group.blocks)]
     if len(moving) <= 1 or sum(len(group.blocks) for group in groups) <= JOINED_BLOCKS:
         yield groups
@@ -184,12 +186,12 @@ def _by_turn(pages: Sequence[Page]) -> Iterator[list[Page]]:
 
 
 class _TurnStore:
-    """Stores those blocks whose number on the host leaves this rank's, by a host in blocks and not in chunks."""
+    """Plans the blocks whose turn it is on this rank, by their numbers on the host, which it sees in single blocks."""
 
     def __init__(self, group: GroupLayouts) -> None:
         view = split_blocks(group.host.built, 1)
         if view is None:
-            raise LayoutError(f"{group.host} cannot be taken block by block")
+            raise LayoutError(f"{group.host} cannot be split into single blocks")
         self._turn = group.turn
         self.program: CopyProgram = compile(group.device, KVLayout(view, tensors=group.host.tensors))
 

@@ -1,10 +1,10 @@
-"""vLLM's canonical caches as layouts: one group's pages on the device, and its places in the rows of the host.
+"""vLLM's canonical caches as layouts: the pages of a group on the device and in the rows of the host.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
 ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 
-A block of vLLM is one token slot here, because no transfer parts it: a layout of the device has blocks of one slot, a
-layout of the host has chunks of ``blocks_per_chunk`` slots. A layer is a tensor, in the order of its group.
+A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot, and a
+host layout has chunks of ``blocks_per_chunk`` slots. Each tensor is a layer, in the order of its group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvplan.ranks.shards import Turn
 
 
 class Steps(NamedTuple):
-    """Something that is repeated: how often, and how many bytes from one to the next on each side."""
+    """A loop: number of turns, and bytes from one turn to the next on the device and on the host."""
 
     number: int
     device: int
@@ -26,12 +26,12 @@ class Steps(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """Equal stretches of bytes inside a page, on the device and in its place on the host.
+    """Fragments of equal size inside a page, on the device and on the host.
 
     Attributes:
-        device, host: bytes from the beginning of the page to the first.
-        nbytes: bytes of one.
-        outer, inner: two loops over them.
+        device, host: offset in bytes of the first fragment from the beginning of the page.
+        nbytes: bytes of a fragment.
+        outer, inner: two loops over the fragments.
     """
 
     device: int
@@ -45,9 +45,9 @@ class Page(NamedTuple):
     """One reference of a group.
 
     Attributes:
-        tensor: which tensor.
-        fragments: what of its page is moved.
-        turn: which blocks this rank stores, by their numbers on the host; all are loaded.
+        tensor: index of the tensor.
+        fragments: the parts of its page that are moved.
+        turn: which blocks this rank stores, by their numbers on the host; it loads all of them.
     """
 
     tensor: int
@@ -56,7 +56,7 @@ class Page(NamedTuple):
 
 
 class GroupLayouts(NamedTuple):
-    """The pages of a group, or those of them that are stored in the same turn."""
+    """Layouts of a group's pages, or of those pages that are stored in the same turn."""
 
     turn: Turn
     device: KVLayout
@@ -64,21 +64,21 @@ class GroupLayouts(NamedTuple):
 
 
 def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
-    """References as pages, each tensor once: layers that share a cache name it several times.
+    """Turn references into pages, each tensor once, since layers that share a cache name it several times.
 
     Args:
-        references: vLLM's ``CanonicalKVCacheRef``, or what has its ``tensor_idx``, ``page_size_bytes``, ``mapping``.
-        canonical: whether the host holds pages of no rank, by ``mapping``, and not this worker's own.
+        references: vLLM's ``CanonicalKVCacheRef``, or objects with ``tensor_idx``, ``page_size_bytes``, ``mapping``.
+        canonical: whether the host holds canonical pages, by ``mapping``, instead of this worker's own pages.
 
     Raises:
-        LayoutError: no references, or one without a mapping where there must be one.
+        LayoutError: there are no references, or a canonical one has no mapping.
 
     >>> from types import SimpleNamespace as Ref
     >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments[0].nbytes
     96
     """
     if not references:
-        raise LayoutError("a KV-cache group has no references; each has a layer's tensor at least")
+        raise LayoutError("a KV-cache group has no references; give at least one tensor")
     found: dict[int, Page] = {}
     for number, reference in enumerate(references):
         page = _page(number, reference, canonical=canonical)
@@ -86,7 +86,7 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
         if known == page:
             continue
         if canonical or known.turn != page.turn:
-            raise LayoutError(f"references to tensor {page.tensor} have different mappings; a page has one")
+            raise LayoutError(f"references to tensor {page.tensor} have different mappings; give one mapping per page")
         if page.fragments[0].nbytes > known.fragments[0].nbytes:
             found[page.tensor] = page
     return tuple(found.values())
@@ -109,7 +109,7 @@ ONCE = Steps(1, 0, 0)
 
 
 def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
-    """Runs of a mapping, those in equal steps as one: a token's, dealt to ranks one by one, are hundreds a page."""
+    """Fold runs in equal steps into loops: a page may have hundreds, one for each token that ranks take in turn."""
     found = [
         Fragments(
             run.local_offset, run.canonical_offset, run.fragment_size, ONCE,
@@ -123,14 +123,14 @@ def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
         folded.append(first._replace(inner=steps) if single else first._replace(outer=steps))
     found, folded = folded, []
     for first, steps in _in_steps(found):
-        # Where a loop is there already, a second one around it is what the form has room for.
+        # There is room for a second loop around an existing one, and for no third.
         whole = first.outer.number == 1
         folded += [first._replace(outer=steps)] if whole else [_moved(first, steps, k) for k in range(steps.number)]
     return tuple(folded)
 
 
 def _in_steps(found: Sequence[Fragments]) -> Iterator[tuple[Fragments, Steps]]:
-    """Neighbours that differ only in where they lie, and by the same bytes each time."""
+    """Group neighbours that differ only in their offsets, by the same step each time."""
     at = 0
     while at < len(found):
         first, end = found[at], at + 1
@@ -150,10 +150,10 @@ def _moved(first: Fragments, steps: Steps, times: int) -> Fragments:
 
 
 def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
-    """Bytes of each tensor's canonical page: the largest of those that groups lay over one another.
+    """Bytes of each tensor's canonical page: the largest page of all groups that share the tensor.
 
     Raises:
-        LayoutError: a reference without a mapping, or a tensor that no group names.
+        LayoutError: a reference has no mapping, or no group names a tensor.
     """
     largest = [0] * tensors
     for references in groups:
@@ -162,23 +162,23 @@ def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]
             page = reference.mapping.canonical_page_size_bytes
             largest[reference.tensor_idx] = max(largest[reference.tensor_idx], page)
     if 0 in largest:
-        raise LayoutError(f"tensor {largest.index(0)} is in no group; its page on the host has no size")
+        raise LayoutError(f"no group names tensor {largest.index(0)}, so the size of its host page is unknown")
     return largest
 
 
 def layouts_of(
     pages: Sequence[Page], device_rows: Sequence[Any], host_rows: Sequence[Any], blocks_per_chunk: int
 ) -> GroupLayouts:
-    """Layouts of both sides.
+    """Describe both sides of a group.
 
     Args:
-        pages: of a group; the turn is the first one's.
-        device_rows: of each tensor, ``(blocks, page)`` bytes: torch tensors, rows perhaps further apart than a page.
-        host_rows: of each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
-        blocks_per_chunk: blocks of the device in a chunk of the host.
+        pages: pages of the group; the first one's turn counts.
+        device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; rows may be further apart than a page.
+        host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
+        blocks_per_chunk: number of device blocks in a host chunk.
 
     Raises:
-        LayoutError: rows that are no whole blocks, or pages that overlap.
+        LayoutError: rows are not whole blocks, or pages overlap.
     """
     alike: dict[object, list[tuple[int, int, Fragments, Any, Any]]] = {}
     for layer, page in enumerate(pages):
@@ -208,23 +208,23 @@ def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> N
         if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
             raise LayoutError(
                 f"tensor {tensor} on the {side} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and "
-                f"elements of {rows.element_size()} bytes; its rows are pages of single bytes, (blocks, bytes)"
+                f"elements of {rows.element_size()} bytes; give single bytes of shape (blocks, bytes)"
             )
     if host.shape[1] % blocks_per_chunk:
         raise LayoutError(
-            f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; a row holds {blocks_per_chunk} blocks of "
-            "one size"
+            f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; give rows of {blocks_per_chunk} blocks of "
+            "equal size"
         )
 
 
 def _view(rows: Any, blocks: int, offset: int, strides: Sequence[int], fragments: Fragments) -> Any:
-    """Fragments of every page of every row: (rows, pages of a row, outer, inner, bytes)."""
+    """View the fragments of every page of every row: (rows, pages per row, outer, inner, bytes)."""
     page, numbers = rows.shape[1] // blocks, (fragments.outer.number, fragments.inner.number)
     reach = sum((number - 1) * stride for number, stride in zip(numbers, strides, strict=True))
     last = offset + reach + fragments.nbytes
-    if last > page:  # the allocation may go on, so that nothing else would notice
-        raise LayoutError(f"a page of {page} bytes has no bytes {offset} to {last - 1}")
+    if last > page:  # nothing else would notice if the allocation goes on behind the page
+        raise LayoutError(f"fragments reach byte {last - 1} of a page of {page} bytes, from byte {offset} on")
     shape = rows.shape[0], blocks, *numbers, fragments.nbytes
-    # A loop of one turn has any stride; the one of what is inside it does no harm.
+    # The stride of a loop of one turn has no effect, but it must not be 0.
     steps = [stride or fragments.nbytes for stride in strides]
     return rows.as_strided(shape, (rows.stride()[0], page, *steps, 1), rows.storage_offset() + offset)

@@ -1,4 +1,4 @@
-"""The worker of vLLM's CPU offloading over a kvplan executor: jobs in, moved blocks and reports out.
+"""The worker of vLLM's CPU offloading on a kvplan executor: it takes jobs, moves their blocks and reports their ends.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
 """
@@ -28,10 +28,10 @@ class JobResult(NamedTuple):
     """How a job ended; the fields of vLLM's ``TransferResult``.
 
     Attributes:
-        job_id: the scheduler's.
+        job_id: the scheduler's number of the job.
         success: whether every byte has arrived.
-        transfer_size: bytes; None where it failed.
-        transfer_time: seconds of copying; None where it failed.
+        transfer_size: bytes; None if the job failed.
+        transfer_time: seconds of copying; None if the job failed.
     """
 
     job_id: int
@@ -41,11 +41,11 @@ class JobResult(NamedTuple):
 
 
 class FailedJob(NamedTuple):
-    """A job that did not end well.
+    """A job that failed.
 
     Attributes:
-        job_id: the scheduler's.
-        block_ids: blocks of the device that it named, of all groups; of a load, what they hold is not known.
+        job_id: the scheduler's number of the job.
+        block_ids: device blocks that it named, of all groups; after a failed load, their content is unknown.
     """
 
     job_id: int
@@ -57,13 +57,13 @@ class _Job:
     job_id: int
     device_spec: Any
     transfers: list[Transfer] = field(default_factory=list)
-    error: str = ""  # and not the exception, whose traceback leads to the job: a cycle that would keep tensors alive
+    error: str = ""  # no exception: its traceback refers to the job, and that cycle would keep tensors alive
 
     def done(self) -> bool:
         return all(transfer.done() for transfer in self.transfers)
 
     def wait(self) -> None:
-        """Until nothing of it is in flight, well or not."""
+        """Wait until none of its transfers is in flight, whether they succeed or fail."""
         for transfer in self.transfers:
             try:
                 transfer.synchronize()
@@ -71,7 +71,7 @@ class _Job:
                 self.error = self.error or _told(error)
 
     def result(self) -> JobResult:
-        """Of one that has ended."""
+        """Report a job that has ended."""
         try:
             done = [transfer.result() for transfer in self.transfers]
         except Exception as error:  # noqa: BLE001  # as in submit
@@ -92,14 +92,14 @@ class _Line:
         self._jobs: deque[_Job] = deque()
 
     def submit(self, job_id: int, device_spec: Any, host_spec: Any) -> None:
-        """Plan and queue a job. What cannot be planned or queued is a job that has failed, in its place in line."""
+        """Plan and queue a job. A job that cannot be planned or queued keeps its place in line and fails."""
         job = _Job(job_id, device_spec)
         self._jobs.append(job)
         try:
             after = _stream(self._executor.device)
             for plan in self._plan(device_spec, host_spec):
                 job.transfers.append(self._executor.submit(plan, after))
-        except Exception as error:  # noqa: BLE001  # one job's, whatever it is: those of other requests must go on
+        except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
             job.error = _told(error)
 
     def finished(self) -> Iterator[tuple[_Job, JobResult]]:
@@ -112,7 +112,7 @@ class _Line:
             yield job, result
 
     def wait(self, job_ids: set[int]) -> None:
-        """Until these jobs have ended; numbers of no job in flight are passed over."""
+        """Wait until these jobs have ended; unknown numbers are ignored."""
         for job in self._jobs:
             if job.job_id in job_ids:
                 job.wait()
@@ -123,37 +123,37 @@ def _told(error: Exception) -> str:
 
 
 class _Stream(NamedTuple):
-    """A stream by its handle, which is all that is asked for; torch's own takes microseconds to make."""
+    """A stream by its handle, which is all that an executor reads; torch's own takes microseconds to make."""
 
     cuda_stream: int
 
 
 def _stream(device: str) -> _Stream | None:
-    """The engine's stream: stores read what it has written, loads write what it has let go of."""
+    """The engine's current stream: stores read what it wrote, and loads overwrite what it no longer reads."""
     handle = None if device == "cpu" else current_stream(int(device.removeprefix("cuda:")))
     return None if handle is None else _Stream(handle)
 
 
 class Worker:
-    """Moves blocks between a device and the rows of a host pool, by jobs, as vLLM's ``CPUOffloadingWorker``.
+    """Moves blocks between a device and the rows of a host pool, job by job, as vLLM's ``CPUOffloadingWorker``.
 
-    Stores, loads and expedited loads are three lines: jobs of one end in the order of their submits, and none waits for
-    another line. What a job moves is read and written after all that the engine's current stream has been given.
+    Stores, loads and expedited loads are three lines. Jobs of one line end in the order of their submits, and no line
+    waits for another. A job reads and writes after all work that the engine's current stream has been given.
 
     Args:
-        groups: of each KV-cache group, its references: vLLM's ``CanonicalKVCacheRef``, or what has its members.
-        device_rows: of each tensor, ``(blocks, page)`` bytes, as torch tensors.
-        host_rows: of each tensor, ``(chunks, blocks_per_chunk * page)`` bytes, as torch tensors.
-        blocks_per_chunk: blocks of the device in a chunk of the host.
+        groups: references of each KV-cache group: vLLM's ``CanonicalKVCacheRef``, or objects with its members.
+        device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor.
+        host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes as a torch tensor.
+        blocks_per_chunk: number of device blocks in a host chunk.
         canonical: whether the host holds canonical pages, by the references' mappings.
-        policy: for all but expedited loads, for which it holds with ``overlap="idle"``; by default
-            ``Policy(overlap="decode")``.
-        result: makes a report of the four fields of :class:`JobResult`.
-        release: called by :meth:`shutdown`, when nothing here uses the rows any more.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``. Expedited loads use it with
+            ``overlap="idle"``.
+        result: makes a report from the four fields of :class:`JobResult`.
+        release: called by :meth:`shutdown`, when the worker no longer uses the rows.
 
     Raises:
-        LayoutError: rows, pages and mappings that do not fit.
-        PathError: a device, or a path of the policy, that cannot be served.
+        LayoutError: rows, pages and mappings do not fit together.
+        PathError: no path serves the device, or the policy's path does not.
 
     >>> import torch
     >>> from types import SimpleNamespace as Spec
@@ -185,7 +185,7 @@ class Worker:
     ) -> None:
         self._result = result
         pages = [pages_of(references, canonical=canonical) for references in groups]
-        # A pool too small for one chunk is no error of vLLM's: its scheduler then asks for nothing.
+        # vLLM allows a pool too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
         device = str(device_rows[0].device)
@@ -212,12 +212,12 @@ class Worker:
         """Queue a store and return at once.
 
         Args:
-            job_id: the scheduler's number of it.
-            src_spec: blocks of the device: ``block_ids``, ``group_sizes``, ``block_indices``.
-            dst_spec: chunks of the host: ``block_ids``.
+            job_id: the scheduler's number of the job.
+            src_spec: device blocks: ``block_ids``, ``group_sizes``, ``block_indices``.
+            dst_spec: host chunks: ``block_ids``.
 
         Returns:
-            True: the job is taken. Whether it succeeds, :meth:`get_finished` tells.
+            True: the job is taken. :meth:`get_finished` reports whether it succeeded.
 
         Raises:
             TransferError: the worker is shut down.
@@ -226,19 +226,19 @@ class Worker:
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
-        """Queue a load and return at once: as :meth:`submit_store`, with the host's chunks as the source.
+        """Queue a load and return at once, like :meth:`submit_store`; its source is the host.
 
         Args:
-            job_id: the scheduler's number of it.
-            src_spec: chunks of the host.
-            dst_spec: blocks of the device.
-            expedited: the engine waits for it: do not queue it behind other loads.
+            job_id: the scheduler's number of the job.
+            src_spec: host chunks.
+            dst_spec: device blocks.
+            expedited: whether the engine waits for it, so that it must not queue behind other loads.
         """
         self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
         return True
 
     def get_finished(self) -> list[Any]:
-        """Reports of jobs that have ended since the last call; never blocks."""
+        """Reports of the jobs that have ended since the last call; never blocks."""
         reports = []
         for line in self._lines.values():
             for job, result in line.finished():
@@ -250,31 +250,31 @@ class Worker:
         return reports
 
     def keep_failures(self) -> None:
-        """From now on, only :meth:`take_failures` tells of failed jobs: a connector asks that knows what to do then."""
+        """From now on, report failed jobs only by :meth:`take_failures`, for a connector that handles them."""
         self._failed = self._failed or []
 
     def take_failures(self) -> list[FailedJob]:
-        """Failed jobs that :meth:`get_finished` has kept back since the last call."""
+        """Failed jobs that :meth:`get_finished` held back since the last call."""
         taken = self._failed or []
         if taken:
             self._failed = []
         return taken
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Block until these jobs have ended, well or not; numbers of no job in flight are passed over."""
+        """Block until these jobs have ended, whether they succeed or fail; unknown numbers are ignored."""
         wanted = set(job_ids)
         for line in self._lines.values():
             line.wait(wanted)
 
     def shutdown(self) -> None:
-        """Finish all that is in flight, let go of every tensor, then release the rows; more than once is once."""
+        """Finish all jobs in flight, drop every tensor, then release the rows; calling it twice is fine."""
         self._stop()
         release, self._release = self._release, None
         if release is not None:
             release()
 
     def _stop(self) -> None:
-        # A function of its own: what its names hold is gone when it returns, before the rows are released.
+        # In its own function, so that its local references are gone before the rows are released.
         for executor in self._executors:
             try:
                 executor.close()
@@ -290,5 +290,5 @@ class Worker:
 
 def _no_chunks(device_spec: Any, host_spec: Any) -> list[Plan]:
     if len(device_spec.block_ids) or len(host_spec.block_ids):
-        raise KVPlanError("the pool of the host has no chunk; give more cpu_bytes_to_use in kv_connector_extra_config")
+        raise KVPlanError("the host pool has no chunk; give more cpu_bytes_to_use in kv_connector_extra_config")
     return []

@@ -1,1 +1,1 @@
-"""Copies within CPU memory."""
+"""The host path: copies between CPU memories."""

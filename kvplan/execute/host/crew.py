@@ -11,13 +11,13 @@ Task = Callable[[], None]
 
 
 class Crew:
-    """The threads that copy: the one that calls ``run``, and helpers, started with the first work for them.
+    """The threads that copy: the thread that calls ``run``, and helpers that start with their first work.
 
-    Not an executor of concurrent.futures: those take no work from the moment the interpreter begins to exit.
+    An executor of concurrent.futures would not do: it takes no work once the interpreter begins to exit.
 
     Args:
-        helpers: how many.
-        inside: identifiers of threads that must not wait for the executor's end; theirs are added.
+        helpers: number of helpers.
+        inside: identifiers of threads that must not wait for the executor's end; the helpers' are added.
     """
 
     def __init__(self, helpers: int, inside: set[int]) -> None:
@@ -27,7 +27,7 @@ class Crew:
         self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
 
     def run(self, work: list[Task]) -> None:
-        """Do all of it; returns when all has ended, and raises what went wrong first."""
+        """Do all tasks; return when all have ended, and raise the first error."""
         share = _Share(work)
         wanted = len(work) - 1
         while self._missing and len(self._helpers) < wanted:
@@ -52,7 +52,7 @@ class Crew:
 
 
 class _Share:
-    """Tasks that several threads take from until there are none."""
+    """Tasks that several threads take one by one."""
 
     def __init__(self, work: list[Task]) -> None:
         self._count = len(work)
@@ -60,7 +60,7 @@ class _Share:
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work(self) -> None:
-        """Take tasks and do them."""
+        """Take tasks and do them until none is left."""
         while True:
             try:
                 task = self._left.popleft()
@@ -68,13 +68,13 @@ class _Share:
                 return
             try:
                 task()
-            except BaseException as error:  # noqa: BLE001  # wait() raises it, in the thread that knows the transfer
+            except BaseException as error:  # noqa: BLE001  # wait() raises it in the runner's thread
                 self._ended.put(error)
             else:
                 self._ended.put(None)
 
     def wait(self) -> None:
-        """Until every task has ended; raises the first error."""
+        """Wait until every task has ended; raise the first error."""
         errors = [error for error in (self._ended.get() for _ in range(self._count)) if error is not None]
         if errors:
             raise errors[0]

@@ -1,8 +1,8 @@
-"""Compiled copy loops over raw addresses: the host path's hands.
+"""Copy loops over raw addresses, compiled by numba.
 
-Two ways to copy a run. Through the cache, for what is small or soon read. Streaming, for what is larger than the
-cache: stores that bypass it (non-temporal), so that the destination is not read before it is overwritten. One large
-``memcpy`` of the C library does the same; on runs of a few KiB it does not, and loses a third of the bandwidth.
+There are two ways to copy a run. Small transfers go through the CPU's cache. Transfers larger than the cache use
+streaming (non-temporal) stores, which bypass it, so that the destination is not read before it is overwritten. The C
+library's ``memcpy`` does so for one large copy only; on runs of a few KiB it loses a third of the bandwidth.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numba.extending import intrinsic
 from kvplan.plan.jit import compiled as _compiled
 
 LINE = 64  # bytes: a cache line, and one streaming store
-# Streamed runs are copied as two halves side by side, each fetched a little ahead: two pages in flight are what one
-# core needs to keep up with the C library on one large array (measured; four were slower than one).
+# A streamed run is copied as two halves at the same time, each prefetched. With two pages in flight, one core is as
+# fast as the C library on one large array (measured; four parts were slower than one).
 LANES = 2
 AHEAD = 256  # bytes
-MIN_STREAMED = 4 * LINE  # shorter runs are nearly all head and tail
+MIN_STREAMED = 4 * LINE  # shorter runs are mostly unaligned head and tail
 
 
 @intrinsic
 def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
-    """``memcpy(dst, src, nbytes)`` of addresses held in int64."""
+    """``memcpy(dst, src, nbytes)`` of int64 addresses."""
     del typingctx, dst, src, nbytes
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,7 +42,7 @@ def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
 
 @intrinsic
 def _stream_line(typingctx: Any, dst: Any, src: Any) -> Any:
-    """Copy 64 bytes past the cache; ``dst`` is a multiple of 64."""
+    """Copy 64 bytes and bypass the cache; ``dst`` must be a multiple of 64."""
     del typingctx, dst, src
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -59,7 +59,7 @@ def _stream_line(typingctx: Any, dst: Any, src: Any) -> Any:
 
 @intrinsic
 def _fence(typingctx: Any) -> Any:
-    """Make streaming stores visible before anything that follows."""
+    """Make streaming stores visible before later stores."""
     del typingctx
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -72,7 +72,7 @@ def _fence(typingctx: Any) -> Any:
 
 @intrinsic
 def _prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at ``address``; never faults."""
+    """Prefetch the cache line at ``address``; never faults."""
     del typingctx, address
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -115,11 +115,12 @@ def _copy(dst, src, nbytes, following, streaming):
 
 @_compiled
 def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
-    """Copies ``first`` to ``last`` of a part, counted unit by unit, and within a unit run by run.
+    """Make the copies ``first`` to ``last`` of a part, counted unit by unit, and run by run within a unit.
 
     Args:
         units: (2, n) int64, source and destination address of each unit.
-        run_src, run_dst, run_size: offsets and bytes of each copy of a unit.
+        run_src, run_dst, run_size: offsets and bytes of each copy within a unit.
+        first, last: number of the first copy, and of the first one not made.
         streaming: whether to bypass the cache.
     """
     runs = run_src.size
@@ -136,14 +137,14 @@ def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
 
 @_compiled
 def copy_flat(src, dst, size, first, last, streaming):
-    """Descriptors ``first`` to ``last``."""
+    """Copy the descriptors ``first`` to ``last``."""
     for k in range(first, last):
         _copy(np.int64(dst[k]), np.int64(src[k]), np.int64(size[k]), src[k] + size[k], streaming)
     _fence()
 
 
 def load() -> None:
-    """Compile both loops, or load them from numba's cache, for the arrays that plans are made of; copies nothing."""
+    """Compile both loops for the array types of plans, or load them from numba's cache; copies nothing."""
     one = np.zeros(1, np.int64)
     copy_units(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
     copy_flat(one, one, one, 0, 0, streaming=False)

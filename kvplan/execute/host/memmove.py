@@ -1,6 +1,6 @@
-"""The host path's hands without numba, for processes that move little and end: one C call a copy.
+"""Copy loops without numba, for short processes where numba's start-up would cost more than it saves.
 
-Twins of the loops in ``memcpy``: their names, their arguments, the same bytes moved.
+They make one C call per copy. Names, arguments and results are those of the loops in ``memcpy``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from kvplan.layout.strides import Int64Array
 
 def copy_units(
     units: Int64Array, run_src: Int64Array, run_dst: Int64Array, run_size: Int64Array, first: int, last: int,
-    streaming: bool,  # as the loop that it stands for is called
+    streaming: bool,  # an argument of the compiled loop
 ) -> None:  # fmt: skip
-    """Copies ``first`` to ``last`` of a part, counted unit by unit, and within a unit run by run.
+    """Make the copies ``first`` to ``last`` of a part, counted unit by unit, and run by run within a unit.
 
     Args:
         units: (2, n) int64, source and destination address of each unit.
-        run_src, run_dst, run_size: offsets and bytes of each copy of a unit.
-        first, last: of the copies.
+        run_src, run_dst, run_size: offsets and bytes of each copy within a unit.
+        first, last: number of the first copy, and of the first one not made.
         streaming: without effect.
     """
     runs = run_src.size
@@ -35,7 +35,7 @@ def copy_flat(
     src: Int64Array, dst: Int64Array, size: Int64Array, first: int, last: int,
     streaming: bool,
 ) -> None:  # fmt: skip
-    """Descriptors ``first`` to ``last``."""
+    """Copy the descriptors ``first`` to ``last``."""
     del streaming
     move = ctypes.memmove
     for source, target, nbytes in zip(*(column[first:last].tolist() for column in (src, dst, size)), strict=True):
@@ -43,4 +43,4 @@ def copy_flat(
 
 
 def load() -> None:
-    """There is nothing to load."""
+    """Do nothing: there are no loops to load."""

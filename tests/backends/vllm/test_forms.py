@@ -205,7 +205,7 @@ FOUR = np.zeros((3, 2, 4, 16), np.int8)
 FIVE = np.zeros((3, 2, 4, 2, 8), np.int8)
 SLOTS = {"form": "head_slots", "heads": 2}
 CASES = {
-    "form": (FOUR, {"form": "NHD"}, "form is 'NHD'; it is one of fused, latent, packed, whole_blocks, cpu, head_slots"),
+    "form": (FOUR, {"form": "NHD"}, "form is 'NHD'; it is one of 'fused', 'latent', 'packed', 'whole_blocks', 'cpu'"),
     "rank": ([FIVE], {}, r"\(3, 2, 4, 2, 8\), 5 dims; form='fused' is \(B, H, N, C\); of 5 dims are planes, pages"),
     "rank of one tensor": (FIVE[0, 0], {}, "has shape .4, 2, 8., 3 dims; .*of 3 dims are paged_planes"),
     "rank by name": ({"layers.0": FIVE}, {}, r"kv_caches\['layers.0'\] has shape"),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kvplan.measure.timing import no_collection
+
 SAMPLE_SECONDS = 2e-4  # calls shorter than this are repeated within a sample
 LARGE_SECONDS = 1e-3
 
@@ -47,17 +49,6 @@ def _sample(call: Call, times: int) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - start) / times
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage is collected while it lasts: a collection takes longer than a submit."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # glibc's numbers, and its defaults in bytes.

@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.gpu.sizes import KIB
 from benchmarks.record import Row
 
-DIRECTIONS = ("load", "store")
 TOLERANCE = 1.03  # a figure further above the link was not measured right
 
 # Shares of one large copy.

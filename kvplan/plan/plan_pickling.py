@@ -1,4 +1,4 @@
-"""Plans in pickles: facts and addresses, and no memory; see :mod:`kvplan.layout.pickling` for those of layouts."""
+"""Move the addresses of a pickled plan as far as its layouts moved; :mod:`kvplan.layout.records` is for layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.layout.pickling import Shifts
+from kvplan.layout.records import Shifts
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.program.program import Run, RunGroup
@@ -16,11 +16,11 @@ from kvplan.program.program import Run, RunGroup
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
 
-Starts = tuple[tuple[int, ...], ...]  # of each side: address of every region when it was pickled; () without a pool
+Starts = tuple[tuple[int, ...], ...]  # per side, the address of every region when pickled; () without a shared pool
 
 
 def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
-    """Where the regions of a plan's layouts begin here; nothing where none of them lies in a shared pool."""
+    """List where the regions of a plan's layouts begin in this process; () if no region lies in a shared pool."""
     if not any(region.pool for pair in layouts for layout in pair for region in layout.regions):
         return ()
     return tuple([tuple(region.address for pair in layouts for region in pair[side].regions) for side in (0, 1)])
@@ -29,7 +29,7 @@ def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
 def moved(
     parts: tuple[Part, ...], seams: Seams, layouts: Sequence[tuple[KVLayout, KVLayout]], starts: Starts
 ) -> tuple[tuple[Part, ...], Seams]:
-    """The parts and seams of a plan, moved as far as the regions of its layouts were since :func:`starts_of`."""
+    """Move the parts and seams of a plan as far as the regions of its layouts moved since :func:`starts_of`."""
     if not starts:
         return parts, seams
     src, dst = (
@@ -41,9 +41,9 @@ def moved(
 
 
 def _moved_group(group: RunGroup, src: Shifts, dst: Shifts) -> tuple[RunGroup, Int64Array]:
-    """Runs where their regions went, and how far their units went: (2, 1) int64.
+    """Move the runs of a group with their regions; also returns how far its units move, (2, 1) int64.
 
-    All blocks of a run lie in one pool, but runs of one group may lie in several, whose distances change.
+    All blocks of a run lie in one pool. Runs of one group may lie in several pools, whose distances change.
     """
     src_offset, dst_offset, nbytes = group.offsets
     src_far, dst_far = src.of(src_offset + group.src_base), dst.of(dst_offset + group.dst_base)

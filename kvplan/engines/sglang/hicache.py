@@ -1,0 +1,160 @@
+"""The transfers of SGLang's HiCache, made by kvplan.
+
+Source: SGLang 0.5.23, ``srt/mem_cache/l2_transfer.py`` (``L2Transfer``, ``L2TransferEngine``) and
+``srt/managers/cache_controller.py`` (``HiCacheController``), by duck type: nothing of the engine is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines.sglang.host_transfers import HostTransfers
+from kvplan.engines.streams import current_stream
+from kvplan.errors import KVPlanError
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
+
+WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here
+logger = logging.getLogger("kvplan.engines.sglang")
+
+
+def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
+    """Let kvplan make the transfers of a HiCache controller, between the GPU and the host.
+
+    Call it when the controller is built and has moved nothing. The controller's queues, decisions, events and fences
+    stay as they are, and so does the storage behind the host pool. Pools that kvplan does not know, such as states of
+    linear attention, stay with the engine, which is logged once.
+
+    Run the engine with ``--hicache-io-backend direct``, which keeps indices on the CPU. With ``kernel`` they are copied
+    back, and the scheduler waits for the work that computes them.
+
+    Args:
+        controller: a ``HiCacheController`` or a subclass.
+        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
+
+    Returns:
+        The object that replaces ``controller.l2_transfer_engine``. Its ``executor.stats()`` counts transfers, and its
+        ``detach()`` restores the engine's own.
+
+    Raises:
+        KVPlanError: ``controller`` is not a controller, is attached already, or has transfers in flight.
+    """
+    own = getattr(controller, "l2_transfer_engine", None)
+    if isinstance(own, TransferEngine):
+        raise KVPlanError("kvplan is attached to this controller already")
+    if not hasattr(own, "submit_host_to_device"):
+        raise KVPlanError(
+            f"controller is a {type(controller).__name__}; give a HiCacheController of SGLang {WRITTEN_FOR}"
+        )
+    if controller.has_inflight_device_transfers():
+        raise KVPlanError("the controller has transfers in flight; attach before it moves anything")
+    engine = TransferEngine(own, Executor(controller.device, policy or BESIDE_COMPUTE))
+    pools = getattr(controller, "mem_pool_host", None), getattr(controller, "mem_pool_device", None)
+    if None not in pools:
+        engine.transfers_of(*pools)  # now, so that no request waits for the compilers
+    engine._controller = controller
+    controller.l2_transfer_engine = engine
+    return engine
+
+
+class TransferEngine:
+    """Wraps the engine's ``L2TransferEngine``: it keeps the engine's streams and events, and copies by kvplan.
+
+    A transfer between two pools that kvplan knows is passed on with a host pool that copies by kvplan. Everything else
+    is passed on unchanged.
+
+    Args:
+        own: the engine's own object.
+        executor: moves the plans.
+
+    Attributes:
+        executor: as given.
+    """
+
+    def __init__(self, own: Any, executor: Executor) -> None:
+        self.executor = executor
+        self._own = own
+        self._controller: Any = None
+        self._pairs: dict[tuple[int, int], tuple[Any, Any, HostTransfers | None]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def submit_device_to_host(self, transfers: Sequence[Any]) -> Any:
+        """Submit as the engine does, and return its completion."""
+        return self._own.submit_device_to_host([self._taken(transfer, None) for transfer in transfers])
+
+    def submit_host_to_device(self, transfers: Sequence[Any], *, transfer_layer_id_max: int, **more: Any) -> Any:
+        """Submit as the engine does, and return its completion."""
+        taken = [self._taken(transfer, transfer_layer_id_max) for transfer in transfers]
+        return self._own.submit_host_to_device(taken, transfer_layer_id_max=transfer_layer_id_max, **more)
+
+    def detach(self) -> None:
+        """Restore the controller's own engine, finish all transfers, and close the executor."""
+        if self._controller is not None:
+            self._controller.l2_transfer_engine = self._own
+        self.executor.close()
+
+    def transfers_of(self, host_pool: Any, device_pool: Any) -> HostTransfers | None:
+        """The transfers between two pools; None if the pools are left to the engine."""
+        key = id(host_pool), id(device_pool)
+        if key not in self._pairs:
+            try:
+                found = HostTransfers(device_pool, host_pool, self.executor)
+            except KVPlanError as error:
+                logger.warning("left to SGLang's own transfers: %s", error)
+                found = None
+            self._pairs[key] = host_pool, device_pool, found
+        return self._pairs[key][2]
+
+    def _taken(self, transfer: Any, layers: int | None) -> Any:
+        """The transfer with kvplan's host pool and indices on the CPU; unchanged if it is left to the engine."""
+        pair = None if transfer.is_draft else self.transfers_of(transfer.host_pool, transfer.device_pool)
+        if pair is None:
+            return transfer
+        # Copy indices in the caller's stream, as the engine does for its own "direct" copies. In the stream of
+        # transfers, the CPU would wait for everything that fences them.
+        host, device = transfer.host_indices.cpu(), transfer.device_indices.cpu()
+        named: Iterable[Any] = range(layers or 0)
+        if transfer.layer_mapper is not None:
+            named = [transfer.layer_mapper(layer) for layer in named]
+        wanted = tuple(sorted({layer for layer in named if layer is not None and pair.moves(layer)}))
+        return transfer._replace(
+            host_pool=_HostPool(transfer.host_pool, pair, wanted), host_indices=host, device_indices=device
+        )
+
+
+class _HostPool:
+    """The engine's host pool during one submission, with kvplan's copies.
+
+    The engine calls it in its transfer stream: once to store all layers, or once per layer to load. The first layer
+    submits the load of all layers; each call then waits for its layer.
+    """
+
+    def __init__(self, own: Any, pair: HostTransfers, wanted: tuple[int, ...]) -> None:
+        self._own, self._pair, self._wanted = own, pair, wanted
+        self._load: Transfer | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def backup_from_device_all_layer_physical(
+        self, device_pool: Any, host_indices: Any, device_indices: Any, io_backend: str
+    ) -> None:
+        del device_pool, io_backend
+        stream = current_stream(self._pair.device)
+        self._pair.backup(host_indices, device_indices, after=stream).wait(stream)
+
+    def load_to_device_per_layer_physical(
+        self, device_pool: Any, host_indices: Any, device_indices: Any, layer_id: int, io_backend: str, **more: Any
+    ) -> None:
+        del device_pool, io_backend, more
+        if layer_id not in self._wanted or not len(host_indices):
+            return
+        stream = current_stream(self._pair.device)
+        if self._load is None:
+            self._load = self._pair.load(host_indices, device_indices, self._wanted, after=stream)
+        self._pair.wait_layer(self._load, layer_id, stream)
