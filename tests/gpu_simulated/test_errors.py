@@ -26,6 +26,8 @@ from tests.simulated.executors import (
     pair_on,
 )
 
+pytestmark = pytest.mark.slow
+
 CALLS = ("cuMemAlloc", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuMemcpyBatchAsync",
          "cuMemcpy2DAsync", "cuLaunchKernelEx", "cuModuleLoadData")  # fmt: skip
 TINY = {"CHUNK_NBYTES": 1024, "SMALL_CHUNK_NBYTES": 1}
