@@ -94,14 +94,14 @@ def test_a_job_of_nothing_is_done(made):
 def test_a_transfer_that_fails_is_a_job_that_failed_and_others_go_on(made, monkeypatch, caplog):
     from kvplan.execute.host import path as host
 
-    real, worst = host._run, [2]
+    real, worst = host.run_plan, [2]
 
     def failing(plan, crew):
         if plan.units in worst:
             raise MemoryError("the link is gone")
         return real(plan, crew)
 
-    monkeypatch.setattr(host, "_run", failing)
+    monkeypatch.setattr(host, "run_plan", failing)
     worker, cache, pool = two_layers(made)
     for job, blocks in enumerate(([5], [6, 7], [8])):
         worker.submit_store(job, on_device(blocks), on_host([job, 4][: len(blocks)]))

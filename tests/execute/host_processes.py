@@ -59,5 +59,6 @@ def perf_counter():
     compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
     return time.perf_counter()
 
-host.perf_counter = perf_counter
+from kvplan.execute.host import tasks
+tasks.perf_counter = perf_counter
 """

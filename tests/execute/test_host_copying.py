@@ -10,8 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.host import memcpy
-from kvplan.execute.host import path as host
+from kvplan.execute.host import memcpy, tasks
 from kvplan.execute.host.crew import Crew
 from tests.patience import PATIENCE
 
@@ -53,13 +52,13 @@ def streamed(monkeypatch):
 @pytest.mark.parametrize("block", [MIB, 8 * MIB], ids=["runs as they are", "runs longer than a task"])
 @pytest.mark.parametrize(("less", "expected"), [(0, True), (1, False)])
 def test_transfers_of_many_bytes_and_no_smaller_ones_bypass_the_caches(streamed, block, less, expected):
-    count = host.STREAMING_NBYTES // block
-    assert count * block == host.STREAMING_NBYTES
+    count = tasks.STREAMING_NBYTES // block
+    assert count * block == tasks.STREAMING_NBYTES
     plan = program_of((count, block)).plan(range(count), range(count))
     rest = program_of((1, block - 1)).plan([0], [0])
     if less:
         plan = kvplan.join([program_of((count - 1, block)).plan(range(count - 1), range(count - 1)), rest])
-    assert plan.nbytes == host.STREAMING_NBYTES - less
+    assert plan.nbytes == tasks.STREAMING_NBYTES - less
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
         executor.submit(plan).synchronize()
     assert streamed
@@ -123,7 +122,7 @@ def test_what_interrupts_a_task_ends_its_transfer_and_no_other(monkeypatch):
 
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
         with monkeypatch.context() as patch:
-            patch.setattr(host, "tasks", interrupted)
+            patch.setattr(tasks, "tasks_of", interrupted)
             with pytest.raises(TransferError):
                 executor.submit(program.plan([1], [2])).result()
         executor.submit(program.plan([1], [2])).synchronize(PATIENCE)

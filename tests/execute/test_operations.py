@@ -252,6 +252,7 @@ def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(ca
     ]
 
 
+@pytest.mark.slow
 def test_importing_installs_no_handler():
     code = """
 import logging
@@ -300,7 +301,7 @@ def test_each_submit_is_a_range(monkeypatch):
     _, _, program = pair()
     with kvplan.Executor() as executor:
         executor.submit(program.plan([1, 4], [1, 2])).synchronize()
-        monkeypatch.setattr(kvplan.execute.host.path, "check_layouts", lambda _: 1 / 0)
+        monkeypatch.setattr(kvplan.execute.host.tasks, "check_layouts", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             executor.submit(program.plan([1], [1]))
     assert seen == ["kvplan", "host 2 units, 512 bytes", "end", "host 1 units, 256 bytes", "end"]

@@ -85,7 +85,7 @@ def test_what_a_conflicting_one_failed_at_is_its_own_matter(executor):
 
 def test_no_other_begins_while_a_high_one_copies(executor, gate, monkeypatch):
     _, _, program = pair()
-    run, begun, copying = host._run, [], threading.Event()
+    run, begun, copying = host.run_plan, [], threading.Event()
     high_plan = program.plan([9], [9])
 
     def slow(plan, crew):
@@ -95,7 +95,7 @@ def test_no_other_begins_while_a_high_one_copies(executor, gate, monkeypatch):
             assert gate.wait(PATIENCE)
         return run(plan, crew)
 
-    monkeypatch.setattr(host, "_run", slow)
+    monkeypatch.setattr(host, "run_plan", slow)
     high = executor.submit(high_plan, priority="high")
     assert copying.wait(PATIENCE)
     normal = executor.submit(program.plan([1], [1]))
@@ -160,14 +160,14 @@ def test_one_in_the_queue_is_taken_back(executor, gate):
 
 def test_what_has_begun_or_ended_is_not_taken_back(executor, gate, monkeypatch):
     src, dst, program = pair()
-    begun, run = threading.Event(), host._run
+    begun, run = threading.Event(), host.run_plan
 
     def slow(plan, crew):
         begun.set()
         assert gate.wait(PATIENCE)
         return run(plan, crew)
 
-    monkeypatch.setattr(host, "_run", slow)
+    monkeypatch.setattr(host, "run_plan", slow)
     transfer = executor.submit(program.plan([1], [1]))
     assert begun.wait(PATIENCE)
     assert not transfer.cancel()
@@ -288,6 +288,7 @@ def test_a_close_beside_a_cancel_waits_for_those_behind():
     assert (dst[2] == src[2]).all()
 
 
+@pytest.mark.slow
 def test_an_exit_does_not_wait_for_what_was_taken_back():
     code = """
 first = executor.submit(program.plan(range(64), range(64)), priority="high")
@@ -297,6 +298,7 @@ assert held.cancel()
     assert python(EXITS + code, "2") == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 def test_an_exit_gives_up_high_ones_that_wait():
     code = """
 host.EXIT_SECONDS = 0.2

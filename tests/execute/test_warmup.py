@@ -341,6 +341,7 @@ def test_a_close_within_what_is_being_made_waits_for_nobody():
             executor.prepare(program.plan([0], [0]))
 
 
+@pytest.mark.slow
 def test_loops_that_were_loaded_are_compiled_for_all_that_comes():
     command = [sys.executable, "-m", "tests.execute.loaded_loops"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)

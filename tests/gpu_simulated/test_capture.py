@@ -39,6 +39,7 @@ def capture(device: Device, executor: kvplan.Executor, *plans: kvplan.Plan) -> t
     return graph, made
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize(
     "limit", [{}, {"launch_rows": 3}, {"launch_groups": 0}, {"launch_groups": 0, "launch_rows": 3}], ids=str
@@ -127,6 +128,7 @@ def test_a_captured_transfer_comes_after_another_of_its_graph():
         store.check()
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "staged"])
 def test_other_paths_refuse_before_anything(direction, path):

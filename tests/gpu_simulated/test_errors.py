@@ -26,6 +26,8 @@ from tests.simulated.executors import (
     pair_on,
 )
 
+pytestmark = pytest.mark.slow
+
 CALLS = ("cuMemAlloc", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuMemcpyBatchAsync",
          "cuMemcpy2DAsync", "cuLaunchKernelEx", "cuModuleLoadData")  # fmt: skip
 TINY = {"chunk_nbytes": 1024, "small_chunk_nbytes": 1}

@@ -35,6 +35,8 @@ from tests.simulated.executors import (
 )
 from tests.simulated.lifetime import tensors_of, wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 
 @every_path
 @both_ways

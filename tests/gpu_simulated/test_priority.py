@@ -43,6 +43,7 @@ def test_what_was_submitted_last_is_what_stays_whatever_the_priorities(direction
         pair.check()
 
 
+@pytest.mark.slow
 @every_path
 @both_ways
 def test_a_high_one_goes_past_what_waits_on_the_cpu(path, direction):

@@ -9,8 +9,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow
-from kvplan.execute.host import memcpy, memmove
-from kvplan.execute.host import path as host
+from kvplan.execute.host import memcpy, memmove, tasks
 from kvplan.plan import loops, loops_numba, loops_numpy
 from kvplan.plan.loops import LITTLE, loops_for, spares, sparing
 from tests.commands import GPU, HOST
@@ -121,7 +120,7 @@ def test_an_executor_moves_as_whoever_made_it_asked(monkeypatch, wanted):
 
 
 def test_runs_longer_than_a_task_by_memmove(sparing_executor, monkeypatch):
-    monkeypatch.setattr(host, "TASK_NBYTES", 1000)
+    monkeypatch.setattr(tasks, "TASK_NBYTES", 1000)
     src, dst = np.random.default_rng(0).integers(0, 256, (4, 3333), np.uint8), np.zeros((4, 3333), np.uint8)
     plan = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst))).plan([3, 0], [1, 2])
     assert sparing_executor.submit(plan).result().descriptors == 8

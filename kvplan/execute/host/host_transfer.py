@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvplan.base.latch import Wake, sleep, waking
 from kvplan.base.process import check_process
@@ -14,21 +14,15 @@ from kvplan.plan.plan import Plan
 BEGUN = object()  # the fate of a transfer that its runner has begun
 
 
-class Canceller(Protocol):
-    """The host path, as its transfers see it.
-
-    Attributes:
-        generation: the process that it belongs to; see :func:`kvplan.base.process.generation`.
-    """
-
-    generation: int
-
-    def cancel(self, transfer: HostTransfer) -> bool:
-        """Cancel a transfer that has not begun; return whether it will not run."""
-
-
 class HostTransfer(StreamlessTransfer):
     """A transfer of the host path.
+
+    Args:
+        plan: what to move.
+        after: what ``submit`` was given.
+        urgent: whether it has high priority.
+        cancel: cancels it if it has not begun; returns whether it will not run.
+        generation: the process that it belongs to; see :func:`kvplan.base.process.generation`.
 
     Attributes:
         after: what ``submit`` was given to wait for, until the transfer begins.
@@ -42,11 +36,14 @@ class HostTransfer(StreamlessTransfer):
     _over = False
     _error: BaseException | None = None
 
-    def __init__(self, plan: Plan, path: Canceller, after: Any = None, *, urgent: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, after: Any, *, urgent: bool, cancel: Callable[[HostTransfer], bool], generation: int
+    ) -> None:
         self.plan = plan
         self.after = after
         self.urgent = urgent
-        self._path = path
+        self._cancel = cancel
+        self._generation = generation
         self.fates: list[object] = []
         self.sleepers: list[Wake] = []
 
@@ -63,7 +60,7 @@ class HostTransfer(StreamlessTransfer):
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
         if not self._over:
-            check_process(self._path.generation)  # in a forked child, no thread would end it
+            check_process(self._generation)  # in a forked child, no thread would end it
             if not sleep(self.done, self.sleepers, timeout):
                 raise self._late(timeout)
         if self.cancelled:
@@ -73,7 +70,7 @@ class HostTransfer(StreamlessTransfer):
 
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`."""
-        return self._path.cancel(self)
+        return self._cancel(self)
 
     def begin(self) -> bool:
         """Begin it, in its runner's thread; return False if it was cancelled before."""

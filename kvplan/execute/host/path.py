@@ -9,22 +9,24 @@ import os
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from time import monotonic, perf_counter
-from types import ModuleType
+from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.latch import Latch, waking
+from kvplan.base.latch import Latch, Wake, sleep, waking
 from kvplan.base.line import Line
 from kvplan.base.process import check_process, compiles, compiling, generation
+from kvplan.base.threads import Standby, Worker
 from kvplan.errors import PathError, TransferError
-from kvplan.execute.host.crew import Crew, Task
+from kvplan.execute.host.crew import Crew
 from kvplan.execute.host.host_transfer import HostTransfer
-from kvplan.execute.host.runner import Runner, live
+from kvplan.execute.host.tasks import check_plan, copy_loops, run_plan
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import CLOSED_ERROR, Transfer, TransferResult, check_layouts
+from kvplan.execute.transfer import CLOSED_ERROR, Transfer, wait_on_cpu
 from kvplan.plan import loops
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
@@ -32,46 +34,8 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
 
-# Bytes of a task: large enough to hide the cost of handing it to a thread, small enough to share work evenly.
-TASK_NBYTES = 4 << 20
 MAX_THREADS = 8
-# Transfers of this size or more bypass the CPU's caches, where they would only evict other data.
-STREAMING_NBYTES = 16 << 20
 EXIT_SECONDS = 5.0  # time that an exit waits once every transfer left waits for its after=
-
-
-def refusal(plan: Plan) -> str | None:
-    """Why the host path cannot serve a plan, or None."""
-    if plan.direction != "host":
-        return f"copies between CPU memories only, and this plan is a {plan.direction!r}"
-    return None
-
-
-def tasks(plan: Plan) -> tuple[list[Task], int]:
-    """Cut a plan into independent tasks; return them and the number of contiguous copies that they make.
-
-    Each loop is first called with nothing to copy. So a loop not yet loaded for these array types is loaded here, and
-    not while the copying is timed. Runs longer than a task are cut into flat descriptors.
-    """
-    counts = [part.group.offsets[0].size * part.units.shape[1] for part in plan.parts]
-    copies = sum(counts)
-    memcpy = _copy_loops(copies + plan.nbytes // TASK_NBYTES)
-    streaming = plan.nbytes >= STREAMING_NBYTES
-    if any(run.nbytes > TASK_NBYTES for group, _ in plan.parts for run in group.runs):
-        made = plan.descriptors(max_nbytes=TASK_NBYTES)
-        copies = made.size.size
-        calls = [(partial(memcpy.copy_flat, *made), copies, plan.nbytes)]
-    else:
-        calls = [
-            (partial(memcpy.copy_units, part.units, *part.group.offsets), count, part.nbytes)
-            for part, count in zip(plan.parts, counts, strict=True)
-        ]
-    work: list[Task] = []
-    for copy, count, nbytes in calls:
-        copy(0, 0, streaming)
-        step = max(1, count * TASK_NBYTES // max(nbytes, 1))
-        work += [partial(copy, first, min(first + step, count), streaming) for first in range(0, count, step)]
-    return work, copies
 
 
 class HostPath:
@@ -105,6 +69,7 @@ class HostPath:
         self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
         self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent one, too
         self._dealing = threading.Lock()  # of the two runners
+        self._cancel = self.cancel  # made once, not with each submit
         self._owner: weakref.ref[object] | None = None
 
     def own(self, executor: object) -> None:
@@ -117,11 +82,7 @@ class HostPath:
             self.stop()
 
     def start(self) -> None:
-        """Start the runner.
-
-        Raises:
-            TransferError: the system starts no more threads.
-        """
+        """Start the runner. Raises TransferError if the system starts no more threads."""
         _hook_exit()
         self.normal.thread.start()
 
@@ -136,11 +97,7 @@ class HostPath:
             raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
-        """Refuse: the CPU has one path and no cost model.
-
-        Raises:
-            PathError: always.
-        """
+        """Raise PathError: the CPU has one path and no cost model."""
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
@@ -153,7 +110,7 @@ class HostPath:
         del by_layer
         self.check_open()
         if plan is not None:
-            _check(plan)
+            check_plan(plan)
         with compiling():
             loops.load()
             import_module("kvplan.execute.host.memcpy").load()
@@ -167,11 +124,11 @@ class HostPath:
             TransferError: the path is closed, this is a forked child, or no thread starts for urgent transfers.
         """
         del by_layer
-        _check(plan)
+        check_plan(plan)
         self.check_open()
         if urgent and not self.urgent.thread.started:
             self.urgent.thread.start()
-        transfer = HostTransfer(plan, self, after, urgent=urgent)
+        transfer = HostTransfer(plan, after, urgent=urgent, cancel=self._cancel, generation=self.generation)
         self.waiting.append(transfer, self._wake_urgent if urgent else self._wake_normal)
         if self.waiting.closed and self.waiting.withdraws(transfer):
             raise TransferError(CLOSED_ERROR)
@@ -225,7 +182,7 @@ class HostPath:
         known |= dict.fromkeys([*self.normal.queue.copy(), *self.urgent.queue.copy()])
         return sum(not transfer.done() for transfer in known)
 
-    # For the runners; see kvplan.execute.host.runner.Dealer.
+    # For the runners.
 
     def load(self) -> None:
         """Load the loops that copy, before the first transfer comes."""
@@ -233,7 +190,7 @@ class HostPath:
         with loops.sparing(wanted=self._sparing), contextlib.suppress(Exception):
             if not self.waiting.closed or self.waiting.first() is not None:
                 with compiling():
-                    _copy_loops(0).load()
+                    copy_loops(0).load()
         self.loaded.set()
 
     def deal_out(self) -> None:
@@ -258,7 +215,7 @@ class HostPath:
         if error is None:
             try:
                 with loops.sparing(wanted=self._sparing):
-                    result = _run(transfer.plan, crew)
+                    result = run_plan(transfer.plan, crew)
                 self.tally.add(result)
                 transfer.finish(result)
             except BaseException as problem:  # noqa: BLE001  # the next one must still run
@@ -268,24 +225,102 @@ class HostPath:
             transfer.finish(None, error)
 
 
-def _check(plan: Plan) -> None:
-    check_layouts(plan)
-    why_not = refusal(plan)
-    if why_not:
-        raise PathError(f"path 'host' {why_not}")
+class Runner:
+    """Runs the transfers that it was dealt, in order. Its thread starts with the first one and ends with the path.
+
+    Args:
+        host: the path whose transfers it runs.
+        urgent: whether it runs the transfers of high priority.
+
+    Attributes:
+        host: as given.
+        queue: its transfers that have not ended, in the order of their submits, cancelled ones included.
+        wake: gets an entry whenever something that it waits for may have happened.
+        waiting_since: when its wait for a transfer's ``after=`` or conflicts began; None while it does not wait.
+        thread: its thread.
+    """
+
+    def __init__(self, host: HostPath, *, urgent: bool) -> None:
+        self.host = host
+        self._urgent = urgent
+        self.queue: deque[HostTransfer] = deque()
+        self.wake: Wake = SimpleQueue()
+        self.waiting_since: float | None = None
+        name = "kvplan-urgent" if urgent else "kvplan-host"
+        what = "no thread runs the transfers of " + ("high priority" if urgent else "a CPU executor")
+        self.thread = Worker(
+            name, self._serve, what, host.inside, enter=partial(live.add, self), leave=partial(live.discard, self)
+        )
+        self._crew = Crew(host.threads - 1, host.inside)
+        self._standby = Standby(host.inside)
+
+    def busy(self) -> bool:
+        """Whether it copies a transfer, or will as soon as its thread runs."""
+        self.host.deal_out()
+        return bool(self.queue) and self.waiting_since is None
+
+    def _serve(self) -> None:
+        host = self.host
+        if not self._urgent:
+            host.load()
+        while (transfer := self._next()) is not None:
+            self._serve_one(transfer)
+            self.queue.popleft()
+            del transfer  # otherwise the last transfer's memory would stay alive until the next one comes
+            host.tally.settle()
+            if self._urgent:
+                host.stir()
+        self._standby.dismiss()
+        self._crew.dismiss()
+
+    def _next(self) -> HostTransfer | None:
+        """Wait for the next transfer; None if no more can come."""
+        host = self.host
+        while True:
+            for _ in range(self.wake.qsize()):  # what these entries report is checked now
+                self.wake.get()
+            host.look()
+            host.deal_out()
+            last = host.dealt_out()  # before the queue is read: the other runner deals out, too
+            if self.queue:
+                return self.queue[0]
+            if last:
+                return None
+            self.wake.get()
+
+    def _serve_one(self, transfer: HostTransfer) -> None:
+        """Run a transfer in its turn, unless it is cancelled before."""
+        error: BaseException | None = None
+        if transfer.after is not None or transfer.behind:
+            error = self._wait(transfer)
+        if not self._urgent:
+            self._let_pass(transfer)
+        began = transfer.begin()
+        transfer.after, transfer.behind = None, ()
+        if began:
+            self.host.run(transfer, self._crew, error)
+
+    def _let_pass(self, transfer: HostTransfer) -> None:
+        """Let urgent transfers go first: while one is copied, no other transfer begins."""
+        urgent = self.host.urgent
+        while urgent.busy() and not transfer.cancelled:
+            self.wake.get()
+
+    def _wait(self, transfer: HostTransfer) -> BaseException | None:
+        """Wait for what comes before a transfer; return the error of its ``after=``, or None."""
+        if transfer.cancelled:
+            return None
+        self.waiting_since = monotonic()
+        self.host.stir()
+        try:
+            for other in transfer.behind:  # whether they succeed or fail
+                sleep(lambda other=other: other.done() or transfer.cancelled, other.sleepers, None, self.wake)  # type: ignore[misc]
+            return wait_on_cpu(transfer.after, self._standby, self.wake, lambda: transfer.cancelled)
+        finally:
+            self.waiting_since = None
 
 
-def _copy_loops(copies: int) -> ModuleType:
-    """The module with the loops that copy: without numba for few copies in a short process, otherwise compiled."""
-    name = "memmove" if loops.spares(copies) else "memcpy"
-    return import_module(f"kvplan.execute.host.{name}")
-
-
-def _run(plan: Plan, crew: Crew) -> TransferResult:
-    work, copies = tasks(plan) if plan.nbytes else ([], 0)
-    begun = perf_counter()
-    crew.run(work)
-    return TransferResult(plan.nbytes, perf_counter() - begun, "host", copies, len(work))
+live: set[Runner] = set()  # runners whose thread may still have work; an exit waits for them
 
 
 @functools.cache
