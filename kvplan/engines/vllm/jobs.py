@@ -135,7 +135,7 @@ class Jobs:
         ]
 
     def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, this rank stores only its blocks."""
+        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, each stores only its blocks."""
         groups = self._ids(device_spec, host_spec)
         if self._turns is not None:
             found = [
