@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvplan.backends._tensors import content_dims
 from kvplan.errors import LayoutError
 
 # A host pool's layout -> the dims of its page rows; a list has one tensor a layer.
@@ -92,12 +93,7 @@ def _states(temporal: Any, conv: Sequence[Any], dims: str, beside: int, kind: st
                           "own, and merge them with backends.state of the rest")  # fmt: skip
     named = [(f"conv_{k}" if k else "conv", tensor) for k, tensor in enumerate(conv)]
     return [
-        Part(part, f"{dims} {_content(tensor, len(dims.split()))}", tensor, {})
+        Part(part, f"{dims} {content_dims(len(tensor.shape) - len(dims.split()))}", tensor, {})
         for part, tensor in (*named, ("ssm", temporal))
         if 0 not in tuple(tensor.shape)  # a model of convolutions alone has a state of no elements
     ]
-
-
-def _content(tensor: Any, outer: int) -> str:
-    inner = len(tensor.shape) - outer
-    return "dim" if inner == 1 else " ".join(f"dim.{k}" for k in range(inner))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from kvplan.backends._tensors import itemsize_of, kv_names
 from kvplan.backends._vllm_cpu import packing_of, version_of
-from kvplan.backends._vllm_pages import check_dense, holds_nvfp4, itemsize_of, nvfp4_parts
+from kvplan.backends._vllm_pages import check_dense, holds_nvfp4, nvfp4_parts
 from kvplan.errors import LayoutError
 
 
@@ -118,7 +119,7 @@ def parts_of(
     shape = tuple(map(int, caches[0].shape))
     tokens = block_tokens if row.tokens is None else shape[row.tokens]
     sizes = {} if heads is None else {"head": heads}
-    names = ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
+    names = kv_names(part)
     if form in CPU_FORMS:
         parts = _cpu_parts(form, caches, names, isa, version)
     elif form == "whole_blocks" and holds_nvfp4(shape, itemsize_of(caches[0])):

@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.backends._tensors import itemsize_of, steps_of
 from kvplan.errors import LayoutError
-
-
-def steps_of(cache: Any) -> tuple[int, ...]:
-    """Strides in bytes."""
-    if callable(getattr(cache, "stride", None)):
-        return tuple(int(step) * itemsize_of(cache) for step in cache.stride())
-    return tuple(map(int, cache.strides))
-
-
-def itemsize_of(cache: Any) -> int:
-    """Bytes of an element."""
-    return int(cache.element_size() if hasattr(cache, "element_size") else cache.itemsize)
 
 
 def check_dense(form: str, cache: Any, *, dims: int = 2) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.errors import LayoutError
+from kvplan.backends._tensors import layers_of
 from kvplan.layout.kvlayout import KVLayout
 
 PLANES = "layer: kv block token head dim"
@@ -44,7 +44,7 @@ def describe(
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: another rank, a leading extent that is not 2, forms mixed, or K and V that differ in shape or
+        LayoutError: another rank, a first extent that is not 2, forms mixed, or K and V that differ in shape or
             strides.
 
     >>> import numpy as np
@@ -54,46 +54,12 @@ def describe(
     >>> print(describe([(k_cache, v_cache)]))
     layer kv: block token head dim | layer=1 kv=2 block=8 token=256 head=4 dim=64 | float16 on cpu
     """
-    caches = [kv_caches] if _rank(kv_caches) or _is_pair(kv_caches) else kv_caches
-    if not isinstance(caches, list | tuple):
-        raise LayoutError(
-            f"kv_caches is a {type(caches).__name__}; give a list with one entry a layer, in order of layers"
-        )
-    pairs = [_is_pair(cache) for cache in caches]
-    for layer, cache in enumerate(caches):
-        if not pairs[layer]:
-            _check_planes(cache, f"kv_caches[{layer}]")
-        if pairs[layer] != pairs[0]:
-            raise LayoutError(f"kv_caches[0] and kv_caches[{layer}] are of different forms; describe each form by "
-                              "itself and merge")  # fmt: skip
+    entries, paired = layers_of(kv_caches, kv_dim=0, expected=_EXPECTED, other="flashinfer")
     return KVLayout.from_tensors(
-        PAIR if pairs and pairs[0] else PLANES,
-        caches,
+        PAIR if paired else PLANES,
+        entries,
         layer_start=layer_start,
         head_start=head_start,
         layers=layers,
         seams=seams,
     )
-
-
-def _rank(value: Any) -> int:
-    """Number of dims of a tensor; 0 for what is none."""
-    return len(value.shape) if hasattr(value, "shape") else 0
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(_rank(half) == 4 for half in value)
-
-
-def _check_planes(cache: Any, name: str) -> None:
-    if isinstance(cache, list | tuple):
-        ranks = [_rank(half) for half in cache]
-        raise LayoutError(f"{name} is a sequence of {len(cache)} with ranks {ranks}; {_EXPECTED}")
-    if not _rank(cache):
-        raise LayoutError(f"{name} is a {type(cache).__name__}; {_EXPECTED}")
-    shape = tuple(cache.shape)
-    if len(shape) != 5:
-        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; {_EXPECTED}")
-    if shape[0] != 2:
-        hint = "; where K and V stand second, use backends.flashinfer" if shape[1] == 2 else ""
-        raise LayoutError(f"{name} has shape {shape}, whose leading extent {shape[0]} is not 2; {_EXPECTED}{hint}")

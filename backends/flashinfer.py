@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.errors import LayoutError
+from kvplan.backends._tensors import PAGE, check_option, layers_of
 from kvplan.layout.kvlayout import KVLayout
-
-# The order of a page's dims, by FlashInfer's name for it: N tokens, H heads, D dim.
-PAGE = {"NHD": "token head dim", "HND": "head token dim"}
 
 _SHAPE = {"NHD": "page_tokens, heads, head_dim", "HND": "heads, page_tokens, head_dim"}
 
@@ -58,54 +55,19 @@ def describe(
     >>> nvfp4.parts, nvfp4.block_nbytes
     (('k', 'v', 'k_scale', 'v_scale'), 9216)
     """
-    if kv_layout not in PAGE:
-        raise LayoutError(f"kv_layout is {kv_layout!r}; it is one of {', '.join(map(repr, PAGE))}")
+    check_option("kv_layout", kv_layout, PAGE)
     expected = (
         f"in {kv_layout} a layer is one tensor (num_pages, 2, {_SHAPE[kv_layout]}), or a pair of K and V, each "
         f"(num_pages, {_SHAPE[kv_layout]})"
     )
-    caches = [kv_caches] if _rank(kv_caches) or _is_pair(kv_caches) else kv_caches
-    if not isinstance(caches, list | tuple):
-        raise LayoutError(
-            f"kv_caches is a {type(caches).__name__}; give a list with one entry a layer, in order of layers"
-        )
-    pairs = [_is_pair(cache) for cache in caches]
-    for layer, cache in enumerate(caches):
-        if not pairs[layer]:
-            _check_combined(cache, f"kv_caches[{layer}]", expected)
-        if pairs[layer] != pairs[0]:
-            raise LayoutError(f"kv_caches[0] and kv_caches[{layer}] are of different forms; describe each form by "
-                              "itself and merge")  # fmt: skip
+    entries, paired = layers_of(kv_caches, kv_dim=1, expected=expected, other="flash_attention")
     page = PAGE[kv_layout]
     return KVLayout.from_tensors(
-        f"layer kv: block {page}" if pairs and pairs[0] else f"layer: block kv {page}",
-        caches,
+        f"layer kv: block {page}" if paired else f"layer: block kv {page}",
+        entries,
         layer_start=layer_start,
         head_start=head_start,
         layers=layers,
         part=part,
         seams=seams,
     )
-
-
-def _rank(value: Any) -> int:
-    """Number of dims of a tensor; 0 for what is none."""
-    return len(value.shape) if hasattr(value, "shape") else 0
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(_rank(half) == 4 for half in value)
-
-
-def _check_combined(cache: Any, name: str, expected: str) -> None:
-    if isinstance(cache, list | tuple):
-        ranks = [_rank(half) for half in cache]
-        raise LayoutError(f"{name} is a sequence of {len(cache)} with ranks {ranks}; {expected}")
-    if not _rank(cache):
-        raise LayoutError(f"{name} is a {type(cache).__name__}; {expected}")
-    shape = tuple(cache.shape)
-    if len(shape) != 5:
-        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; {expected}")
-    if shape[1] != 2:
-        hint = "; where K and V stand first, use backends.flash_attention" if shape[0] == 2 else ""
-        raise LayoutError(f"{name} has shape {shape}, whose second extent {shape[1]} is not 2; {expected}{hint}")

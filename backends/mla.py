@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.backends._tensors import itemsize_of
 from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -142,7 +143,7 @@ def _paged(shape: tuple[int, ...], token: str, dim: str, *, whole_blocks: bool) 
 
 
 def _without_padding(cache: Any, row_nbytes: int) -> Any:
-    itemsize = int(cache.element_size() if hasattr(cache, "element_size") else cache.itemsize)
+    itemsize = itemsize_of(cache)
     row = int(cache.shape[-1]) * itemsize
     if not 0 < row_nbytes <= row or row_nbytes % itemsize:
         raise LayoutError(f"row_nbytes is {row_nbytes}; rows have {row} bytes, in elements of {itemsize}")

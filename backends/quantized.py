@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
+from kvplan.backends._tensors import PAGE, check_option, content_dims, itemsize_of
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -105,9 +106,6 @@ FORMATS: Mapping[str, RowFormat] = {
     ),
 }
 
-# The order of a page's dims: N tokens, H heads, D the bytes of a row.
-PAGE = {"NHD": "token head dim", "HND": "head token dim"}
-
 _SHAPE = {PAGE["NHD"]: "(blocks, tokens, heads, row)", PAGE["HND"]: "(blocks, heads, tokens, row)"}
 
 
@@ -167,7 +165,7 @@ def describe(
         raise LayoutError("caches is to be a list with one tensor a layer, in order of layers, or one tensor")
     shape = tuple(caches[0].shape)
     for layer, cache in enumerate(caches):
-        itemsize = int(cache.element_size() if hasattr(cache, "element_size") else cache.itemsize)
+        itemsize = itemsize_of(cache)
         if itemsize != 1 or tuple(cache.shape) != shape:
             raise LayoutError(f"caches[{layer}] has shape {tuple(cache.shape)} and elements of {itemsize} bytes; "
                               f"{row_format!r} is bytes (view as uint8), and caches[0] has shape {shape}")  # fmt: skip
@@ -234,7 +232,7 @@ def with_scales(
         axes = {4: order, 3: order.removesuffix(" dim")}.get(rank, "token")
         block, sizes = "block", {}
         if whole_blocks:
-            axes = " ".join(f"dim.{k}" for k in range(rank - 1)) if rank > 2 else "dim"
+            axes = content_dims(max(rank - 1, 1))
             each, left = divmod(int(column[0].shape[0]), cache.num_blocks)
             if each > 1 and not left:
                 block, sizes = "(block subblock)", {"subblock": each}
@@ -255,8 +253,7 @@ def with_scales(
 
 
 def _order(kv_layout: str) -> str:
-    if kv_layout not in PAGE:
-        raise LayoutError(f"kv_layout is {kv_layout!r}; it is one of {', '.join(map(repr, PAGE))}")
+    check_option("kv_layout", kv_layout, PAGE)
     return PAGE[kv_layout]
 
 

@@ -7,10 +7,11 @@ and DSA kinds), ``unified_memory_pool.py``, ``pool_host/mha.py``, ``mla.py``, ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.backends._sglang_pages import parts_of
+from kvplan.backends._tensors import check_option
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -206,8 +207,7 @@ def _device_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
 
 
 def _keys_and_values(k: Any, v: Any, form: str, page: int, naming: _Naming, slots: int | None = None) -> KVLayout:
-    if form not in DEVICE:
-        raise LayoutError(f"kv_cache_layout is {form!r}; those described are {_listed(DEVICE)}")
+    check_option("kv_cache_layout", form, DEVICE)
     flat = DEVICE[form][0] == SLOTS
     halves = [_whole_pages(half, page, slots, page_rows=not flat) for half in (k, v)]
     (k_dims, v_dims), sizes = DEVICE[form], {"token": page}
@@ -285,8 +285,7 @@ def _host_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
 
 
 def _host_buffer(buffer: Any, what: str, layout: str, page: int, naming: _Naming, part: str = "kv") -> KVLayout:
-    if layout not in HOST[what]:
-        raise LayoutError(f"layout is {layout!r}; of {what} it is one of {_listed(HOST[what])}")
+    check_option(f"layout, of {what},", layout, HOST[what])
     return _seamed(naming, buffer).of(HOST[what][layout], buffer, part, {"token": page})
 
 
@@ -299,8 +298,8 @@ def _seamed(naming: _Naming, buffer: Any) -> _Naming:
 def _tensors(given: Any, layout: str | None, page: int | None, naming: _Naming) -> KVLayout:
     if page is None:
         raise LayoutError("tensors don't tell their page_size; give it, in tokens")
-    if layout is not None and layout not in {*DEVICE, *HOST["K and V"]}:
-        raise LayoutError(f"layout is {layout!r}; it is one of {_listed((*DEVICE, *HOST['K and V']))}")
+    if layout is not None:
+        check_option("layout", layout, (*DEVICE, *HOST["K and V"]))
     if layout in HOST["K and V"]:
         rank = len(getattr(given, "shape", ()))
         forms = {what: HOST[what][layout] for what in ("K and V", "MLA") if layout in HOST[what]}
@@ -318,7 +317,3 @@ def _tensors(given: Any, layout: str | None, page: int | None, naming: _Naming) 
         raise LayoutError(f"{len(given)} lists of tensors; give two, all of K and all of V")
     k, v = given
     return _keys_and_values(k, v, layout or "nhd", page, naming)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))

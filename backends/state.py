@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.backends._tensors import content_dims
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -78,7 +79,12 @@ def describe(
             _check_contiguous_inside(tensor, f"{name!r} of states[{layer}]")
         described.append(
             KVLayout.from_tensors(
-                f"layer: {_dims(column[0])}", column, layer_start=layer_start, layers=layers, part=name, seams=seams
+                f"layer: block {content_dims(len(column[0].shape) - 1)}",
+                column,
+                layer_start=layer_start,
+                layers=layers,
+                part=name,
+                seams=seams,
             )
         )
     return KVLayout.merge(described) if len(described) > 1 else described[0]
@@ -103,14 +109,6 @@ def _names(parts: Sequence[str] | None, count: int) -> tuple[str, ...]:
     if len(parts) != count or len(set(parts)) != count:
         raise LayoutError(f"parts are {tuple(parts)}, and a layer holds {count} tensors: each has its own name")
     return tuple(parts)
-
-
-def _dims(tensor: Any) -> str:
-    """``block dim``, or the block and as many factors of dim as there are dims left."""
-    inner = len(tensor.shape) - 1
-    if inner == 1:
-        return "block dim"
-    return " ".join(["block", *(f"dim.{k}" for k in range(inner))])
 
 
 def _check_contiguous_inside(tensor: Any, name: str) -> None:

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.backends._tensors import PAGE, check_option, rank_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
-
-# The order inside a block, by TensorRT-LLM's name for it: N tokens, H heads, D dim.
-INSIDE = {"HND": "head token dim", "NHD": "token head dim"}
 
 _EXPECTED = (
     "a pool is (blocks, layers, kv_factor, elements a block) with tokens_per_block= and num_kv_heads=, or (blocks, "
@@ -73,19 +71,18 @@ def describe(
     >>> print(describe(np.zeros((100, 65536), np.uint8)))
     block dim | block=100 dim=65536 | uint8 on cpu | parts slot
     """
-    if kv_layout not in INSIDE:
-        raise LayoutError(f"kv_layout is {kv_layout!r}; it is one of {', '.join(map(repr, INSIDE))}")
+    check_option("kv_layout", kv_layout, PAGE)
     told = {"token": tokens_per_block, "head": num_kv_heads}
     if hasattr(pool, "get_buffers"):
         if layers is not None or layer_start:
             raise LayoutError("a manager numbers its own layers; drop layers= and layer_start=")
         pool, layers = _buffers(pool, kv_layout)
-    if isinstance(pool, list | tuple) and pool and all(_rank(entry) == 2 for entry in pool):
+    if isinstance(pool, list | tuple) and pool and all(rank_of(entry) == 2 for entry in pool):
         names = [part] if part and len(pool) == 1 else [f"{part or 'slot'}_{k}" for k in range(len(pool))]
         return KVLayout.merge([
             _slots(entry, name, told, layer_start, layers, seams) for entry, name in zip(pool, names, strict=True)
         ])  # fmt: skip
-    if _rank(pool) == 2:
+    if rank_of(pool) == 2:
         return _slots(pool, part or "slot", told, layer_start, layers, seams)
     nested = isinstance(pool, list | tuple)
     first = pool[0] if nested and pool else pool
@@ -93,7 +90,7 @@ def describe(
         raise LayoutError(f"pool is a {type(pool).__name__} of no tensors; {_EXPECTED}")
     shape = tuple(first.shape)
     factor = 1 if nested else 2  # where kv_factor stands; a view of one layer has no layer dim
-    inside, sizes = _inside(shape[factor + 1 :], INSIDE[kv_layout], told, shape, whole_blocks=whole_blocks)
+    inside, sizes = _inside(shape[factor + 1 :], PAGE[kv_layout], told, shape, whole_blocks=whole_blocks)
     if shape[factor] not in {1, 2}:
         raise LayoutError(f"shape {shape}: dim {factor} is the kv_factor, 1 or 2, not {shape[factor]}; {_EXPECTED}")
     kv = "kv" if shape[factor] == 2 else "1"
@@ -107,11 +104,6 @@ def describe(
         part=part or "kv",
         seams=seams,
     )
-
-
-def _rank(value: Any) -> int:
-    """Number of dims of a tensor; 0 for what is none."""
-    return len(value.shape) if hasattr(value, "shape") else 0
 
 
 def _buffers(manager: Any, kv_layout: str) -> tuple[list[Any], list[int]]:

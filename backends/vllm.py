@@ -50,9 +50,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvplan.backends._tensors import check_option, steps_of
 from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, rocm_form
 from kvplan.backends._vllm_orders import place
-from kvplan.backends._vllm_pages import steps_of
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -124,9 +124,8 @@ def describe(
     >>> cpu.address(layer=0, part="k", token=1) - cpu.address(layer=0, part="k")
     2
     """
-    row = FORMS.get(form)
-    if row is None:
-        raise LayoutError(f"form is {form!r}; it is one of {', '.join(FORMS)}")
+    check_option("form", form, FORMS)
+    row = FORMS[form]
     head_size_v = optional_integer("head_size_v", head_size_v, least=0)
     heads = optional_integer("heads", heads, least=1)
     block_tokens = optional_integer("block_tokens", block_tokens, least=1)

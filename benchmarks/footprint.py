@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import kvplan
-from benchmarks.measure import peak_nbytes, resident_peak_nbytes
+from benchmarks.call_costs import peak_nbytes, resident_peak_nbytes
 from benchmarks.problems import (
     Ids,
     Problem,

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvplan
-from benchmarks.baselines import Memcpy
-from benchmarks.measure import interleaved
+from benchmarks.call_costs import interleaved
+from benchmarks.numpy_baselines import Memcpy
 from benchmarks.problems import Scale, scattered
 from benchmarks.record import Row
 

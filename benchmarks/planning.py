@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks import baselines
-from benchmarks.measure import allocator, interleaved
+from benchmarks import numpy_baselines
+from benchmarks.call_costs import allocator, interleaved
 from benchmarks.problems import (
     HEADS,
     TOKENS,
@@ -52,10 +52,10 @@ def _flat(scale: Scale, problem: Problem, ids: Ids, order: str, memory: str, *, 
     seconds = interleaved(
         {
             "ours": lambda: program.plan(*given).descriptors(),
-            FLOOR: partial(baselines.floor, runs),
-            COMPILED: partial(baselines.compiled_floor, runs),
-            BROADCAST: partial(baselines.plan_broadcast, *arguments),
-            BY_LAYER: partial(baselines.plan_by_layer, *arguments),
+            FLOOR: partial(numpy_baselines.floor, runs),
+            COMPILED: partial(numpy_baselines.compiled_floor, runs),
+            BROADCAST: partial(numpy_baselines.plan_broadcast, *arguments),
+            BY_LAYER: partial(numpy_baselines.plan_by_layer, *arguments),
         },
         small=scale.small,
         large=scale.large,
@@ -86,7 +86,7 @@ def factored(scale: Scale) -> list[Row]:
             seconds = interleaved(
                 {
                     "ours": partial(problem.program.plan, *given),
-                    "numpy": partial(baselines.address, problem.stepped, *ids, scale.pool),
+                    "numpy": partial(numpy_baselines.address, problem.stepped, *ids, scale.pool),
                 },
                 small=scale.small,
                 large=scale.large,
@@ -117,7 +117,7 @@ def compiling(scale: Scale) -> list[Row]:
             "compile": lambda: passes(src_geometry, dst_geometry).program,
             "program": first_program,
             "descriptors": first_descriptors,
-            listing: partial(baselines.list_runs, scale.layers * 2, TOKENS * HEADS),
+            listing: partial(numpy_baselines.list_runs, scale.layers * 2, TOKENS * HEADS),
         },
         small=scale.small,
         large=scale.large,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvplan
-from benchmarks.baselines import Int64Array, Stepped
+from benchmarks.numpy_baselines import Int64Array, Stepped
 
 Ids = tuple[Int64Array, Int64Array]  # source and destination
 

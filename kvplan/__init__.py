@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.base.version import __version__
 from kvplan.errors import (
     BlockIndexError,
     HostMemoryError,
@@ -19,7 +20,6 @@ from kvplan.errors import (
     TransferError,
 )
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.cost.policy import Policy
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
     from kvplan.verification.verify import Verification, verify
-
 
 __all__ = [
     "BlockIndexError",

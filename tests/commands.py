@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,33 @@ def answer(capsys, *argv, code=0):
 def document(capsys, *argv, code=0):
     """The document of a command, by --json."""
     return json.loads(answer(capsys, *argv, "--json", code=code))
+
+
+def fails(capsys, *argv, code=2):
+    """Run a command that fails, and give its one line on stderr."""
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("kvplan: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("kvplan: ").rstrip("\n")
+
+
+def python(*argv, **env):
+    """A fresh interpreter in the repository."""
+    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    return subprocess.run(  # noqa: PLW1510
+        [sys.executable, *argv], cwd=ROOT, env=known | env, capture_output=True, text=True, encoding="utf-8"
+    )
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(name + " is not to be had")
+sys.meta_path.insert(0, Blocker())
+from kvplan.cli import main
+sys.exit(main({argv!r}))
+"""

@@ -1,23 +1,33 @@
-"""Profiles of hypothesis, and the executor that the law tests share."""
+"""The profile of hypothesis, and fixtures of every folder."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, settings
 
 import kvplan
+from kvplan.plan.loops import sparing
+from tests import profiles
 
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", max_examples=250, deadline=None, suppress_health_check=slow)
-settings.register_profile("deep", max_examples=20_000, deadline=None, suppress_health_check=slow)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+profiles.load()
+
+
+def pytest_collection_modifyitems(items):
+    """Laws and other slow tests begin first, so that no worker ends long after the others."""
+    items.sort(key=lambda item: 0 if "tests/laws/" in item.nodeid else 2 - bool(item.get_closest_marker("slow")))
 
 
 @pytest.fixture(scope="session")
 def executor():
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def sparing_executor():
+    """An executor of a process that spares numba: little work is copied by memmove."""
+    with sparing():
+        shared = kvplan.Executor(policy=kvplan.Policy(threads=2))
+    with shared:
         yield shared
 
 

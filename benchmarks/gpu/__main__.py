@@ -20,7 +20,7 @@ from benchmarks.gpu.environment import (
     gpu_document,
     told_by_smi,
 )
-from benchmarks.gpu.limits import missed
+from benchmarks.gpu.required import missed
 from benchmarks.gpu.sizes import FULL, SMOKE
 from benchmarks.record import Row, machine, save, table
 
@@ -30,10 +30,10 @@ GROUPS = {
     CEILINGS: "alone",
     "staged": "alone",
     "kernel": "alone",
-    "frontier": "beside",
+    "frontier": "beside_compute",
     "copy_engine_2d": "alone",
     "copy_engine": "alone",
-    "beside": "beside",
+    "beside": "beside_compute",
     "submit": "latency",
     "small": "latency",
 }
@@ -65,7 +65,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def run(groups: Mapping[str, Group], bench: Any, *, budget: float, report: Report) -> Result:
+def run(groups: Mapping[str, Group], rig: Any, *, budget: float, report: Report) -> Result:
     """Run groups in order, print each one's table as soon as it is there, and report after each.
 
     What a group measured before it failed, or before the budget was spent, counts; the others go on.
@@ -76,7 +76,7 @@ def run(groups: Mapping[str, Group], bench: Any, *, budget: float, report: Repor
         rows: list[Row] = []
         start = time.perf_counter()
         try:
-            for row in group(bench):
+            for row in group(rig):
                 rows.append(row)
                 if time.perf_counter() - opened > budget and name != CEILINGS:
                     result.failed[name] = f"cut short after {len(rows)} rows: the budget of {budget:g} s is spent"
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: these benchmarks need one", file=sys.stderr)
         return 2
-    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.rig import Rig
 
     scale = SMOKE if chosen.smoke else FULL
     about, started = gpu(), machine()
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save(output, gpu_document(rows, scale=scale, started=started, about=about, failed=failed))
 
     groups = {name: getattr(import_module(f"benchmarks.gpu.{GROUPS[name]}"), name) for name in chosen.run}
-    return conclude(run(groups, Bench(scale), budget=chosen.budget, report=report), output, smoke=chosen.smoke)
+    return conclude(run(groups, Rig(scale), budget=chosen.budget, report=report), output, smoke=chosen.smoke)
 
 
 def conclude(result: Result, output: Path | None, *, smoke: bool) -> int:

@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import baselines
-from benchmarks.gpu.bench import WARM_UPS, Bench, Ceilings, Speed
-from benchmarks.gpu.limits import DIRECTIONS, PITCHED, STAGED, STAGED_BOTH, kernel_share, speed_row
-from benchmarks.gpu.memory import Work
+from benchmarks.gpu.required import PITCHED, STAGED, STAGED_BOTH, kernel_share, speed_row
+from benchmarks.gpu.rig import Ceilings, Rig, Speed, Way
 from benchmarks.gpu.sizes import KIB, RUN_NBYTES, spell
+from benchmarks.gpu.twelve_programs import NAME as PROGRAMS
+from benchmarks.gpu.twelve_programs import twelve_programs
 from benchmarks.record import Row
+from kvplan.errors import TransferError
+from kvplan.measure.baselines import BATCH, INDEXING, LOOP, batch, indexing, loop
+from kvplan.measure.ceilings import large_copy
+from kvplan.measure.flights import Begin, Enqueued, Together
+from kvplan.measure.workload import DIRECTIONS
 
 COPY, SM = "one large copy", "SM ceiling"
 CEILING_PROGRAMS = (8, 16, 32, 64, 132)  # the fastest counts: too many stores stall each other
 
 
-def one_large_copy(bench: Bench, direction: str) -> Callable[[], Any]:
-    """All of the flat buffer by one call of the driver."""
-    host, device = bench.buffers(direction)
-    src, dst = (host, device) if direction == "load" else (device, host)
-    stream = bench.streams[direction].cuda_stream
-    return partial(bench.driver.copy, dst.data_ptr(), src.data_ptr(), host.numel(), stream)
+def one_large_copy(rig: Rig, direction: str) -> Way:
+    """All of the flat buffers by one call of the driver."""
+    flat = rig.buffers(direction)
+    return Way(flat.nbytes, large_copy(rig.lines[direction], flat.host, flat.other, direction))
 
 
-def ceilings(bench: Bench) -> Iterator[Row]:
+def ceilings(rig: Rig) -> Iterator[Row]:
     """What the link does at most in this run; all other groups are held against it."""
-    nbytes = bench.scale.large_nbytes
-    copy: dict[str, Speed] = {}
+    large = {direction: one_large_copy(rig, direction) for direction in DIRECTIONS}
+    copy = rig.speeds(large)
+    for direction in DIRECTIONS:
+        yield _ceiling(f"{COPY}, {direction}, {spell(rig.scale.large_nbytes)}", copy[direction])
     sm: dict[str, Speed] = {}
     for direction in DIRECTIONS:
-        copy[direction] = bench.issued(direction, nbytes, one_large_copy(bench, direction))
-        yield _ceiling(f"{COPY}, {direction}, {spell(nbytes)}", copy[direction])
-    for direction in DIRECTIONS:
-        found = {programs: _by_sms(bench, direction, programs) for programs in CEILING_PROGRAMS}
+        found = rig.speeds({str(programs): _by_sms(rig, direction, programs) for programs in CEILING_PROGRAMS})
         programs = max(found, key=lambda count: found[count].gbps)
         sm[direction] = found[programs]
         row = _ceiling(f"SMs copy a contiguous buffer, {direction}", sm[direction])
-        row.detail.update(programs=programs, by_programs={str(count): speed.gbps for count, speed in found.items()})
+        row.detail.update(programs=int(programs), by_programs={count: speed.gbps for count, speed in found.items()})
         yield row
-    calls = [one_large_copy(bench, direction) for direction in DIRECTIONS]
-
-    def both_copies() -> None:
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-
-    both = Speed(2 * nbytes, *[_median_wall(bench, both_copies)] * 2)
+    both = _at_once(rig, [way.begin for way in large.values()], 2 * rig.scale.large_nbytes)
     yield _ceiling("two large copies at once, both directions", both)
-    bench.ceilings = Ceilings(*({name: speed.gbps for name, speed in kind.items()} for kind in (copy, sm)), both.gbps)
+    rig.ceilings = Ceilings(*({name: speed.gbps for name, speed in kind.items()} for kind in (copy, sm)), both.gbps)
 
 
 def _ceiling(what: str, speed: Speed) -> Row:
     return Row("ceilings", what, "GB/s", speed.gbps, detail={"wall_gbps": speed.wall_gbps})
 
 
-def _by_sms(bench: Bench, direction: str, programs: int) -> Speed:
+def _at_once(rig: Rig, begins: list[Begin], nbytes: int) -> Speed:
+    """By the host's clock: events of two streams have no common start."""
+    found = rig.speeds({"both": Way(nbytes, lambda: Together(*begins))})["both"]
+    return found._replace(seconds=found.wall)
+
+
+def _by_sms(rig: Rig, direction: str, programs: int) -> Way:
+    """Copy the flat buffers by a kernel; every byte is seen to arrive first."""
     from benchmarks.gpu import kernels
 
-    host, device = (raw.view(torch.int64) for raw in bench.buffers(direction))
+    flat, line = rig.buffers(direction), rig.lines[direction]
+    host, device = (raw.view(torch.int64) for raw in (flat.host, flat.other))
     src, dst = (host, device) if direction == "load" else (device, host)
     count = src.numel() // kernels.CEILING_WORDS * kernels.CEILING_WORDS
 
     def issue() -> None:
-        with torch.cuda.stream(bench.streams[direction]):
+        with torch.cuda.stream(line.stream):
             kernels.contiguous[(programs,)](src, dst, count, WORDS=kernels.CEILING_WORDS,
                                             num_warps=kernels.CEILING_WARPS)  # fmt: skip
 
@@ -76,111 +77,101 @@ def _by_sms(bench: Bench, direction: str, programs: int) -> Speed:
     torch.cuda.synchronize()
     issue()
     torch.cuda.synchronize()
-    if not torch.equal(src[:count].to(bench.device), dst[:count].to(bench.device)):
-        raise RuntimeError(f"{SM}, {direction}: not every byte arrived")
-    return bench.issued(direction, count * 8, issue)
+    if not torch.equal(src[:count].to(rig.device), dst[:count].to(rig.device)):
+        raise TransferError(f"{SM}, {direction}: not every byte arrived")
+    return Way(count * 8, lambda: Enqueued(line, count * 8, issue))
 
 
-def staged(bench: Bench) -> Iterator[Row]:
+def staged(rig: Rig) -> Iterator[Row]:
     """A page-first pool and a cache by layer, by way of a ring in GPU memory."""
-    all_baselines = (baselines.BATCH, baselines.PROGRAMS, baselines.INDEXING, baselines.LOOP)
-    with bench.executor("staged") as executor:
-        for name, count in (("medium", bench.scale.medium), ("large", bench.scale.large)):
+    with rig.executor("staged") as executor:
+        for name, count in (("medium", rig.scale.medium), ("large", rig.scale.large)):
             for direction in DIRECTIONS:
-                work = bench.pages(direction).work(direction, count)
-                ours = bench.proven(executor, work, "staged")
-                theirs = all_baselines if name == "medium" else all_baselines[:2]
-                beside = {COPY: bench.ceilings.copy[direction]} | baselines.gbps(bench, work, theirs)
-                yield _row(bench, "staged", f"{direction}, {spell(work.nbytes)}", ours, beside, direction,
-                           STAGED[name, direction])  # fmt: skip
-        yield _both(bench, executor)
+                moved = rig.pages(direction, count)
+                ways = {"ours": rig.ours(executor, moved, "staged")}
+                ways |= rig.baselines(moved, {BATCH: batch, PROGRAMS: twelve_programs})
+                if name == "medium":
+                    ways |= rig.baselines(moved, {INDEXING: indexing}) | _loop(rig, moved.plan.units, direction)
+                yield _row(rig, "staged", f"{direction}, {spell(moved.plan.nbytes)}", rig.speeds(ways), direction,
+                           ceilings={COPY: rig.ceilings.copy}, share=STAGED[name, direction])  # fmt: skip
+        yield _both(rig, executor)
 
 
-def _both(bench: Bench, executor: Any) -> Row:
-    plans = [bench.pages(direction).work(direction, bench.scale.large).plan for direction in DIRECTIONS]
+def _loop(rig: Rig, blocks: int, direction: str) -> dict[str, Way]:
+    """A call a run, of as few blocks as it can serve in a short time."""
+    few = rig.pages(direction, max(min(blocks, rig.scale.loop_runs // rig.scale.planes), 1))
+    return rig.baselines(few, {LOOP: loop})
 
-    def move() -> None:
-        for transfer in [executor.submit(plan) for plan in plans]:
-            transfer.synchronize()
 
+def _both(rig: Rig, executor: Any) -> Row:
+    plans = [rig.pages(direction, rig.scale.large).plan for direction in DIRECTIONS]
     nbytes = sum(plan.nbytes for plan in plans)
-    ours = nbytes / _median_wall(bench, move) / 1e9
-    link = sum(bench.ceilings.copy.values())
-    return speed_row("staged", f"both at once, {spell(nbytes // 2)} each", ours,
-                     {"two large copies at once": bench.ceilings.both}, link=link, share=STAGED_BOTH)  # fmt: skip
+    ours = _at_once(rig, [partial(executor.submit, plan) for plan in plans], nbytes)
+    link = sum(rig.ceilings.copy.values())
+    return speed_row("staged", f"both at once, {spell(nbytes // 2)} each", ours.gbps,
+                     {"two large copies at once": rig.ceilings.both}, link=link, share=STAGED_BOTH)  # fmt: skip
 
 
-def _median_wall(bench: Bench, call: Callable[[], Any]) -> float:
-    """Seconds by the host's clock: events of two streams have no common start."""
-    samples = []
-    for turn in range(WARM_UPS + bench.scale.repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        end = time.perf_counter()
-        if turn >= WARM_UPS:
-            samples.append(end - start)
-    return statistics.median(samples)
-
-
-def kernel(bench: Bench) -> Iterator[Row]:
+def kernel(rig: Rig) -> Iterator[Row]:
     """Layer-first on both sides, so that host extents are runs: loads by programs, stores by default."""
-    scale = bench.scale
+    scale = rig.scale
     for run_nbytes in scale.kernel_runs:
         for direction in DIRECTIONS:
-            work = bench.runs(direction, run_nbytes, scale.medium_nbytes)
-            beside = {SM: bench.ceilings.sm[direction], COPY: bench.ceilings.copy[direction]}
-            beside |= baselines.gbps(bench, work, (baselines.PROGRAMS,))
+            moved = rig.runs(direction, run_nbytes, scale.medium_nbytes)
+            baseline = rig.speeds(rig.baselines(moved, {PROGRAMS: twelve_programs}))
             for programs in (*scale.programs, None) if direction == "load" else (None,):
-                with bench.executor("kernel", max_programs=programs) as executor:
-                    ours = bench.proven(executor, work, f"kernel with {programs} programs")
+                with rig.executor("kernel", max_programs=programs) as executor:
+                    ours = {"ours": rig.ours(executor, moved, f"kernel with {programs} programs")}
+                    found = rig.speeds(ours) | baseline
                 share = kernel_share(run_nbytes, programs) if programs else None
                 by = f"{programs} programs" if programs else "default"
-                yield _row(bench, "kernel", f"{direction}, {spell(run_nbytes)}, {by}", ours, beside, direction, share)
+                yield _row(rig, "kernel", f"{direction}, {spell(run_nbytes)}, {by}", found, direction,
+                                ceilings={SM: rig.ceilings.sm, COPY: rig.ceilings.copy}, share=share)  # fmt: skip
 
 
-def copy_engine_2d(bench: Bench) -> Iterator[Row]:
+def copy_engine_2d(rig: Rig) -> Iterator[Row]:
     """2-D copies: all runs of a block lie evenly in a cache whose layers share one allocation."""
-    with bench.executor("copy_engine_2d") as executor:
-        for run_nbytes in bench.scale.pitched_runs:
+    with rig.executor("copy_engine_2d") as executor:
+        for run_nbytes in rig.scale.pitched_runs:
             for direction in DIRECTIONS:
-                work = bench.runs(direction, run_nbytes, bench.scale.medium_nbytes, host="page first")
-                ours = bench.proven(executor, work, "copy_engine_2d")
-                beside = {COPY: bench.ceilings.copy[direction]} | baselines.gbps(bench, work, (baselines.BATCH,))
+                moved = rig.runs(direction, run_nbytes, rig.scale.medium_nbytes, host="contiguous")
+                ways = {"ours": rig.ours(executor, moved, "copy_engine_2d")} | rig.baselines(moved, {BATCH: batch})
+                found = rig.speeds(ways)
                 share = PITCHED[direction] if run_nbytes == RUN_NBYTES else None
-                row = _row(bench, "copy_engine_2d", f"{direction}, rows of {spell(run_nbytes)}", ours, beside,
-                           direction, share)  # fmt: skip
-                row.detail["copies"] = len(work.plan.strided())
+                row = _row(rig, "copy_engine_2d", f"{direction}, rows of {spell(run_nbytes)}", found, direction,
+                           ceilings={COPY: rig.ceilings.copy}, share=share)  # fmt: skip
+                row.detail["copies"] = len(moved.plan.strided())
                 yield row
 
 
-def copy_engine(bench: Bench) -> Iterator[Row]:
+def copy_engine(rig: Rig) -> Iterator[Row]:
     """Single extents by the copy engine, layer-first on both sides."""
-    with bench.executor("copy_engine") as executor:
-        for run_nbytes in bench.scale.engine_runs:
+    with rig.executor("copy_engine") as executor:
+        for run_nbytes in rig.scale.engine_runs:
             for direction in DIRECTIONS:
                 # Few large runs would make a short transfer; small ones take their time.
-                nbytes = bench.scale.medium_nbytes if run_nbytes <= 64 * KIB else bench.scale.large_nbytes
-                work = bench.runs(direction, run_nbytes, nbytes)
-                ours = bench.proven(executor, work, "copy_engine")
-                names = (baselines.BATCH, baselines.LOOP)
-                beside = {COPY: bench.ceilings.copy[direction]} | baselines.gbps(bench, work, names)
-                yield _row(bench, "copy_engine", f"{direction}, runs of {spell(run_nbytes)}", ours, beside, direction)
+                nbytes = rig.scale.medium_nbytes if run_nbytes <= 64 * KIB else rig.scale.large_nbytes
+                moved = rig.runs(direction, run_nbytes, nbytes)
+                few = rig.runs(direction, run_nbytes, min(nbytes, rig.scale.loop_runs * run_nbytes))
+                ways = {"ours": rig.ours(executor, moved, "copy_engine")}
+                ways |= rig.baselines(moved, {BATCH: batch}) | rig.baselines(few, {LOOP: loop})
+                yield _row(rig, "copy_engine", f"{direction}, runs of {spell(run_nbytes)}", rig.speeds(ways), direction,
+                           ceilings={COPY: rig.ceilings.copy})  # fmt: skip
 
 
 def _row(
-    bench: Bench,
+    rig: Rig,
     group: str,
     what: str,
-    ours: Speed,
-    beside: dict[str, float],
+    found: Mapping[str, Speed],
     direction: str,
+    *,
+    ceilings: Mapping[str, Mapping[str, float]],
     share: float | None = None,
 ) -> Row:
+    """The way ``"ours"`` against the ceilings and all other ways."""
+    ours = found["ours"]
+    beside = {name: kind[direction] for name, kind in ceilings.items()}
+    beside |= {name: speed.gbps for name, speed in found.items() if name != "ours"}
     detail = {"nbytes": ours.nbytes, "wall_gbps": ours.wall_gbps}
-    return speed_row(group, what, ours.gbps, beside, link=bench.ceilings.copy[direction], share=share, detail=detail)
-
-
-def all_blocks(bench: Bench, direction: str, nbytes: int) -> Work:
-    """The work of the kernel path beside compute: runs of 8 KiB, layer-first on both sides."""
-    return bench.runs(direction, RUN_NBYTES, nbytes)
+    return speed_row(group, what, ours.gbps, beside, link=rig.ceilings.copy[direction], share=share, detail=detail)

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import baselines
 from benchmarks.gpu.alone import COPY
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.limits import (
-    DIRECTIONS,
+from benchmarks.gpu.required import (
     LATENCY_BLOCKS,
     LATENCY_US,
     SMALL_BLOCKS,
@@ -21,30 +18,38 @@ from benchmarks.gpu.limits import (
     SUBMIT_KERNEL_US,
     staged_submit_us,
 )
-from benchmarks.gpu.memory import Work
+from benchmarks.gpu.rig import Rig
 from benchmarks.gpu.sizes import spell
-from benchmarks.measure import no_collection
 from benchmarks.record import Row
 from kvplan.cuda.device import NOT_READY
+from kvplan.errors import PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.measure.baselines import BATCH, batch_call
+from kvplan.measure.timing import no_collection
+from kvplan.measure.workload import DIRECTIONS, Work
 
 SMALL_PATHS = ("auto", "staged", "kernel")
 BARE = "the driver's calls alone"
 WARM_UPS = 3
 
 
-def submit(bench: Bench) -> Iterator[Row]:
+def works_of(rig: Rig, direction: str, blocks: int, times: int) -> list[Work]:
+    """Transfers of as many blocks each, of other ids."""
+    return [rig.pages(direction, blocks, seed) for seed in range(1, times + 1)]
+
+
+def submit(rig: Rig) -> Iterator[Row]:
     """Microseconds that the caller of submit is kept, the GPU idle before; every plan is of new ids."""
     for path in ("kernel", "staged"):
-        with bench.executor(path) as executor:
-            for blocks, repeats in bench.scale.submits:
+        with rig.executor(path) as executor:
+            for blocks, repeats in rig.scale.submits:
                 for direction in DIRECTIONS:
-                    works = bench.pages(direction).works(direction, blocks, WARM_UPS + repeats)
-                    works[0].verify(path, lambda e=executor, w=works[0]: e.submit(w.plan).synchronize(), bench.device)
-                    yield _submit(bench, path, executor, works)
+                    works = works_of(rig, direction, blocks, WARM_UPS + repeats)
+                    rig.ours(executor, works[0], path)
+                    yield _submit(rig, path, executor, works)
 
 
-def _submit(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Row:
+def _submit(rig: Rig, path: str, executor: Any, works: Sequence[Work]) -> Row:
     calls, moves = [], []
     with no_collection():
         for work in works:
@@ -62,39 +67,40 @@ def _submit(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Ro
     else:
         limit, rule = staged_submit_us(moved), "100 us + 3 % of the transfer"
     detail = {"most_us": calls[-1] * 1e6, "transfer_us": moved * 1e6, "samples": len(calls)}
-    what = f"{path}, {direction}, {count:,} block{'s' * (count > 1)}, {spell(works[0].nbytes)}"
-    return Row("submit", what, "us", statistics.median(calls) * 1e6, _batch_call(bench, works[0]), limit, rule,
+    what = f"{path}, {direction}, {count:,} block{'s' * (count > 1)}, {spell(works[0].plan.nbytes)}"
+    return Row("submit", what, "us", statistics.median(calls) * 1e6, _batch_call(rig, works[0]), limit, rule,
                detail=detail)  # fmt: skip
 
 
-def _batch_call(bench: Bench, work: Work) -> dict[str, float]:
+def _batch_call(rig: Rig, work: Work) -> dict[str, float]:
     """The same time of the baseline's calls, whose descriptors are ready beforehand."""
-    if not bench.driver.has_batch:
+    try:
+        issue, calls = batch_call(rig.lines[work.geometry.direction], work.plan), []
+    except PathError:
         return {}
-    issue, calls = baselines.batch(bench, work), []
     for _ in range(WARM_UPS):
         torch.cuda.synchronize()
         start = time.perf_counter()
         issue()
         calls.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-    return {baselines.BATCH: statistics.median(calls) * 1e6}
+    return {BATCH: statistics.median(calls) * 1e6}
 
 
-def small(bench: Bench) -> Iterator[Row]:
+def small(rig: Rig) -> Iterator[Row]:
     """Few blocks: time on the GPU from first to last event, and until the host sees it done."""
     for path in SMALL_PATHS:
-        with bench.executor(path) as executor:
-            for blocks in bench.scale.small:
+        with rig.executor(path) as executor:
+            for blocks in rig.scale.small:
                 for direction in DIRECTIONS:
-                    works = bench.pages(direction).works(direction, blocks, WARM_UPS + bench.scale.small_repeats)
-                    works[0].verify(path, lambda e=executor, w=works[0]: e.submit(w.plan).synchronize(), bench.device)
-                    yield from _small(bench, path, executor, works)
+                    works = works_of(rig, direction, blocks, WARM_UPS + rig.scale.small_repeats)
+                    rig.ours(executor, works[0], path)
+                    yield from _small(rig, path, executor, works)
 
 
-def _small(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Iterator[Row]:
+def _small(rig: Rig, path: str, executor: Any, works: Sequence[Work]) -> Iterator[Row]:
     """The limits are for ``auto``, which may take any path; what it takes is in the detail."""
-    direction, nbytes = works[0].plan.direction, works[0].nbytes
+    direction, nbytes = works[0].plan.direction, works[0].plan.nbytes
     gpu, seen, taken = [], [], set()
     with no_collection():
         for work in works:
@@ -108,7 +114,7 @@ def _small(bench: Bench, path: str, executor: Any, works: Sequence[Work]) -> Ite
             result = transfer.result()
             gpu.append(result.seconds * 1e6)
             taken.add(result.path)
-    link = nbytes / bench.ceilings.copy[direction] / 1e3
+    link = nbytes / rig.ceilings.copy[direction] / 1e3
     beside = {f"bytes / {COPY}": link}
     what, blocks, detail = f"{direction}, {spell(nbytes)}, {path}", works[0].plan.units, {"taken": sorted(taken)}
     held = path == "auto" and blocks == SMALL_BLOCKS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,12 +167,3 @@ def spell(nbytes: int) -> str:
     if nbytes < 10_000_000:
         return f"{nbytes / 1e6:.1f} MB"
     return f"{nbytes / 1e6:.0f} MB" if nbytes < 1_000_000_000 else f"{nbytes / 1e9:.1f} GB"
-
-
-def slices(count: int, most: int) -> Sequence[tuple[int, int]]:
-    """Bounds of consecutive slices of at most ``most``.
-
-    >>> slices(5, 2)
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    return [(first, min(first + most, count)) for first in range(0, count, most)]

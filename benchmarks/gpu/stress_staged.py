@@ -156,9 +156,13 @@ def check(executor, one, same, pool):
     n, (src, dst) = one.geometry, (torch.from_numpy(ids).to(one.device) for ids in (one.src_ids, one.dst_ids))
     if same:
         executor.submit(one.plan).synchronize()
-    source = one.src if n.direction == "store" or pool is None else one.src._replace(flat=pool[: one.src.flat.numel()])
+    source = (
+        one.src
+        if n.direction == "store" or pool is None
+        else one.src._replace(parts=(pool[: one.src.parts[0].numel()],))
+    )
     expected = source.select(src, n.block_runs).contiguous()
-    one.dst.flat.bitwise_not_()
+    one.dst.parts[0].bitwise_not_()
     before = one.dst.select(dst, n.block_runs).contiguous()
     if not same:
         poison(executor._backend, n.direction)

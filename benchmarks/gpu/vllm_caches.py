@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import vllm_peer
-from benchmarks.gpu.limits import DIRECTIONS
-from benchmarks.gpu.vllm_limits import JobScale, Model
+from benchmarks.gpu.vllm_jobs import JobScale, Model
 from benchmarks.gpu.vllm_peer import BatchWorker, Specs, Vllm, by_memmove, specs_of
-from benchmarks.gpu.vllm_rows import COPY, OURS, Peer
+from benchmarks.gpu.vllm_rows import OURS, Peer
 from kvplan.engines.vllm.worker import Worker
+from kvplan.measure.workload import DIRECTIONS
 
 DIFFERENT = 8  # jobs of other blocks, taken in turn
 PATIENCE = 60.0  # seconds for a job
@@ -67,15 +67,15 @@ class Setup:
 
     Args:
         scale: how large the run is.
-        bench: streams, driver and buffers of the GPU; None for CPU memory.
+        rig: streams and buffers of the GPU; None for CPU memory.
         vllm: vLLM, where it is there.
     """
 
-    def __init__(self, scale: JobScale, bench: Any = None, vllm: Vllm | None = None) -> None:
+    def __init__(self, scale: JobScale, rig: Any = None, vllm: Vllm | None = None) -> None:
         self.scale = scale
-        self.bench = bench
+        self.rig = rig
         self.vllm = vllm
-        self.device = torch.device("cpu") if bench is None else bench.device
+        self.device = torch.device("cpu") if rig is None else rig.device
         self.copy = dict.fromkeys(DIRECTIONS, NO_LINK)
         self.numbers = count(1)
         self._computes: dict[str, Any] = {}
@@ -88,23 +88,21 @@ class Setup:
 
     def compute(self, kind: str) -> Any:
         """Compute of a kind, made once."""
-        from benchmarks.gpu.beside import compute_of
+        from benchmarks.gpu.beside_compute import products
 
         if kind not in self._computes:
-            self._computes[kind] = compute_of(self.bench, kind)
+            self._computes[kind] = products(self.rig.scale, kind)
         return self._computes[kind]
 
     def copy_beside(self, kind: str, direction: str) -> Any:
         """One large copy beside compute of a kind, measured once."""
         from benchmarks.gpu.alone import one_large_copy
-        from benchmarks.gpu.beside import Beside, Case, Enqueued, measure
+        from benchmarks.gpu.beside_compute import BesideCompute, measure
 
         if (kind, direction) not in self._copies:
-            bench, nbytes = self.bench, self.bench.scale.large_nbytes
-            issue = one_large_copy(bench, direction), bench.streams[direction]
-            case, compute = Case(COPY, nbytes, lambda: Enqueued(*issue)), self.compute(kind)
-            windows = [measure(bench, compute, case) for _ in range(self.scale.rounds[kind])]
-            self._copies[kind, direction] = Beside.of(windows, nbytes)
+            way, compute = one_large_copy(self.rig, direction), self.compute(kind)
+            windows = [measure(self.rig.scale, compute, way.begin) for _ in range(self.scale.rounds[kind])]
+            self._copies[kind, direction] = BesideCompute.of(windows, way.nbytes)
         return self._copies[kind, direction]
 
     def synchronize(self) -> None:
@@ -198,4 +196,4 @@ def _peer(setup: Setup, caches: list[Tensor], rows: Tensor) -> Any:
         return vllm_peer.vllm_worker(setup.vllm, caches, rows)
     if setup.device.type == "cpu":
         return BatchWorker(caches, rows, by_memmove)
-    return BatchWorker(caches, rows, vllm_peer.on_stream(setup.bench.driver, setup.bench.streams["load"]))
+    return BatchWorker(caches, rows, vllm_peer.on_line(setup.rig.lines["load"]))

@@ -11,6 +11,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from ctypes import addressof, byref, c_size_t
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,13 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.driver import IN_ANY_ORDER, IN_STREAM_ORDER, Columns, Driver
+from benchmarks.gpu.batch_bytes import IN_ANY_ORDER, IN_STREAM_ORDER, Attributes
+from kvplan import Descriptors
 from kvplan.engines.vllm.worker import JobResult
+from kvplan.measure.baselines import MOST_DESCRIPTORS
+from kvplan.measure.flights import Line
 
 COMPILED = "vllm._C_stable_libtorch"
 BATCH = "cuMemcpyBatchAsync a page"
 
-Copy = Callable[[Columns, int], Any]
+Copy = Callable[[Descriptors, int], Any]
 
 
 class Missing(ModuleType):
@@ -79,14 +83,32 @@ def load(copy: Copy) -> Vllm | None:
 def _operator(copy: Copy) -> Callable[..., None]:
     def swap_blocks_batch(src: Tensor, dst: Tensor, sizes: Tensor, is_src_access_order_any: bool = False) -> None:
         order = IN_ANY_ORDER if is_src_access_order_any else IN_STREAM_ORDER
-        copy(Columns(src.numpy(), dst.numpy(), sizes.numpy()), order)
+        copy(Descriptors(src.numpy(), dst.numpy(), sizes.numpy()), order)
 
     return swap_blocks_batch
 
 
-def on_current_stream(driver: Driver) -> Copy:
+def copy_batch(line: Line, columns: Descriptors, order: int, stream: int) -> None:
+    """Copy descriptors by the driver's batch call, with vLLM's order of accesses to the source.
+
+    Args:
+        line: its GPU.
+        columns: contiguous int64 arrays.
+        order: any order is for host memory that nothing writes meanwhile.
+        stream: not the default one, which the driver refuses.
+    """
+    driver, attributes, first = line.device.driver, Attributes(order=order), c_size_t(0)
+    src, dst, size = (column.ctypes.data for column in columns)
+    for start in range(0, columns.size.size, MOST_DESCRIPTORS):
+        count, failed, at = min(MOST_DESCRIPTORS, columns.size.size - start), c_size_t(0), 8 * start
+        code = driver.cuMemcpyBatchAsync(dst + at, src + at, size + at, count, addressof(attributes), addressof(first),
+                                         1, byref(failed), stream)  # fmt: skip
+        driver.check("cuMemcpyBatchAsync", code)
+
+
+def on_current_stream(line: Line) -> Copy:
     """Descriptors by the driver's batch call, on torch's current stream."""
-    return lambda columns, order: driver.copy_batch(columns, order, torch.cuda.current_stream().cuda_stream)
+    return lambda columns, order: copy_batch(line, columns, order, torch.cuda.current_stream().cuda_stream)
 
 
 class Rows:
@@ -142,7 +164,7 @@ class BatchWorker:
     """
 
     def __init__(
-        self, caches: Sequence[Tensor], pool: Tensor, enqueue: Callable[[Columns, int], Callable[[], bool]]
+        self, caches: Sequence[Tensor], pool: Tensor, enqueue: Callable[[Descriptors, int], Callable[[], bool]]
     ) -> None:
         self._page = caches[0].shape[1]
         self._caches = np.array([cache.data_ptr() for cache in caches], dtype=np.int64)
@@ -168,7 +190,7 @@ class BatchWorker:
         ]
 
     def _submit(self, job_id: int, src: Any, dst: Any, order: int) -> bool:
-        columns = Columns(src, dst, np.full(src.size, self._page, dtype=np.int64))
+        columns = Descriptors(src, dst, np.full(src.size, self._page, dtype=np.int64))
         self._jobs.append((job_id, src.size * self._page, self._enqueue(columns, order)))
         return True
 
@@ -184,20 +206,20 @@ class BatchWorker:
         """Nothing is held."""
 
 
-def on_stream(driver: Driver, stream: torch.cuda.Stream) -> Callable[[Columns, int], Callable[[], bool]]:
+def on_line(line: Line) -> Callable[[Descriptors, int], Callable[[], bool]]:
     """Starts copies on a stream, behind torch's current one."""
 
-    def enqueue(columns: Columns, order: int) -> Callable[[], bool]:
-        stream.wait_stream(torch.cuda.current_stream())
-        driver.copy_batch(columns, order, stream.cuda_stream)
+    def enqueue(columns: Descriptors, order: int) -> Callable[[], bool]:
+        line.stream.wait_stream(torch.cuda.current_stream())
+        copy_batch(line, columns, order, line.handle)
         event = torch.cuda.Event()
-        event.record(stream)
+        event.record(line.stream)
         return event.query
 
     return enqueue
 
 
-def by_memmove(columns: Columns, order: int) -> Callable[[], bool]:  # noqa: ARG001  # as the driver's call
+def by_memmove(columns: Descriptors, order: int) -> Callable[[], bool]:  # noqa: ARG001  # as the driver's call
     """Copy CPU memory at once."""
     from ctypes import memmove
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.limits import speed_row
+from benchmarks.gpu.required import speed_row
 from benchmarks.gpu.sizes import spell
-from benchmarks.gpu.vllm_limits import Model, cpu_ms, job_ms, times_vllm
+from benchmarks.gpu.vllm_jobs import Model, cpu_ms, job_ms, times_vllm
 from benchmarks.record import Row
 
 OURS, COPY = "kvplan", "one large copy"

@@ -23,29 +23,28 @@ import torch
 from benchmarks.gpu import vllm_peer
 from benchmarks.gpu.__main__ import CEILINGS, conclude, run
 from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS, default_path, gpu, gpu_document, told_by_smi
-from benchmarks.gpu.limits import DIRECTIONS
 from benchmarks.gpu.sizes import FULL, SMOKE, spell
 from benchmarks.gpu.vllm_caches import DIFFERENT, Caches, Setup, finish
-from benchmarks.gpu.vllm_limits import JOBS, SMOKE_JOBS, SPUN_NBYTES, JobScale, Model
+from benchmarks.gpu.vllm_jobs import JOBS, SMOKE_JOBS, SPUN_NBYTES, JobScale, Model
 from benchmarks.gpu.vllm_peer import Specs
 from benchmarks.gpu.vllm_rows import COPY, Sample, Work, rows_alone, rows_beside
-from benchmarks.measure import no_collection
 from benchmarks.record import Row, machine, save
+from kvplan.measure.timing import no_collection
+from kvplan.measure.workload import DIRECTIONS
 
 WARM_UPS = 3
 
 
 def ceilings(setup: Setup) -> Iterator[Row]:
     """One large copy each way, alone and beside compute; other groups are held against it."""
-    if setup.bench is None:
+    if setup.rig is None:
         return
     from benchmarks.gpu.alone import one_large_copy
 
-    nbytes = setup.bench.scale.large_nbytes
-    for direction in DIRECTIONS:
-        speed = setup.bench.issued(direction, nbytes, one_large_copy(setup.bench, direction))
+    found = setup.rig.speeds({direction: one_large_copy(setup.rig, direction) for direction in DIRECTIONS})
+    for direction, speed in found.items():
         setup.copy[direction] = speed.gbps
-        yield Row(CEILINGS, f"{COPY}, {direction}, {spell(nbytes)}", "GB/s", speed.gbps,
+        yield Row(CEILINGS, f"{COPY}, {direction}, {spell(speed.nbytes)}", "GB/s", speed.gbps,
                   detail={"wall_gbps": speed.wall_gbps})  # fmt: skip
     for kind in setup.scale.rounds:
         for direction in DIRECTIONS:
@@ -94,19 +93,18 @@ def alone(caches: Caches, direction: str, blocks: int) -> Iterator[Row]:
 
 def beside(caches: Caches, blocks: int) -> Iterator[Row]:
     """Both workers beside compute, in turn; and one large copy, once a run."""
-    from benchmarks.gpu.beside import Beside, Case, measure
+    from benchmarks.gpu.beside_compute import BesideCompute, measure
 
     setup, model, specs = caches.setup, caches.model, caches.specs(blocks)
     for kind, rounds in setup.scale.rounds.items():
         for direction in DIRECTIONS:
-            work, turns, cases = Work(model, direction, blocks, setup.copy[direction]), count(), {}
-            for name in caches.workers:
-                begin = lambda n=name, d=direction, t=turns: caches.begin(n, d, specs[next(t) % DIFFERENT])  # noqa: E731
-                cases[name] = Case(name, work.nbytes, begin)
+            work, turns = Work(model, direction, blocks, setup.copy[direction]), count()
+            begins = {name: lambda n=name, d=direction, t=turns: caches.begin(n, d, specs[next(t) % DIFFERENT])
+                      for name in caches.workers}  # fmt: skip
             compute = setup.compute(kind)
-            windows = [{name: measure(setup.bench, compute, case) for name, case in cases.items()}
+            windows = [{name: measure(setup.rig.scale, compute, begin) for name, begin in begins.items()}
                        for _ in range(rounds)]  # fmt: skip
-            found = {name: Beside.of([one[name] for one in windows], work.nbytes) for name in cases}
+            found = {name: BesideCompute.of([one[name] for one in windows], work.nbytes) for name in begins}
             yield from rows_beside(work, setup.peer, kind, found | {COPY: setup.copy_beside(kind, direction)})
 
 
@@ -127,7 +125,7 @@ def jobs(setup: Setup, model: Model) -> Iterator[Row]:
         for blocks in model.blocks:
             for direction in DIRECTIONS:
                 yield from alone(caches, direction, blocks)
-        for blocks in model.beside if setup.bench is not None else ():
+        for blocks in model.beside if setup.rig is not None else ():
             yield from beside(caches, blocks)
 
 
@@ -174,15 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_gpu(scale: JobScale, sizes: Any) -> Setup:
-    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.rig import Rig
+    from kvplan.measure.flights import Line
 
-    bench = Bench(sizes)
+    rig = Rig(sizes)
     # An engine's compute runs on a stream of its own; the jobs wait for what it has been given: nothing, here.
-    torch.cuda.set_stream(torch.cuda.ExternalStream(bench.driver.stream(), device=bench.device))
-    vllm = vllm_peer.load(vllm_peer.on_current_stream(bench.driver))
+    torch.cuda.set_stream(Line("cuda:0").stream)
+    vllm = vllm_peer.load(vllm_peer.on_current_stream(rig.lines["load"]))
     if vllm is not None and not vllm.worker.HAS_TRITON:
         raise RuntimeError("vLLM finds no Triton for its loads here: it would be measured by its fallback")
-    return Setup(scale, bench, vllm)
+    return Setup(scale, rig, vllm)
 
 
 if __name__ == "__main__":

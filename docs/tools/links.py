@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
+    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
@@ -42,6 +43,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def changed(match: re.Match[str]) -> str:
         path = _path(here, match[1])
+        if not (ROOT / path).exists():
+            return match[0]  # not a link of ours, or a broken one, which the build reports
         uri = "architecture.md" if (ROOT / path).is_dir() else _uri(path)
         return f"]({posixpath.relpath(uri, posixpath.dirname(here))}"
 
@@ -56,8 +59,6 @@ def _path(uri: str, target: str) -> str:
 
 def _uri(path: str) -> str:
     """Where a file of the repository stands in the site."""
-    if path == "README.md":
-        return "index.md"
     return PAGES.get(path) or (
         path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path.lstrip('.')}"
     )

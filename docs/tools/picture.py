@@ -41,8 +41,7 @@ def contract() -> tuple[list[str], set[str], list[tuple[str, str]]]:
     )
     lines = file["importlinter:contract:rooms"].get("ignore_imports", "").splitlines()
     upward = {tuple(module.split(".")[1] for module in line.split(" -> ")) for line in lines if " -> " in line}
-    exceptions = {("layout", "draw")}  # what else the contract ignores is not yet untied
-    return rooms, {module.partition(".")[2] for module in pure}, sorted(upward & exceptions)
+    return rooms, {module.partition(".")[2] for module in pure}, sorted(upward)
 
 
 def table() -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Which order of a host pool's dimensions would be better."""
+"""Compare two layouts, and advise a better order of axes for one of them."""

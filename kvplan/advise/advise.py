@@ -1,4 +1,4 @@
-"""What order of one side would move in fewer runs: found by building the orders and compiling each."""
+"""Advise which order of axes on one side would give fewer runs, by building the orders and compiling each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.passes import passes
 from kvplan.program.program import Program
 
-FEW = (2, 3)  # layers that are compiled where layers are alike: what two counts say grows by the same a layer
+FEW = (2, 3)  # layers that are compiled where layers are equal: each further layer adds the difference of the two
 SHOWN = 3
 
 
 class Numbers(NamedTuple):
-    """What a program costs.
+    """The numbers of a program that orders are compared by.
 
     Attributes:
-        unit_tokens, unit_nbytes: tokens and bytes of a unit.
-        runs, run_nbytes: contiguous copies of a unit; bytes of the smallest and of the largest.
-        extents: contiguous stretches of a unit on the side that may change: how many, smallest, largest (bytes).
+        unit_tokens, unit_nbytes: tokens and bytes per unit.
+        runs, run_nbytes: contiguous copies per unit; bytes of the smallest and of the largest.
+        extents: contiguous ranges per unit on the side that may change: number, smallest bytes, largest bytes.
     """
 
     unit_tokens: int
@@ -36,18 +36,18 @@ class Numbers(NamedTuple):
 
     @property
     def rank(self) -> tuple[Fraction, int]:
-        """Runs a token, so that orders of different units compare; then extents a unit. Less is better."""
+        """Runs per token, so that orders with different units compare; then extents per unit. Less is better."""
         return Fraction(self.runs, self.unit_tokens), self.extents[0]
 
 
 class Order(NamedTuple):
-    """One order of the side that may change, and what it would give.
+    """One order of the side that may change, and the numbers of its program.
 
     Attributes:
-        notation: of it; of several parts that differ, each part's, joined by ``" + "``.
-        block_tokens: token slots of its blocks.
-        spec: what :meth:`kvplan.KVLayout.from_spec` builds it from.
-        numbers: of its program.
+        notation: the order's notation; if parts differ, each part's notation, joined by ``" + "``.
+        block_tokens: token slots per block.
+        spec: the spec from which :meth:`kvplan.KVLayout.from_spec` builds it.
+        numbers: the numbers of its program.
     """
 
     notation: str
@@ -57,13 +57,13 @@ class Order(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The orders that would be better.
+    """The orders that would be better than the present one.
 
     Attributes:
         change: the side that may change: ``"src"`` or ``"dst"``.
-        tried: orders that were compiled.
-        present: what the pair gives as it is; None where it cannot be compiled.
-        orders: at most three that are better, no two with equal numbers, the best first.
+        tried: number of orders that were compiled.
+        present: numbers of the pair as it is; None if it cannot be compiled.
+        orders: at most three better orders, the best first, no two with equal numbers.
     """
 
     change: str
@@ -73,7 +73,7 @@ class Advice(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A candidate, its runs a token with all layers, and the programs that tell them."""
+    """A candidate, its runs per token with all layers, and the programs that were compiled to count them."""
 
     runs: Fraction
     programs: tuple[Program, ...]
@@ -83,9 +83,9 @@ class _Tried(NamedTuple):
 def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
     """Try the orders of one side of a pair, and keep the best.
 
-    Tried are the permutations of layer, K/V, block, token and head in one allocation, and the other side's own order
-    where that splits an axis, each at several block sizes. Better is: fewer runs a token, then fewer extents a unit
-    on the side that changes, then closer to the present order.
+    The candidates are the permutations of layer, K/V, block, token and head in one allocation, and the other side's own
+    order if it splits an axis, each with several block sizes. An order is better if it has fewer runs per token, then
+    fewer extents per unit on the side that changes, then less distance from the present order.
 
     Args:
         src, dst: the layouts.
@@ -117,7 +117,9 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
         if len(orders) == SHOWN or (present is not None and runs > present.rank[0]):
             break
         for order in _best_of(list(alike), mine, other, change):
-            known = {one.numbers.rank for one in orders}  # of equal numbers only the closest to the present order
+            known = {
+                one.numbers.rank for one in orders
+            }  # of orders with equal numbers, only the closest to the present one
             better = present is None or order.numbers.rank < present.rank
             if len(orders) < SHOWN and better and order.numbers.rank not in known:
                 orders.append(order)
@@ -125,7 +127,7 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
 
 
 def _best_of(tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str) -> Iterator[Order]:
-    """Of orders with equal runs a token, one for each number of extents, the fewest first; compiled with all layers."""
+    """Yield one order per number of extents, fewest first, compiled with all layers; all have equal runs per token."""
     closest: dict[Fraction, Candidate] = {}
     for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate))):
         closest.setdefault(_grown([Fraction(p.extents(change)[0]) for p in one.programs], other), one.candidate)
@@ -137,7 +139,7 @@ def _best_of(tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str) 
 
 
 def numbers_of(program: Program, side: str) -> Numbers:
-    """What a program costs; ``side`` (``"src"``, ``"dst"``) is where extents are counted."""
+    """Read the numbers of a program; extents are counted on ``side`` (``"src"`` or ``"dst"``)."""
     return Numbers(
         program.unit_tokens, program.unit_nbytes, program.runs, program.run_nbytes, program.extents(side)
     )  # fmt: skip
@@ -152,21 +154,21 @@ def _numbers(mine: KVLayout, other: KVLayout, change: str) -> Numbers:
 
 
 class _Layers(NamedTuple):
-    """The layers of the side that may change, and the other side with as many."""
+    """Some layers of the side that may change, and the other side with as many layers."""
 
     mine: tuple[int, ...]
     other: KVLayout
 
 
 def _few_layers(mine: KVLayout, other: KVLayout) -> tuple[_Layers, ...]:
-    """The first few layers, twice, where they tell how all of them go; else all."""
+    """Choose the layers to compile: two small numbers of layers if these tell the rest, otherwise all."""
     if len(other.layers) > FEW[1] and mine.layers == other.layers and evenly_layered(other):
         return tuple(_Layers(few, other.slice(layers=few)) for few in (mine.layers[:count] for count in FEW))
     return (_Layers(mine.layers, other),)
 
 
 def _compiled(candidate: Candidate, mine: KVLayout, change: str, few: Sequence[_Layers]) -> tuple[Program, ...]:
-    """The candidate's programs with so many layers of the other side; () where it does not compile."""
+    """Compile a candidate with each choice of layers; () if one of them does not compile."""
     programs = []
     for part in few:
         try:
@@ -179,7 +181,7 @@ def _compiled(candidate: Candidate, mine: KVLayout, change: str, few: Sequence[_
 
 
 def _grown(counts: Sequence[Fraction], other: KVLayout) -> Fraction:
-    """What two counts with few layers become with all."""
+    """Extend the counts of few layers to all layers."""
     if len(counts) == 1:
         return counts[0]
     return counts[1] + (len(other.layers) - FEW[1]) * (counts[1] - counts[0]) / (FEW[1] - FEW[0])

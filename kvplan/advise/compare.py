@@ -1,4 +1,4 @@
-"""Two layouts side by side: what moves where, and the first place where they stop being contiguous together."""
+"""Compare two layouts: find the first place where they stop being contiguous together."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import LIMITS
 from kvplan.base.numbers import number_ranges
-from kvplan.errors import LayoutError
-from kvplan.layout.components import Component, Form
+from kvplan.layout.components import Component
+from kvplan.layout.inverse import find, first_from
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.strides import Factor, Factors, extent, span
+from kvplan.layout.strides import extent
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program
@@ -22,9 +21,9 @@ OUTSIDE = ("block", "unit", "end")
 
 
 class Place(NamedTuple):
-    """Whose byte one is: global numbers of layer and head, the part's name, block, token slot, byte of the row.
+    """The coordinates of one byte: layer and head by their global numbers, part, block, token slot, byte of the row.
 
-    Of an opaque part, the token slot is the number of the sub-block.
+    In an opaque part, the token slot is the number of the sub-block.
     """
 
     layer: int
@@ -36,13 +35,13 @@ class Place(NamedTuple):
 
 
 class Onward(NamedTuple):
-    """What one side holds after the end of a run.
+    """The content of one side that follows the end of a run.
 
     Attributes:
-        axis: along which it goes on: ``layer``, ``part``, ``token``, ``head`` or ``dim``; ``unit`` and ``block`` where
-            it leaves the unit, ``end`` where no content follows.
-        gap_nbytes: bytes that are skipped first.
-        lacked: whether what follows is content that the other side does not hold.
+        axis: the axis along which content goes on: ``layer``, ``part``, ``token``, ``head`` or ``dim``; ``unit`` or
+            ``block`` if it leaves the unit, ``end`` if no content follows.
+        gap_nbytes: bytes without content before it.
+        lacked: whether the other side does not hold that content.
         text: the same in words.
     """
 
@@ -53,14 +52,14 @@ class Onward(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Where two layouts stop being contiguous together, seen from the first byte of the destination's unit.
+    """The place where two layouts stop being contiguous together, from the first byte of the destination's unit on.
 
     Attributes:
-        nbytes: of the run that ends there.
+        nbytes: bytes of the run that ends there.
         start: the run's first byte.
-        holds: what the run is, in words.
-        src, dst: how each side goes on.
-        axis: the axis that breaks the run; None where the run is the whole unit.
+        holds: the run's content in words.
+        src, dst: the content that follows on each side.
+        axis: the axis that breaks the run; None if the run is the whole unit.
     """
 
     nbytes: int
@@ -72,11 +71,11 @@ class Break(NamedTuple):
 
 
 def first_break(src: KVLayout, dst: KVLayout, made: Passes) -> Break:
-    """The first place where two layouts stop being contiguous together.
+    """Find the first place where two layouts stop being contiguous together.
 
     Args:
         src, dst: the layouts.
-        made: what the compiler's passes made of them.
+        made: the result of the compiler's passes.
 
     >>> from kvplan.program.passes import passes
     >>> sizes = {"block": 4, "token": 16, "head": 2, "dim": 128}
@@ -105,7 +104,7 @@ def first_break(src: KVLayout, dst: KVLayout, made: Passes) -> Break:
 
 
 def _next_run(program: Program, begin: int) -> int:
-    """Source address of the run that follows the one at ``begin`` in the destination's order."""
+    """Return the source address of the run that follows, in the destination, the run at ``begin``."""
     later = [
         (int(dst), int(src))
         for group in program.groups
@@ -116,7 +115,7 @@ def _next_run(program: Program, begin: int) -> int:
 
 
 def _breaking(src: Onward, dst: Onward) -> str | None:
-    """The axis by which the source goes on; where that leaves the unit, the destination's; None where both do."""
+    """Choose the axis that breaks a run: the source's, or the destination's if that one leaves the unit, or None."""
     for side in (src, dst):
         if side.lacked:
             return side.axis
@@ -127,11 +126,14 @@ def _breaking(src: Onward, dst: Onward) -> str | None:
 
 
 class _Side:
-    """The reverse map of one side: from an address to the content that follows it.
+    """The inverse map of one side: from an address to the content at or after it.
 
     Attributes:
-        layout: the side.
-        halves: of a component, where in its row each part begins that the pairs name: a fused K and V are two.
+        layout: the side's layout.
+        units: units per block.
+        halves: for a component, (first byte in its row, part) of the parts that pairs name; fused K and V are two.
+        heads: for a layer and part, the heads that move.
+        headed: for a layer and part, whether it has a head axis.
     """
 
     def __init__(self, layout: KVLayout, made: Passes, side: str) -> None:
@@ -142,64 +144,32 @@ class _Side:
         for pair in made.pairs:
             held, at = (pair.src, pair.src_dim) if side == "src" else (pair.dst, pair.dst_dim)
             self.halves.setdefault((held.layer, held.part), []).append((at, pair.part))
-            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # heads held apart are several pairs
+            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # heads held apart make several pairs
             both = range(min(known.start, pair.heads.start), max(known.stop, pair.heads.stop))
             self.heads[held.layer, pair.part] = both
         self.headed = {(c.layer, part): c.form.headed for c in layout.components
                        for _, part in self.halves.get((c.layer, c.part), [(0, c.part)])}  # fmt: skip
 
     def place(self, address: int) -> Place:
-        """Whose byte a byte of content is."""
-        found = self.next_from(address)
-        if found is None or found[0] != address:
-            raise LookupError(f"no content at {address:#x}")  # a run's bytes are content on both sides
-        return found[1]
-
-    def next_from(self, address: int) -> tuple[int, Place] | None:
-        """Address and place of the first content byte at or after an address; None where none follows."""
-        best: tuple[int, Component, int, tuple[int, ...]] | None = None
-        for component in self.layout.components:
-            form = component.form
-            terms = _terms(form)
-            factors, reach = tuple(factor for factor, _ in terms), span((*form.block, *form.inner))
-            for block, begin in enumerate(form.table or (0,)):
-                distance = address - component.address - begin
-                if distance > reach or (best and best[0] <= component.address + begin):
-                    continue
-                found = _least(factors, distance)
-                if found is None:
-                    continue
-                at = component.address + begin + found[0]
-                if best is None or at < best[0]:
-                    best = (at, component, block, found[1])
-        if best is None:
-            return None
-        at, component, block, digits = best
-        return at, self._place(component, block, digits)
-
-    def _place(self, component: Component, table_block: int, digits: tuple[int, ...]) -> Place:
-        form = component.form
-        by_factor = {key: digit for (_, key), digit in zip(_terms(form), digits, strict=True)}
-        at = {}
-        for axis, factors in (("block", form.block), ("token", form.token), ("head", form.head), ("dim", form.dim)):
-            coordinate = 0
-            for k, (count, _) in enumerate(factors):
-                coordinate = coordinate * count + by_factor[axis, k]
-            at[axis] = coordinate
-        part, byte = component.part, at["dim"]
+        """Name the coordinates of a byte of content."""
+        found = find(self.layout.components, address)
+        if found is None:
+            raise LookupError(f"no content at {address:#x}")  # never: every byte of a run is content on both sides
+        component, (block, token, head, byte), _ = found
+        part, first = component.part, 0
         for begin, name in self.halves.get((component.layer, component.part), ()):
-            if at["dim"] >= begin:
-                part, byte = name, at["dim"] - begin
-        block = table_block if form.table is not None else at["block"]
-        return Place(component.layer, part, block, at["token"], at["head"] + form.head_start, byte)
+            if byte >= begin:
+                part, first = name, begin
+        return Place(component.layer, part, block, token, head + component.form.head_start, byte - first)
 
     def onward(self, begin: int, nbytes: int, start: Place, last: Place) -> Onward:
-        """How this side goes on after a run of so many bytes, whose first and last byte are told."""
+        """Describe how this side goes on after a run, given the coordinates of its first and last byte."""
         end = begin + nbytes
-        found = self.next_from(end)
-        if found is None:
+        later = (first_from(component, end) for component in self.layout.components)
+        at = min((address for address in later if address is not None), default=None)
+        if at is None:
             return Onward("end", 0, lacked=False, text="ends there")
-        at, place = found
+        place = self.place(at)
         axis = _first_differing(start, place)
         form = self.layout.component(place.layer, self._held_as(place)).form
         row = (place.layer, place.part)
@@ -219,7 +189,7 @@ class _Side:
         return Onward(axis, at - end, lacked, f"skips {at - end:,} bytes up to {name}")
 
     def _held_as(self, place: Place) -> str:
-        """The part of this layout that holds a place, whose own part is that of the pair: K of a fused K and V."""
+        """Name this layout's part that holds a place; a pair may name K where the layout holds fused K and V."""
         return place.part if place.part in self.layout.parts else "kv"
 
     def _region(self, address: int) -> int:
@@ -227,7 +197,7 @@ class _Side:
 
 
 def _first_differing(start: Place, later: Place) -> str:
-    """The outermost axis along which two places differ."""
+    """Return the outermost axis along which two places differ."""
     order = {"block": "block", "layer": "layer", "part": "part", "token": "token", "head": "head", "dim": "byte"}
     return next((axis for axis, name in order.items() if getattr(start, name) != getattr(later, name)), "dim")
 
@@ -241,42 +211,11 @@ def _named(axis: str, last: Place, place: Place) -> str:
     return f"the next {axis}" if number == getattr(last, axis) + 1 else f"{axis} {number:,}"
 
 
-def _terms(form: Form) -> list[tuple[Factor, tuple[str, int]]]:
-    """Factors of all axes, the largest stride first, and whose each is."""
-    axes = (("block", form.block), ("token", form.token), ("head", form.head), ("dim", form.dim))
-    found = [(factor, (axis, k)) for axis, factors in axes for k, factor in enumerate(factors)]
-    return sorted(found, key=lambda term: -term[0][1])
-
-
-def _least(factors: Factors, distance: int, looked: list[int] | None = None) -> tuple[int, tuple[int, ...]] | None:
-    """The smallest offset of at least ``distance``, and the digit of every factor; strides descend.
-
-    >>> _least(((4, 100), (16, 2)), 130), _least(((4, 100), (16, 2)), 131), _least(((2, 8),), 9)
-    ((130, (1, 15)), (200, (2, 0)), None)
-    """
-    if not factors:
-        return (0, ()) if distance <= 0 else None
-    looked = [0] if looked is None else looked
-    (count, stride), rest = factors[0], factors[1:]
-    low = max(0, -(-(distance - span(rest)) // stride))
-    best: tuple[int, tuple[int, ...]] | None = None
-    for digit in range(low, min(count - 1, max(low, -(-distance // stride))) + 1):
-        looked[0] += 1
-        if looked[0] > LIMITS.rows:
-            raise LayoutError(
-                f"strides that do not nest, and over {LIMITS.rows:,} rows to look at for what follows a run"
-            )
-        found = _least(rest, distance - digit * stride, looked)
-        if found is not None and (best is None or digit * stride + found[0] < best[0]):
-            best = (digit * stride + found[0], (digit, *found[1]))
-    return best
-
-
 def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> str:
-    """What a run is: the axes it spans, where it is all of them."""
+    """Describe the content of a run by the axes that it spans whole."""
     pair = next(p for p in pairs if (p.layer, p.part) == (start.layer, start.part))
     layers = {layer: k for k, layer in enumerate(sorted({p.layer for p in pairs}))}
-    parts = {part: k for k, part in enumerate(dict.fromkeys(p.part for p in pairs))}  # layers may hold different ones
+    parts = {part: k for k, part in enumerate(dict.fromkeys(p.part for p in pairs))}  # layers may hold different parts
     from_layer, to_layer = sorted((layers[start.layer], layers[last.layer]))
     from_part, to_part = sorted((parts[start.part], parts[last.part]))
     counts = {
@@ -310,7 +249,7 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
 
 
 def untouched(made: Passes) -> Iterator[tuple[str, str]]:
-    """What each side holds that the other lacks: side (``src``, ``dst``) and a line for each range of heads."""
+    """Yield the heads that one side holds and the other lacks: the side (``src``, ``dst``), and a line of text."""
     for heads, src, dst in heads_of(made.pairs, headed=True):
         for side, held in (("src", src), ("dst", dst)):
             rest = [head for head in held if head not in heads]
@@ -319,9 +258,9 @@ def untouched(made: Passes) -> Iterator[tuple[str, str]]:
 
 
 def evenly_layered(layout: KVLayout) -> bool:
-    """Whether all layers are alike, equally spaced and outside of all else in a unit: few then tell how more go.
+    """Tell whether layers are equal, evenly spaced and the outermost axis of a unit, so that a few stand for all.
 
-    Where layers stand inside tokens, heads or K and V, the last of them may touch the next token: some are not enough.
+    If layers lie inside tokens, heads, or K and V, the last layer may touch the next token; then a few are not enough.
 
     >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 8, "block": 4, "token": 16, "dim": 8}}
     >>> evenly_layered(KVLayout.from_spec(spec))

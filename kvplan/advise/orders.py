@@ -1,4 +1,4 @@
-"""The orders that one side of a pair could have: each a description that a layout is built from."""
+"""List the orders that one side of a pair could have, as descriptions from which layouts are built."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Factors, extent
 
 MOST_BLOCK_TOKENS = 1024
-MOST_LAYERS_WHOLE = 8  # where layers are not alike all are compiled: with more of them fewer block sizes are tried
+MOST_LAYERS_WHOLE = 8  # unequal layers are all compiled; with more layers than this, fewer block sizes are tried
 
 
 class Content(NamedTuple):
     """Parts of one shape.
 
     Attributes:
-        part: name for a spec; with ``kv`` it stands for two parts.
-        heads: global numbers; None where there is no axis of heads.
-        nbytes: bytes a (token, head).
+        part: name in a spec; with ``kv`` it stands for two parts.
+        kv: whether these are K and V.
+        heads: global numbers; None without a head axis.
+        opaque: whether blocks have no token slots.
+        nbytes: bytes per (token, head).
     """
 
     part: str
@@ -36,9 +38,9 @@ class Candidate(NamedTuple):
     """An order before it is compiled.
 
     Attributes:
-        dims: of each content, its dims, outermost first: name, and extent (of ``dim`` in bytes).
-        block_tokens: token slots of its blocks.
-        distance: how far it is from the present order.
+        dims: for each content, its dims, outermost first: name and extent (of ``dim`` in bytes).
+        block_tokens: token slots per block.
+        distance: distance from the present order.
     """
 
     dims: tuple[tuple[Content, tuple[tuple[str, int], ...]], ...]
@@ -50,12 +52,12 @@ class Candidate(NamedTuple):
 
 
 def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Candidate]:
-    """Every order worth trying for one side.
+    """Yield every order worth trying for one side.
 
     Args:
         mine: the side that may change.
         other: the side that does not.
-        refused: the pair cannot be compiled as it is.
+        refused: whether the pair cannot be compiled as it is.
     """
     sizes, present = _block_sizes(mine, other), _storage_order(mine)
     for held in _contents(mine, other, refused=refused):
@@ -71,7 +73,7 @@ def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Ca
 
 
 def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
-    """Token slots worth trying: the present ones, the other side's, and what divides or multiplies these by 2 and 4."""
+    """List the token slots worth trying: the present number, the other side's, and some halves and multiples."""
     if mine.opaque and other.opaque:
         return (1,)
     own = other.block_tokens if mine.opaque else mine.block_tokens
@@ -83,7 +85,7 @@ def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
 
 
 def _contents(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[tuple[Content, ...]]:
-    """What the side would hold: its own parts; or those of the other side, where the bytes are the same."""
+    """Yield the contents worth trying: the side's own parts, and the other side's parts if the bytes are the same."""
     own, theirs = _content(mine), _content(other)
     if own:
         yield own
@@ -97,7 +99,7 @@ def _row_nbytes(layout: KVLayout) -> Fraction:
 
 
 def _content(layout: KVLayout) -> tuple[Content, ...]:
-    """Parts of one shape together; () where a part differs between layers, which one order cannot hold."""
+    """Join parts of one shape; () if a part differs between layers, because one order cannot hold that."""
     shapes: dict[str, Content] = {}
     for c in layout.components:
         form = c.form
@@ -109,8 +111,8 @@ def _content(layout: KVLayout) -> tuple[Content, ...]:
     found: list[Content] = []
     for part, one in shapes.items():
         half = part.partition("_")
-        twin = f"{'v' if half[0] == 'k' else 'k'}{half[1]}{half[2]}"
-        if half[0] in ("k", "v") and twin in shapes and shapes[twin]._replace(part=part) == one:
+        other = f"{'v' if half[0] == 'k' else 'k'}{half[1]}{half[2]}"
+        if half[0] in ("k", "v") and other in shapes and shapes[other]._replace(part=part) == one:
             if half[0] == "k":
                 found.append(one._replace(part=half[2] or "kv", kv=True))
         else:
@@ -119,7 +121,7 @@ def _content(layout: KVLayout) -> tuple[Content, ...]:
 
 
 def _orders(held: Sequence[Content], mine: KVLayout, tokens: int) -> Iterator[tuple[str, ...]]:
-    """Permutations of the axes that have an extent; those of extent 1 stand where they are usual."""
+    """Yield the permutations of the axes with an extent above 1; the others keep their usual place."""
     extents = {
         "block": 2,
         "layer": len(mine.layers),
@@ -142,7 +144,7 @@ def _dims(one: Content, order: Sequence[str], tokens: int) -> tuple[tuple[str, i
 
 
 def _storage_order(layout: KVLayout) -> tuple[str, ...]:
-    """Axes of a layout as they lie in memory, the largest stride first."""
+    """List the axes of a layout in the order of memory, the largest stride first."""
     form = layout.components[0].form
     lines: dict[str, list[int]] = {"layer": [], "kv": []}
     first = layout.components[0]
@@ -161,7 +163,7 @@ def _storage_order(layout: KVLayout) -> tuple[str, ...]:
 
 
 def _distance(present: Sequence[str], order: Sequence[str]) -> int:
-    """Pairs of axes that stand the other way round."""
+    """Count the pairs of axes that two orders have in opposite order."""
     return sum(order.index(a) > order.index(b) for a, b in combinations(present, 2))
 
 
@@ -173,7 +175,7 @@ def _split(layout: KVLayout) -> bool:
 
 
 def _mirrored(other: KVLayout, outer: Sequence[str]) -> Iterator[tuple[Content, tuple[tuple[str, int], ...]]]:
-    """Dims of each part as the other side has them inside a block; K and V together if alike."""
+    """Yield the dims of each part in the other side's order inside a block; K and V together if they are equal."""
     forms = {c.part: c.form for c in reversed(other.components)}
     joined = set(forms) == {"k", "v"} and forms["k"] == forms["v"]
     for part in ("kv",) if joined else other.parts:
@@ -198,12 +200,12 @@ def _atom(axis: str, number: int, factors: Factors) -> str:
 
 
 def notation_of(candidate: Candidate) -> str:
-    """The notation of a candidate; of contents whose notations differ, all of them."""
+    """Write the notation of a candidate; if contents have different notations, all of them."""
     return " + ".join(dict.fromkeys(" ".join(name for name, _ in dims) for _, dims in candidate.dims))
 
 
 def spec_of(candidate: Candidate, mine: KVLayout, layers: Sequence[int]) -> dict[str, Any]:
-    """What builds a candidate that holds these layers."""
+    """Write the spec of a candidate that holds these layers."""
     blocks = max(mine.num_blocks * mine.block_tokens // candidate.block_tokens, 1)
     specs = [_one_spec(one, dims, mine, blocks, layers) for one, dims in candidate.dims]
     return specs[0] if len(specs) == 1 else {"layouts": specs}

@@ -1,1 +1,1 @@
-"""Data: layouts and models of the field by name."""
+"""Layouts and models of the field by name, as data."""

@@ -1,4 +1,4 @@
-"""A model's geometry from its config.json, the file Hugging Face keeps beside the weights."""
+"""Read a model's geometry from its config.json, the file that Hugging Face keeps with the weights."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.integers import integer
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted, shortened
 from kvplan.base.reading import json_of, read_whole, why_unread
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
 
-# Models whose sliding_window holds for every layer, though nothing in the file says so.
+# Models whose sliding_window holds for every layer, though the file does not say so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
 
-# Keys that change what a cache holds and are not read here: where one is set, the answer would be wrong.
+# Keys that change the content of a cache and are not read here: if one is set, the answer would be wrong.
 NOT_UNDERSTOOD = (
     "attention_chunk_size", "attention_k_eq_v", "attention_types", "attn_type_list", "block_configs", "block_types",
     "compress_rates", "compress_ratios", "conv_L_cache", "cross_attention_layers", "global_head_dim",
@@ -25,17 +26,17 @@ NOT_UNDERSTOOD = (
     "swa_num_key_value_heads",
 )  # fmt: skip
 
-_SCALE_NBYTES = 4  # a fp32 scale beside each index row of fp8
+_SCALE_NBYTES = 4  # an fp32 scale after each index row of fp8
 
 
 def read_config(path: str | Path) -> Model:
     """Read a config.json.
 
     Args:
-        path: the file. Where it has a ``text_config`` (or ``language_config``), that is the model.
+        path: the file. If it has a ``text_config`` (or ``language_config``), that is the model.
 
     Raises:
-        LayoutError: the file cannot be read, lacks a key, or has one that is not understood, by name.
+        LayoutError: the file cannot be read, lacks a key, or has a key that is not understood; names the key.
     """
     try:
         text = read_whole(Path(path))
@@ -58,10 +59,10 @@ def read_config(path: str | Path) -> Model:
 
 
 def geometry_of(content: Mapping[str, Any]) -> tuple[tuple[Group, ...], int]:
-    """The groups of a config, and its layers in all.
+    """Read the groups of a config, and the number of all its layers.
 
     Raises:
-        LayoutError: a key that is missing, wrong or not understood.
+        LayoutError: a key is missing, wrong or not understood.
 
     >>> groups, layers = geometry_of({"num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": 4096,
     ...                               "num_key_value_heads": 8})
@@ -88,10 +89,9 @@ shards=1, packed=())
 
 
 def _integer(config: Mapping[str, Any], key: str, least: int = 1, most: int = LIMITS.number) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise LayoutError(f"{key!r} is {_shown(value)}; it is an integer of at least {least}, and at most {most:,}")
-    return value
+    if config.get(key) is None:
+        raise LayoutError(f"{key!r} is missing; it is an integer from {least} to {most}")
+    return integer(repr(key), config[key], least=least, most=most)
 
 
 def _shown(value: Any) -> str:
@@ -150,11 +150,11 @@ _TYPES = {
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
-    """``full``, ``sliding`` or ``state`` for each layer."""
+    """Name the type of each layer: ``full``, ``sliding`` or ``state``."""
     if "layer_types" in config:
         given = config["layer_types"]
         if not isinstance(given, list) or len(given) != layers:
-            raise LayoutError(f"'layer_types' is {_shown(given)}; it is a list of {layers}, one a layer")
+            raise LayoutError(f"'layer_types' is {_shown(given)}; it is a list of {layers}, one per layer")
         unknown = [one for one in given if not isinstance(one, str) or one not in _TYPES]
         if unknown:
             raise LayoutError(f"'layer_types' has {quoted(unknown[0])}; understood are {', '.join(_TYPES)}")
@@ -193,7 +193,7 @@ def _sliding_types(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state(config: Mapping[str, Any], types: Sequence[str]) -> Group:
-    """Gated DeltaNet (Qwen3-Next) or Mamba (Jamba): a convolution's last inputs, and the recurrent state."""
+    """Read the states of Gated DeltaNet (Qwen3-Next) or Mamba (Jamba): a convolution's last inputs, and the state."""
     if "linear_num_value_heads" in config:
         keys, values = _integer(config, "linear_num_key_heads"), _integer(config, "linear_num_value_heads")
         key_dim, value_dim = _integer(config, "linear_key_head_dim"), _integer(config, "linear_value_head_dim")

@@ -1,4 +1,4 @@
-"""Layouts of the field by name, laid out for a model's geometry."""
+"""Layouts of engines and attention backends by name, laid out for a model's geometry."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class NamedLayout:
     """A layout without extents.
 
     Attributes:
-        name: as the command line knows it.
-        side: ``"device"`` or ``"host"``, where engines keep it.
-        kind: ``"mha"`` (K and V of each head), ``"mla"`` (one row a token) or ``"state"`` (opaque).
+        name: its name on the command line.
+        side: where engines keep it, ``"device"`` or ``"host"``.
+        kind: ``"mha"`` (K and V of each head), ``"mla"`` (one row per token) or ``"state"`` (opaque).
         notation: see :mod:`kvplan.layout.notation`.
         source: where the fact comes from.
-        split: extents of split axes that no model tells, in elements; ``"tp"``: the tensor-parallel ranks.
+        split: extents of split axes that models do not give, in elements; ``"tp"`` is the tensor-parallel ranks.
     """
 
     name: str
@@ -37,7 +37,7 @@ class NamedLayout:
     split: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# A state has no tokens and no heads, so that there is little to choose.
+# A state has no tokens and no heads, so there is little to choose.
 STATE = {
     "device": NamedLayout("state", "device", "state", "layer: block dim", "one tensor of states a layer"),
     "host": NamedLayout("state-host", "host", "state", "block layer dim", "page-first pool of states"),
@@ -46,7 +46,7 @@ STATE = {
 
 @cache
 def named_layouts() -> dict[str, NamedLayout]:
-    """Every layout of ``layouts.toml`` by name, in the order of the file.
+    """Read every layout of ``layouts.toml``, by name, in the order of the file.
 
     >>> named_layouts()["page-first"].notation
     'block layer kv token head dim'
@@ -71,23 +71,22 @@ def layout_for(
     rank: int = 0,
     device: str | None = None,
 ) -> KVLayout:
-    """What one tensor-parallel rank holds of a group of layers, in a named layout; addresses are made up.
+    """Lay out one tensor-parallel rank's share of a group of layers in a named layout, at made-up addresses.
 
     A layout that all ranks share (its heads are split by ``"tp"``) is laid out whole and sliced to the rank's heads.
 
     Args:
-        named: of :func:`named_layouts`, or made by hand from a notation.
+        named: a layout of :func:`named_layouts`, or made by hand from a notation.
         geometry: a group of a :class:`~kvplan.catalogue.models.Model`.
-        num_blocks: blocks.
-        block_tokens: rows a block (tokens, unless the group compresses); 1 where the group holds states.
-        dtype: of the cache, as ``"bf16"``, or a packed row format of the group; a group with a dtype of its own keeps
-            that.
-        tp: tensor-parallel ranks.
-        rank: which of them.
+        num_blocks: number of blocks.
+        block_tokens: rows per block (tokens, unless the group compresses); 1 for a group of states.
+        dtype: of the cache, as ``"bf16"``, or a packed row format of the group. A group's own dtype comes first.
+        tp: number of tensor-parallel ranks.
+        rank: number of the rank.
         device: by default ``"cuda:0"`` or ``"cpu"``, by the layout's side.
 
     Raises:
-        LayoutError: the layout is of another kind, or heads and ranks do not divide.
+        LayoutError: the layout is for another kind of group, or neither heads nor ranks divide the other.
 
     >>> from kvplan.catalogue.models import Group
     >>> layers = Group("full", "mha", tuple(range(80)), dim=128, heads=8)
@@ -125,4 +124,4 @@ def layout_for(
     return layout.slice(heads=heads) if shared and len(heads) < geometry.heads else layout
 
 
-_KINDS = {"mha": "K and V of each head", "mla": "one row a token (MLA)", "state": "opaque states"}
+_KINDS = {"mha": "K and V of each head", "mla": "one row per token (MLA)", "state": "opaque states"}

@@ -1,4 +1,4 @@
-"""Model geometries by name: layers, heads and groups, the numbers that a KV cache's bytes follow from."""
+"""Model geometries by name: the layers, heads and groups that determine the bytes of a KV cache."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kvplan.errors import LayoutError
 
 @dataclass(frozen=True)
 class Group:
-    """Layers whose caches are alike and page alike; an engine gives each group block ids of its own.
+    """Layers with equal caches; an engine gives each group its own block ids.
 
     Attributes:
         name: ``"full"``, ``"sliding"``, ``"index"``, ``"state"``, ...
-        kind: ``"mha"`` (K and V for each head), ``"mla"`` (one row a token, no heads) or ``"state"`` (one of fixed size
-            a request).
+        kind: ``"mha"`` (K and V for each head), ``"mla"`` (one row per token, no heads) or ``"state"`` (one state of
+            fixed size per request).
         layers: global numbers.
-        heads: KV heads over all ranks; 1 where there is no axis of heads.
-        dim: elements a row: of one head's K (and as many of V), of an MLA latent, or of one layer's state.
-        window: tokens that are looked back on and held, this one included; None for all.
+        dim: elements per row: of one head's K (and as many of V), of an MLA latent, or of one layer's state.
+        heads: KV heads over all ranks; 1 without a head axis.
+        window: tokens that attention looks back on, with the present one; the cache holds these. None for all tokens.
         row_tokens: tokens that share one row, where rows are compressed.
-        dtype: of the rows where the cache's dtype does not matter, as ``"uint8"``.
+        dtype: of the rows if it does not follow the cache's dtype, as ``"uint8"``.
         part: the part's name in a layout.
-        shards: of a state, the number that tensor-parallel ranks must divide.
-        packed: bytes of a row under a quantised row format, by its name.
+        shards: for a state, the number that the tensor-parallel ranks must divide.
+        packed: (name, bytes per row) of quantised row formats.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Group:
     packed: tuple[tuple[str, int], ...] = ()
 
     def stored_as(self, dtype: str) -> tuple[int, str]:
-        """Elements and dtype of a row in a cache of that dtype, which may be a packed row format.
+        """Return the elements and dtype of a row in a cache of a dtype, which may name a packed row format.
 
         >>> Group("latent", "mla", (0,), dim=576, packed=(("fp8_ds_mla", 656),)).stored_as("fp8_ds_mla")
         (656, 'uint8')
@@ -57,10 +57,10 @@ class Group:
         return self.dim, self.dtype or dtype
 
     def rank_heads(self, tp: int, rank: int = 0) -> range:
-        """Global numbers of the heads one tensor-parallel rank holds; one that others hold too where heads run out.
+        """Return the global numbers of a tensor-parallel rank's heads; with more ranks than heads, ranks share a head.
 
         Raises:
-            LayoutError: heads and ranks do not divide, or there is no such rank.
+            LayoutError: neither heads nor ranks divide the other, or there is no such rank.
 
         >>> group = Group("full", "mha", (0,), dim=128, heads=8)
         >>> group.rank_heads(4, 1), group.rank_heads(16, 3)
@@ -80,7 +80,7 @@ class Group:
         return range(first, first + count)
 
     def copies(self, tp: int) -> int:
-        """Tensor-parallel ranks that hold the same bytes: of a latent all of them, of heads ``tp / heads``.
+        """Count the tensor-parallel ranks that hold the same bytes: all for a latent, ``tp / heads`` for heads.
 
         >>> Group("full", "mla", (0,), dim=576).copies(8), Group("full", "mha", (0,), dim=128, heads=4).copies(8)
         (8, 2)
@@ -90,10 +90,10 @@ class Group:
         return tp if self.kind == "mla" else max(tp // self.heads, 1)
 
     def rank_share(self, elements: int, tp: int) -> int:
-        """Elements of a row that one rank holds: of a state its share, of everything else all.
+        """Count the elements of a row that one rank holds: its share of a state, all of any other row.
 
         Raises:
-            LayoutError: the state cannot be shared by so many ranks.
+            LayoutError: the state cannot be divided among this number of ranks.
         """
         if self.kind != "state":
             return elements
@@ -102,7 +102,7 @@ class Group:
         return elements // tp
 
     def rows_held(self, tokens: int, block_rows: int) -> int:
-        """Rows in the blocks that a request of so many tokens keeps: whole blocks, no longer those before the window.
+        """Count the rows in the blocks that a request keeps: whole blocks, without those before the window.
 
         >>> Group("sliding", "mha", (0,), dim=64, heads=8, window=128).rows_held(1000, 16)
         144
@@ -120,11 +120,11 @@ class Model:
 
     Attributes:
         name: as the command line knows it.
-        layers: layers in all, with a cache or without.
-        groups: those with a cache, the one with most bytes first.
+        layers: number of all layers, with or without a cache.
+        groups: groups of layers with a cache, the group with most bytes first.
         source: where the numbers come from.
-        verified: whether they were held against that source; else they are remembered.
-        note: what a reader should know.
+        verified: whether the numbers were checked against that source; otherwise they are from memory.
+        note: a remark for readers.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Model:
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model of ``models.toml`` by name, in the order of the file.
+    """Read every model of ``models.toml``, by name, in the order of the file.
 
     >>> models()["llama-3.1-70b"].groups[0].heads
     8
@@ -146,10 +146,10 @@ def models() -> dict[str, Model]:
 
 
 def find_model(name: str) -> Model:
-    """The model of that name, in any case.
+    """Find a model by its name, in upper or lower case.
 
     Raises:
-        LayoutError: there is none; the nearest names are suggested.
+        LayoutError: the catalogue has no such model; the message suggests the nearest names.
 
     >>> find_model("Llama-3.1-8B").layers
     32
@@ -164,7 +164,7 @@ def find_model(name: str) -> Model:
 
 
 def config_defaults(model_type: str) -> Mapping[str, Any]:
-    """What config.json files of a model type may leave out, as the classes of transformers have it."""
+    """Return the keys that config.json files of a model type may leave out, with the defaults of transformers."""
     defaults: Mapping[str, Any] = _data()["defaults"].get(model_type, {})
     return defaults
 

@@ -1,4 +1,4 @@
-"""``kvplan backends``: the engines whose tensors kvplan can describe."""
+"""``kvplan backends``: list the engines whose tensors kvplan can describe."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.backends)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every adapter; a finding where one cannot be imported."""
+    """Print every adapter; exit code 1 where one cannot be imported."""
     adapters = [adapter_facts(name) for name in adapter_names()]
     if args.json:
         print_json("backends", {"backends": adapters})
@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def adapter_names() -> list[str]:
-    """Names of the adapter modules, in order."""
+    """List the names of the adapter modules, in order."""
     package = import_module("kvplan.backends")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_")
 
 
 def adapter_facts(name: str) -> dict[str, Any]:
-    """What one adapter says of itself, or why it cannot be imported."""
+    """Read the summary and signature of one adapter, or the error of its import."""
     facts: dict[str, Any] = {"name": name, "summary": None, "signature": None, "error": None}
     try:
         module = import_module(f"kvplan.backends.{name}")

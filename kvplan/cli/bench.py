@@ -1,11 +1,9 @@
-"""``kvplan bench``: every path and what else could move the same blocks, on this machine."""
+"""``kvplan bench``: time every path on this machine, and other programs that move the same blocks."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import rate, spelled
 from kvplan.base.quoting import quoted
-from kvplan.cli.screen.documents import SCHEMAS, print_json
-from kvplan.cli.screen.printing import number_table, show
+from kvplan.cli.arguments.values import gpu
+from kvplan.cli.screen.documents import json_text, print_json, write_file
+from kvplan.cli.screen.printing import note, number_table, progress, show
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped
 
@@ -29,7 +28,7 @@ EXAMPLES = """examples:
       --plot bench.svg
   kvplan bench --beside decode --seconds 120 --output bench.json"""
 
-# Of a column: a name as the lines of its title, none longer than "broken": eight of them fit into 80 columns.
+# Names broken into the lines of a column's title, at most as long as "broken": eight columns fit into 80.
 TITLES = {
     "copy_engine": "copy_\nengine",
     "copy_engine_2d": "copy_\nengine\n_2d",
@@ -43,11 +42,11 @@ HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 QUICK = {"sizes": (4 << 10, 64 << 10), "counts": (1024,), "beside": ("decode",), "seconds": 5.0,
          "most_nbytes": 64 << 20}  # fmt: skip
-NAMED = 4  # of what was not measured for one reason, so many are named
+NAMED = 4  # measurements that are named where several were left out for one reason
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     from kvplan.measure.grid import paths_of
 
     parser.epilog = EXAMPLES
@@ -59,34 +58,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=_names, metavar="LAYOUT,...", help="default: contiguous,scattered")
     add("--paths", type=_names, metavar="PATH,...",
         help=f"by default all: {', '.join(paths_of('cuda:0'))}; on the CPU {', '.join(paths_of('cpu'))}")  # fmt: skip
-    add(
-        "--beside",
-        type=_names,
-        metavar="KIND,...",
-        help="compute beside it (default: decode,prefill on a GPU), or none",
-    )
-    add("--seconds", type=float, metavar="S", help="begin nothing after so many (default 60)")
+    add("--beside", type=_names, metavar="KIND,...",
+        help="compute that runs at the same time (default: decode,prefill on a GPU), or none")  # fmt: skip
+    add("--seconds", type=float, metavar="S", help="start no measurement after this time (default 60)")
     add("--memory", type=_size, metavar="BYTES", help="of the largest transfer (default 256M)")
-    add("--quick", action="store_true", help="two sizes, one count, decode: some seconds; other options go before")
+    add("--quick", action="store_true", help="two sizes, one count, decode: a few seconds; other options override it")
     add("--json", action="store_true", help="one JSON object (schema kvplan.bench)")
-    add("--output", type=Path, metavar="FILE", help="write the JSON object there, too")
+    add("--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     add("--plot", type=_plot, metavar="FILE", help="draw FILE-bandwidth and FILE-frontier; .png or .svg")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, keep and draw; 1 where bytes did not arrive or a figure is broken."""
+    """Measure, print, save and draw; exit code 1 where bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
 
     for path in (args.output, args.plot):
         if path is not None and not path.parent.is_dir():
-            raise KVPlanError(f"{path}: there is no folder {path.parent}")
+            raise KVPlanError(f"{path}: the folder {path.parent} does not exist")
     if args.plot:
         _plots()
     device, name = _found(args.device)
     bench = _asked(args, device)
     _need_torch(device)
     start = time.perf_counter()
-    rows, measured = _measured(Run(bench))
+    measured = Run(bench)
+    with progress() as measured.progress:
+        rows = list(measured.rows())
     taken = time.perf_counter() - start
     found = document(bench, name, measured.ceilings, rows, measured.missing, taken)
     if args.json:
@@ -94,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(*screen(f"{name} ({device})", measured.ceilings, rows, measured.missing))
     if args.output:
-        _write(args.output, json.dumps({"schema": f"kvplan.bench/{SCHEMAS['bench']}", **found}, indent=2) + "\n")
+        write_file("--output", str(args.output), f"{json_text('bench', found)}\n".encode())
+        note(f"saved {args.output}")
     if args.plot:
         _draw(args.plot, rows, measured.ceilings)
     return int(any(row.broken for row in rows))
@@ -103,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
 def document(
     bench: Bench, name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing], seconds: float
 ) -> dict[str, Any]:
-    """What was found, for JSON.
+    """List the results for JSON.
 
     Args:
-        bench: what was asked.
+        bench: the grid that was asked for.
         name: of the GPU.
-        ceilings, rows, missing: what was found.
-        seconds: that it took.
+        ceilings, rows, missing: the results.
+        seconds: of the whole measurement.
     """
     return {
         "device": bench.device,
@@ -124,7 +122,7 @@ def document(
 
 
 def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing]) -> list[Any]:
-    """What was found, as tables and sentences of at most 80 columns."""
+    """Put the results into tables and sentences of at most 80 columns."""
     shown: list[Any] = []
     if ceilings is not None:
         apart = f"load {rate(ceilings.load)}, store {rate(ceilings.store)}"
@@ -152,7 +150,7 @@ def _some(what: Sequence[str]) -> str:
 
 
 def _ordered(rows: Iterable[Row]) -> list[str]:
-    """Paths: ours, then rivals."""
+    """Order the paths: ours, then the baselines."""
     from kvplan.measure import baselines as rivals
     from kvplan.measure.grid import paths_of
 
@@ -176,7 +174,7 @@ def _alone(rows: Sequence[Row]) -> Any:
 def _beside(rows: Sequence[Row]) -> Any:
     ways = sorted({row.direction for row in rows})
     by_case = {(row.label, row.direction): row for row in rows}
-    # Of one path, by programs: as measured.
+    # Rows of one path keep the order in which they were measured: by programs.
     labels = [label for path in _ordered(rows) for label in dict.fromkeys(
         row.label for row in rows if row.path == path)]  # fmt: skip
     lines = []
@@ -200,7 +198,7 @@ def _slower(row: Row | None) -> str:
 
 
 def _found(device: str | None) -> tuple[str, str]:
-    """The device, and its name; where none was asked for and there is no GPU, the CPU, which is said."""
+    """Return the device and its name; without a GPU and without --device it is the CPU, and a note says so."""
     from kvplan.cuda.machine import machine
 
     if device == "cpu":
@@ -210,15 +208,15 @@ def _found(device: str | None) -> tuple[str, str]:
     except TransferError as error:
         if device:
             raise
-        print(f"kvplan: {error}; measuring the CPU", file=sys.stderr)
+        note(f"kvplan: {error}; measuring the CPU")
         return "cpu", "CPU"
 
 
 def _need_torch(device: str) -> None:
-    """Torch is there, and reaches the device.
+    """Check that torch is installed and reaches the device.
 
     Raises:
-        KVPlanError: it is not, or does not.
+        KVPlanError: torch is missing, or reaches no GPU.
     """
     try:
         import torch
@@ -243,25 +241,11 @@ def _asked(args: argparse.Namespace, device: str) -> Bench:
     return Bench(device, **(usual | told))
 
 
-def _measured(measuring: Any) -> tuple[list[Row], Any]:
-    if not sys.stderr.isatty():
-        return list(measuring.rows()), measuring
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-               TextColumn("{task.description}", markup=False))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        measuring.progress = lambda share, what: bar.update(task, completed=share, description=what)
-        return list(measuring.rows()), measuring
-
-
 def _plots() -> Any:
-    """The module that draws.
+    """Import the module that draws.
 
     Raises:
-        KVPlanError: it cannot, for want of matplotlib.
+        KVPlanError: matplotlib is not installed.
     """
     try:
         from kvplan.measure import plots
@@ -279,37 +263,25 @@ def _draw(path: Path, rows: Sequence[Row], ceilings: Ceilings | None) -> None:
         try:
             figure = getattr(plots, name)(rows, ceilings)
         except KVPlanError as error:
-            print(f"kvplan: {to} was not drawn: {error}", file=sys.stderr)
+            note(f"kvplan: {to} was not drawn: {error}")
             continue
         plots.save(figure, to)
-        print(f"drawn {to}", file=sys.stderr)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise KVPlanError(f"the bench cannot be written to {path}: {error.strerror or error}") from None
-    print(f"saved {path}", file=sys.stderr)
+        note(f"drawn {to}")
 
 
 def _device(text: str) -> str:
-    if text == "cuda":
-        return "cuda:0"
-    if text != "cpu" and not re.fullmatch(r"cuda:\d{1,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no device; give cpu, or a GPU as in cuda:0")
-    return text
+    return text if text == "cpu" else gpu(text)
 
 
 def _size(text: str) -> int:
-    """Bytes.
+    """Read a number of bytes.
 
     >>> _size("512"), _size("28K"), _size("1MiB")
     (512, 28672, 1048576)
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:iB)?", text.strip(), re.ASCII | re.IGNORECASE)
     if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no size; give bytes, as in 512, 4K or 1M")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a size; give bytes, as in 512, 4K or 1M")
     return int(found[1]) << UNITS[found[2].upper()]
 
 
@@ -319,7 +291,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _counts(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\s*\d{1,12}\s*(,\s*\d{1,12}\s*)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of runs; give numbers, as in 16,1024")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a list of runs; give numbers, as in 16,1024")
     return tuple(int(one) for one in text.split(","))
 
 
@@ -330,5 +302,5 @@ def _names(text: str) -> tuple[str, ...]:
 def _plot(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no plot; give a file of suffix {' or '.join(SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} does not end in {' or '.join(SUFFIXES)}")
     return path

@@ -1,19 +1,17 @@
-"""``kvplan calibrate``: measure this GPU, so that ``auto`` chooses by it."""
+"""``kvplan calibrate``: measure this GPU, so that ``auto`` chooses paths by its profile."""
 
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvplan.base.numbers import exact, rate
-from kvplan.base.quoting import quoted
+from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cli.screen.printing import fact_table, note, number_table, progress, show
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
 from kvplan.errors import KVPlanError
 
@@ -24,30 +22,27 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("--device", default="cuda:0", metavar="cuda:N", help="which GPU (default cuda:0)")
+    parser.add_argument("--device", type=gpu, default="cuda:0", metavar="cuda:N", help="the GPU (default cuda:0)")
     parser.add_argument("--output", type=Path, metavar="FILE",
-                        help="where to keep the profile; by default the user's cache folder")  # fmt: skip
+                        help="file of the profile (default: in the user's cache folder)")  # fmt: skip
     parser.add_argument("--alone", action="store_true",
-                        help="do not weigh it with earlier calibrations of this kind of GPU")  # fmt: skip
+                        help="do not average with earlier calibrations of this kind of GPU")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.calibrate)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, save, and say what was found."""
+    """Measure, save the profile, and print it."""
     from kvplan.cost.blend import weighed
     from kvplan.cost.store import check_writable, find, path_of, save
     from kvplan.cuda.machine import machine
 
-    match = re.fullmatch(r"cuda(?::(\d+))?", args.device)
-    if match is None:
-        raise KVPlanError(f"device {quoted(args.device)} is no GPU; give cuda:0 or another")
-    here = machine(int(match[1] or 0))
+    here = machine(int(args.device.removeprefix("cuda:")))
     path = args.output or path_of(here)
-    check_writable(path)  # before 20 seconds are spent
+    check_writable(path)  # before 20 seconds of measuring
     start = time.perf_counter()
-    profile = _measured(here, f"cuda:{match[1] or 0}", start, quiet=args.json)
+    profile = _measured(here, args.device, start, quiet=args.json)
     if not args.alone:
         profile = weighed(profile, find(here))
     taken = time.perf_counter() - start
@@ -56,38 +51,24 @@ def run(args: argparse.Namespace) -> int:
         print_json("calibrate", {"path": str(path), "seconds": round(taken, 2), "profile": asdict(profile)})
         return 0
     show(*screen(profile))
-    print(f"\nsaved {path} ({exact(path.stat().st_size)}) after {taken:.1f} seconds", file=sys.stderr)
+    note(f"\nsaved {path} ({exact(path.stat().st_size)}) after {taken:.1f} seconds")
     return 0
 
 
 def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DeviceProfile:
     try:
-        import torch  # noqa: F401  # the buffers, and the compute beside them
+        import torch  # noqa: F401  # the buffers, and the compute that runs at the same time
     except ModuleNotFoundError:
         raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
     from kvplan.measure.calibrate import SECONDS, calibrate
 
     left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load where the disk is slow
-    if quiet or not sys.stderr.isatty():
-        return calibrate(here, device, seconds=left)
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(30),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        return calibrate(
-            here, device, lambda share, what: bar.update(task, completed=share, description=what), seconds=left
-        )
+    with progress(silent=quiet) as tell:
+        return calibrate(here, device, tell, seconds=left)
 
 
 def screen(profile: DeviceProfile) -> list[Any]:
-    """A profile as tables: what it is of, ceilings, and what each path costs.
+    """Put a profile into tables: its GPU, its ceilings, and the costs of each path.
 
     >>> from kvplan.cost.profile import default
     >>> len(screen(default()))

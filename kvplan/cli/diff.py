@@ -1,4 +1,4 @@
-"""``kvplan diff``: two layouts side by side, where they stop being contiguous together, and what would be better."""
+"""``kvplan diff``: compare two layouts, find where their common runs end, and suggest a better order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from kvplan.advise.advise import Advice, Numbers
-from kvplan.advise.compare import Break, Onward, untouched
+from kvplan.advise.compare import Break, untouched
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import NAMES, Difference, difference_of, differing
-from kvplan.cli.answers.layout_facts import extent_facts
+from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
 from kvplan.cli.arguments.sources import add_pair, pair_of
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import fact_table, number_table, show
@@ -29,27 +29,28 @@ A is the source, B the destination. Exit code 1: they cannot be compiled."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser, ("A", "B"))
-    parser.add_argument("--change", choices=("A", "B"), help="the side that may change its order (default: the one on "
-                        "the host, else B)")  # fmt: skip
+    parser.add_argument("--change", choices=("A", "B"),
+                        help="the side that may change its order (default: the one on the host, else B)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.diff)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the difference; a finding where the pair cannot be compiled."""
+    """Print the difference; exit code 1 where the pair cannot be compiled."""
     src, dst = pair_of(args)
     found = difference_of(src, dst, args.change)
     if args.json:
         print_json("diff", _facts(found))
     else:
-        _show(found)
+        facts = number_table(FACT_HEADER, fact_rows(found), right=())
+        show(facts, fact_table([*told_rows(found), *advice_rows(found)]))
     return int(found.made is None)
 
 
 def _facts(found: Difference) -> dict[str, Any]:
-    """The difference as plain facts; bytes unless the name says otherwise."""
+    """List the facts of the difference; numbers are bytes unless the name says otherwise."""
     made = found.made
     return {
         "a": found.sides["src"],
@@ -82,31 +83,23 @@ def _matched(made: Passes) -> dict[str, Any]:
 
 def _program(program: Program) -> dict[str, Any]:
     return {
-        "unit_tokens": program.unit_tokens,
-        "unit_nbytes": program.unit_nbytes,
+        **picked(program, ("unit_tokens", "unit_nbytes")),
         "a_units": program.src_units,
         "b_units": program.dst_units,
-        "runs": program.runs,
-        "run_nbytes": list(program.run_nbytes),
-        "alignment": program.alignment,
+        **picked(program, ("runs", "run_nbytes", "alignment")),
         "extents": {"a": extent_facts(program, "src"), "b": extent_facts(program, "dst")},
     }
 
 
 def _broken(broken: Break) -> dict[str, Any]:
-    start = broken.start._asdict()
     return {
         "nbytes": broken.nbytes,
-        "start": start,
+        "start": broken.start._asdict(),
         "holds": broken.holds,
-        "a": _onward(broken.src),
-        "b": _onward(broken.dst),
+        "a": broken.src._asdict(),
+        "b": broken.dst._asdict(),
         "axis": broken.axis,
     }
-
-
-def _onward(side: Onward) -> dict[str, Any]:
-    return side._asdict()
 
 
 def _advice(advice: Advice) -> dict[str, Any]:
@@ -123,16 +116,5 @@ def _advice(advice: Advice) -> dict[str, Any]:
 
 
 def _numbers(numbers: Numbers) -> dict[str, Any]:
-    count, least, most = numbers.extents
-    return {
-        "unit_tokens": numbers.unit_tokens,
-        "unit_nbytes": numbers.unit_nbytes,
-        "runs": numbers.runs,
-        "run_nbytes": list(numbers.run_nbytes),
-        "extents": {"count": count, "min_nbytes": least, "max_nbytes": most},
-    }
-
-
-def _show(found: Difference) -> None:
-    facts = number_table(FACT_HEADER, fact_rows(found), right=())
-    show(facts, fact_table([*told_rows(found), *advice_rows(found)]))
+    extents = dict(zip(("count", "min_nbytes", "max_nbytes"), numbers.extents, strict=True))
+    return {**picked(numbers, UNIT), "extents": extents}

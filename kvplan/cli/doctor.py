@@ -1,14 +1,13 @@
-"""``kvplan doctor``: what of this machine is in the way of fast transfers, and what to do about it."""
+"""``kvplan doctor``: name what slows transfers on this machine, and give advice."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvplan.base.quoting import quoted
+from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import show
 from kvplan.measure.doctor import Finding, examine, gather
@@ -25,14 +24,14 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("--device", default="cuda:0", type=_device, help="the GPU to look at (default: cuda:0)")
+    parser.add_argument("--device", default="cuda:0", type=gpu, help="the GPU to look at (default: cuda:0)")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.doctor)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, judge, print; a finding where there is a problem."""
+    """Examine the machine and print the findings; exit code 1 where there is a problem."""
     facts = gather(args.device, busy=True)
     findings = examine(facts)
     healthy = all(finding.state != "problem" for finding in findings)
@@ -57,11 +56,3 @@ def _table(findings: Sequence[Finding]) -> Table:
         if finding.advice:
             table.add_row("", "", Text(finding.advice, "italic"))
     return table
-
-
-def _device(text: str) -> str:
-    if text == "cuda":
-        return "cuda:0"
-    if not re.fullmatch(r"cuda:\d{1,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no GPU, as in cuda:0")
-    return text

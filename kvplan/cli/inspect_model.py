@@ -1,4 +1,4 @@
-"""``kvplan inspect --model``: what a model's cache weighs, and how it would move; from a catalogue, without tensors."""
+"""``kvplan inspect --model``: print the size of a model's cache and how it would move, without tensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
 from kvplan.cli.answers.model_facts import Question, choose, model_facts
+from kvplan.cli.arguments.values import positive
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen.printing import fact_table, number_table, show
@@ -22,24 +23,30 @@ EXAMPLES = """examples:
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
   kvplan inspect --config path/to/config.json --block-tokens 64"""
 
-LINK_GBPS = 55.1  # one large copy, host to device: H100 on PCIe Gen5 x16
+LINK_GBPS = 55.1  # measured: one large copy from host to device, H100 on PCIe Gen5 x16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without one, lists all")
-    source.add_argument("--config", metavar="FILE", help="a config.json as Hugging Face has it")
+    source.add_argument(
+        "--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without a name, list all"
+    )
+    source.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face")
     parser.add_argument("--engine", default="vllm", metavar="NAME",
                         help="an engine, a device layout of the catalogue, or a notation (default vllm)")  # fmt: skip
     parser.add_argument("--host", metavar="NAME",
                         help="a host layout of the catalogue, or a notation (default page-first)")  # fmt: skip
-    parser.add_argument("--dtype", default="bf16", help="of the cache, or a row format as fp8_ds_mla (default bf16)")
-    parser.add_argument("--tp", type=_positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
-    parser.add_argument("--block-tokens", type=_positive, default=16, metavar="N", help="of the device (default 16)")
-    parser.add_argument("--host-block-tokens", type=_positive, metavar="N", help="of the host (default: as the device)")
-    parser.add_argument("--blocks", type=_positive, default=1024, metavar="N", help="on the device (default 1024)")
+    parser.add_argument(
+        "--dtype", default="bf16", help="of the cache, or a row format such as fp8_ds_mla (default bf16)"
+    )
+    parser.add_argument("--tp", type=positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--block-tokens", type=positive, default=16, metavar="N", help="of the device (default 16)")
+    parser.add_argument(
+        "--host-block-tokens", type=positive, metavar="N", help="of the host (default: as on the device)"
+    )
+    parser.add_argument("--blocks", type=positive, default=1024, metavar="N", help="on the device (default 1024)")
     parser.add_argument("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
                         help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
     add_pictures(parser)
@@ -47,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the model's cache, or the models there are."""
+    """Print the model's cache, or list the models of the catalogue."""
     if args.model == "":
         _list(as_json=args.json)
         return 0
@@ -65,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _device(model: Model, asked: Question) -> KVLayout:
-    """What one rank's device holds of the first group that has tokens."""
+    """Build the device layout of one rank for the first group that has tokens."""
     group = next(group for group in model.groups if group.kind != "state")
     return layout_for(asked.device, group, num_blocks=asked.blocks, block_tokens=asked.block_tokens,
                       dtype=asked.dtype, tp=asked.tp, rank=min(asked.tp - 1, 1))  # fmt: skip
@@ -81,23 +88,14 @@ def _question(args: argparse.Namespace, model: Model) -> Question:
     return Question(device, host, args.dtype, args.tp, args.block_tokens, host_tokens, args.blocks, args.link_gbps)
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no positive number")
-    return int(text)
-
-
 def _rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no number of GB/s above 0")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a rate in GB/s above 0")
     return rate
-
-
-# ---- for people ------------------------------------------------------------------------------------------------------
 
 
 def _list(*, as_json: bool) -> None:
@@ -140,7 +138,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *([("a state", _of_ranks(state, facts["tp"]) + ", one a request")] if state else []),
         ("device", _side(facts["device"], facts["block_tokens"])),
         ("host", _side(facts["host"], facts["host_block_tokens"])),
-        ("link", f"{facts['link_gbps']:g} GB/s for each rank is assumed; its times are a floor, no promise"),
+        ("link", f"{facts['link_gbps']:g} GB/s for each rank is assumed; its times are lower bounds"),
     ]
     return rows
 

@@ -1,6 +1,6 @@
-"""Dispatch of commands, and what becomes of their errors.
+"""Dispatch commands, and turn their errors into exit codes.
 
-Exit codes: 0 all is well, 1 a finding (it was understood, and the answer is no), 2 usage.
+Exit codes: 0 success, 1 a finding (the question was understood, and the answer is no), 2 usage.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvplan.base.version import __version__
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
 from kvplan.plan.loops import sparing
-from kvplan.version import __version__
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# What `kvplan --help` says of each. Only the command that was named is imported, from the module of its name.
+# The help text of each command. Only the command that was named is imported, from the module of its name.
 COMMANDS = {
-    "demo": "take the cache from under a running engine, bring it back, compare its tokens",
-    "inspect": "what a layout holds, and where its bytes lie",
-    "plan": "the copies that move some blocks from one layout to another",
-    "diff": "two layouts side by side: where they part, and which order would be better",
-    "explain": "how two layouts compile into a copy program, pass by pass",
-    "which": "what lies at an address: layer, part, block, token, head, byte",
-    "verify": "move markers from one layout to another and back, and say what arrived",
-    "report": "all of this as one page, to attach to an issue",
-    "pairs": "every device layout of the catalogue against every host layout",
-    "backends": "the engines whose tensors kvplan can describe",
-    "calibrate": "measure this GPU, so that transfers take the path that is the fastest here",
-    "bench": "time every path on this machine, and what else could move the same blocks",
-    "doctor": "what of this machine is in the way of fast transfers, and what to do about it",
+    "demo": "move the cache of a running engine away and back, and compare its tokens",
+    "inspect": "print the facts of a layout and the place of its bytes",
+    "plan": "print the copies that move some blocks from one layout to another",
+    "diff": "compare two layouts, and suggest a better order",
+    "explain": "print the copy program of two layouts pass by pass, and the path of a plan",
+    "which": "print what lies at an address: layer, part, block, token, head, byte",
+    "verify": "move markers from one layout to another and back, and check what arrived",
+    "report": "put all of this on one page, to attach to an issue",
+    "pairs": "print how every device layout of the catalogue moves to every host layout",
+    "backends": "list the engines whose tensors kvplan can describe",
+    "calibrate": "measure this GPU, so that transfers take the fastest path",
+    "bench": "time every path on this machine, and other programs that move the same blocks",
+    "doctor": "name what slows transfers on this machine, and give advice",
 }
 
-NOTATION_HINT = 'one is "layer: kv block token head dim"'
+NOTATION_HINT = 'an example is "layer: kv block token head dim"'
 
-# What plans once and measures nothing need not load numba for it.
+# Commands that plan once and measure nothing: loading numba would take longer than planning in numpy.
 SPARING = ("plan", "explain", "report", "verify")
 
-# With one of these, `inspect` asks what a model's cache would be, with options of its own.
+# With one of these, `inspect` describes a model's cache, and has other options.
 MODEL_OPTIONS = ("--model", "--config")
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line with a hint."""
 
-    named = ""  # of the parser of all commands: the one that was given, which leaves over what it does not know
+    named = ""  # the command that was given; argparse reports its unknown arguments to the parser of all commands
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse, which would keep silent where the disk is full."""
+        """Print a message; argparse itself would hide that the disk is full."""
         if message:
             print(message, end="", file=sys.stderr if file is None else file)
 
@@ -69,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; by default those of this process.
 
     Returns:
-        The exit code: 0 all is well, 1 a finding, 2 usage.
+        The exit code: 0 success, 1 a finding, 2 usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # closed by whoever started us: there is nobody to answer, but a finding still counts
+    if sys.stdout is None:  # the parent closed it: there is no reader, but the exit code still counts
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
             return main(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to stop
+            stream.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -119,9 +119,9 @@ def _dispatch(arguments: list[str]) -> int:
     except KVPlanError as error:
         return _complain(_one_line(error), USAGE)
     except RecursionError:
-        return _complain("the input is nested too deeply to be read; a spec has two levels", USAGE)
+        return _complain("the input is nested too deeply; a spec has two levels", USAGE)
     except MemoryError:
-        return _complain("not enough memory for what was asked; ask for fewer blocks, or smaller extents", USAGE)
+        return _complain("not enough memory; ask for fewer blocks or smaller extents", USAGE)
 
 
 def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
@@ -154,13 +154,13 @@ def _one_line(error: Exception | str) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    if sys.stderr is not None:  # print would take standard output in its place
+    if sys.stderr is not None:  # print would write to standard output instead
         with suppress(OSError):
             print(f"kvplan: {message}", file=sys.stderr)
     return code
 
 
 def _drop_the_rest() -> None:
-    """What is still buffered goes nowhere, so that the exit stays silent."""
-    with suppress(OSError, ValueError):  # a stream without a file
+    """Discard buffered output, so that the exit stays silent."""
+    with suppress(OSError, ValueError):  # the stream has no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

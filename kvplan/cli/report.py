@@ -1,4 +1,4 @@
-"""``kvplan report``: all that can be seen of one layout or two, as one page to attach to an issue."""
+"""``kvplan report``: put all facts of one layout or of a pair on one page, to attach to an issue."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.base.files import write_whole
 from kvplan.base.numbers import exact
-from kvplan.base.quoting import quoted
+from kvplan.base.version import __version__
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import difference_of
 from kvplan.cli.answers.layout_facts import layout_facts
-from kvplan.cli.arguments.sources import SOURCE, layout_of, pair_of, sizes
-from kvplan.cli.explain import candidates_of, plan_line, plan_of, profile_named
-from kvplan.cli.inspect import axis_rows, summary_rows, view_title
-from kvplan.cli.plan import block_ids
-from kvplan.cli.screen.documents import print_json
-from kvplan.cli.which import place_rows, what
+from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
+from kvplan.cli.answers.place_rows import place_rows
+from kvplan.cli.answers.plan_facts import candidates_of, plan_of
+from kvplan.cli.arguments.sources import add_blocks, add_pair, layout_of, pair_of
+from kvplan.cli.arguments.values import span
+from kvplan.cli.screen.documents import print_json, write_file
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
@@ -37,34 +35,23 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("source", metavar="A", help=SOURCE)
-    parser.add_argument("destination", metavar="B", nargs="?", help="the same: the other side")
+    add_pair(parser, ("A", "B"), both=False)
     parser.add_argument("--output", required=True, metavar="FILE", help="the page")
-    given = "AXIS=EXTENT,..."
-    parser.add_argument("--sizes", type=sizes, metavar=given, help="of notations, in elements: layer=80,block=1024,...")
-    parser.add_argument("--dtype", help="of notations (default bf16)")
-    for side, name in (("src", "A"), ("dst", "B")):
-        parser.add_argument(f"--{side}-sizes", type=sizes, metavar=given, help=f"where {name} differs")
-        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default cpu)")
-    parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
-    for side, name in (("src", "A"), ("dst", "B")):
-        parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help=f"where {name} has others")
-    parser.add_argument("--profile", metavar="NAME", help="whose costs; see kvplan explain")
-    parser.add_argument("--overlap", default="idle", metavar="WHAT", help="what runs beside: idle, decode or prefill")
-    parser.add_argument("--which", type=what, metavar="BYTES@ADDRESS", help="an address of A to tell of")
+    add_blocks(parser, ("A", "B"))
+    parser.add_argument("--which", type=span, metavar="BYTES@ADDRESS", help="an address of A to describe")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.report)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; a finding where the pair cannot be compiled, or a byte did not arrive."""
+    """Write the page; exit code 1 where the pair cannot be compiled, or a byte did not arrive."""
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
     page_text = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
-    made = page_text.encode(errors="backslashreplace")  # names of files that are no UTF-8
-    _write(args.output, made)
+    made = page_text.encode(errors="backslashreplace")  # a file name need not be UTF-8
+    write_file("--output", args.output, made)
     nbytes = len(made)
     if args.json:
         titles = [section.title for section in sections]
@@ -76,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _called(source: str) -> str:
-    """A file's name without its folders, which are nobody's business; a notation as it is."""
+    """Return a file's name without its folders, which are private; a notation as it is."""
     return Path(source).name if Path(source).is_file() else source
 
 
 def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | None]:
-    """Sections, whether the pair compiles, and whether every byte arrived: None where that could not be tried."""
+    """Make the sections; say whether the pair compiles, and whether every byte arrived (None: not tried)."""
     if args.destination is None:
         if args.blocks or args.src or args.dst:
-            raise KVPlanError("blocks are of a plan between two layouts; give B, too")
+            raise KVPlanError("blocks are for a plan between two layouts; give B as well")
         given = (args.sizes or {}) | (args.src_sizes or {})
         one = argparse.Namespace(layout=args.source, sizes=given or None, dtype=args.dtype, device=args.src_device)
         layout = layout_of(one)
@@ -93,7 +80,8 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     found = difference_of(src, dst, None)
     told = table([*told_rows(found), *advice_rows(found)])
     beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
-    pictures = f"<h3>A, block 0</h3>{_picture(src)}<h3>B, block 0</h3>{_picture(dst)}"  # half a page is too narrow
+    # Half a page is too narrow for a picture.
+    pictures = f"<h3>A, block 0</h3>{_picture(src)}<h3>B, block 0</h3>{_picture(dst)}"
     made = [
         Section("Layouts", beside + pictures),
         Section("Difference", table(fact_rows(found), FACT_HEADER) + told),
@@ -119,8 +107,8 @@ def _picture(layout: KVLayout) -> str:
     from kvplan.draw.svg import block_svg
 
     try:
-        return figure(block_svg(block_picture(layout)), f"block 0 of {layout.notation}")
-    except LayoutError as error:  # woven of too many runs to be drawn
+        return figure(block_svg(block_picture(layout.built)), f"block 0 of {layout.notation}")
+    except LayoutError as error:  # too many runs to draw
         return text(str(error))
 
 
@@ -129,28 +117,25 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     policy = Policy(overlap=args.overlap)
-    if args.profile is not None and not (args.blocks or args.src or args.dst):
-        raise KVPlanError("--profile is of a plan; give --blocks, or --src and --dst")
     try:
         program = compile(src, dst)
-    except IncompatibleLayoutsError:  # already told by the difference
+    except IncompatibleLayoutsError:  # the difference has said so
         return
     yield Section(
         "Program", figure(program.diagram(), "the runs of one unit") + folded("passes", text(program.explain()))
     )
     plan = plan_of(args, program)
     if plan is not None:
-        profile, where = profile_named(args.profile)
-        yield Section("Plan", text(f"{plan_line(plan)}\n{where}{candidates_of(plan, profile, policy)[1]}"))
+        yield Section("Plan", text(candidates_of(plan, args.profile, policy)[1]))
 
 
 def _verified(src: KVLayout, dst: KVLayout) -> tuple[Section, bool | None]:
-    """Markers there and back, through memory reserved for both layouts; as many blocks as ``kvplan verify`` moves."""
-    from kvplan.cli.verify import verify_facts, verify_rows
+    """Move markers there and back, as ``kvplan verify`` does by default."""
+    from kvplan.cli.answers.marker_facts import verify_facts, verify_rows
 
     try:
         facts = verify_facts(src, dst, None)
-    except LayoutError as error:  # too large a block, or more addresses than the system gives
+    except LayoutError as error:  # a block is too large, or the system has no addresses left
         return Section("Verification", text(f"not tried: {error}")), None
     return Section("Verification", table(verify_rows(facts))), facts["ok"]
 
@@ -168,17 +153,3 @@ def _machine() -> Section:
     found = examine(gather(busy=False))
     rows = [(one.name, one.state, f"{one.what}\n{one.advice}".strip()) for one in found]
     return Section("Machine", table(rows, ("", "", "found, and what to do")))
-
-
-def _write(path: str, made: bytes) -> None:
-    """Whole or not at all.
-
-    Raises:
-        KVPlanError: it cannot be written.
-    """
-    try:
-        write_whole(Path(path), made)
-    except (OSError, ValueError) as error:
-        raise KVPlanError(
-            f"--output {quoted(path)} cannot be written: {getattr(error, 'strerror', '') or error}"
-        ) from None

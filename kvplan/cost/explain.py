@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from kvplan.base.numbers import decimal, duration, rate
@@ -117,12 +118,9 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
     return {
         "overlap": policy.overlap,
         "verdict": verdict(found, policy),
-        "profile": {"gpu": profile.gpu, "driver": profile.driver, "link": profile.link, "how": profile.how,
-                    "made": profile.made, "note": profile.note},
+        "profile": {name: getattr(profile, name) for name in ("gpu", "driver", "link", "how", "made", "note")},
         "candidates": [
-            {"path": one.path, "refused": one.refused, "wall": one.wall, "seconds": one.seconds,
-             "cpu_seconds": one.cpu_seconds, "sm_share": one.sm_share, "compute_seconds": one.compute_seconds,
-             "score": one.score, "terms": _terms(one, plan, profile)}
+            {**asdict(one), "score": one.score, "terms": _terms(one, plan, profile)}
             for one in found
         ],
     }  # fmt: skip

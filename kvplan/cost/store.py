@@ -6,11 +6,12 @@ import logging
 import os
 import re
 import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from kvplan.base.files import write_whole
 from kvplan.base.limits import LIMITS
+from kvplan.base.reading import read_whole, why_unread
 from kvplan.cost.profile import DeviceProfile, default, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
@@ -51,27 +52,15 @@ def path_of(here: Machine) -> Path:
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
-    """Write a profile; a reader sees the old one or the new one, never half. A pipe or a device stays what it is.
+    """Write a profile whole; see :func:`kvplan.base.files.write_whole`.
 
     Raises:
-        KVPlanError: it cannot be written there.
+        KVPlanError: the file cannot be written.
     """
-    part = None
     try:
-        path = Path(os.path.realpath(path))
-        if path.exists() and not path.is_file():
-            path.write_text(profile.to_json(), encoding="utf-8")
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as made:
-            part = Path(made.name)
-            made.write(profile.to_json())
-        part.chmod(0o644)  # a profile may be another user's, by KVPLAN_PROFILE
-        part.replace(path)
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, profile.to_json().encode())
     except OSError as error:
-        if part is not None:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
         raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
 
 
@@ -95,22 +84,14 @@ def read(path: Path) -> DeviceProfile:
     """Read one file.
 
     Raises:
-        KVPlanError: it cannot be read, or is no profile; which file, and why.
+        KVPlanError: the file cannot be read, or holds no profile; which file, and why.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise KVPlanError(f"{path}: no file")  # of a pipe, nothing may ever come
-        with path.open("rb") as file:
-            raw = file.read(LIMITS.profile_nbytes + 1)
-        text = raw.decode()
-    except OSError as error:
-        raise KVPlanError(f"{path}: {error.strerror or error}") from None
+        return from_json(read_whole(path, LIMITS.profile_nbytes))
     except UnicodeDecodeError:
         raise KVPlanError(f"{path}: no text") from None
-    if len(raw) > LIMITS.profile_nbytes:
-        raise KVPlanError(f"{path}: more than {LIMITS.profile_nbytes} bytes; a profile has some kilobytes")
-    try:
-        return from_json(text)
+    except OSError as error:
+        raise KVPlanError(f"{path}: {why_unread(error)}") from None
     except KVPlanError as error:
         raise KVPlanError(f"{path}: {error}") from None
 

@@ -1,1 +1,1 @@
-"""Pictures: SVG text, made without a drawing library."""
+"""Pictures as SVG text, HTML and characters, made without a drawing library."""

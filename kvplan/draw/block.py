@@ -1,6 +1,6 @@
-"""One block of a layout as plain drawing data: nested bands, the gaps between them, and what was folded.
+"""Describe one block of a layout as plain drawing data: nested bands, gaps between them, and folded bands.
 
-Pure: integers and names, no SVG and no characters. :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw it.
+The data is integers and names. :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from kvplan.base.numbers import nbytes_between, nbytes_text
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
-from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.components import Built
 from kvplan.layout.padding import stretches_of
 
-MAX_CELLS = 7  # bands and gaps of one row; more are folded, for a label needs room
+MAX_CELLS = 7  # bands and gaps of one row; with more, bands are folded, so that every label has room
 
 
 @dataclass(frozen=True)
 class Band:
-    """One coordinate of an axis, or one part: bytes from its first to its last.
+    """One coordinate of an axis, or one part: the bytes from its first to its last.
 
     Attributes:
         name: ``"layer 0"``, ``"k"``, ``"token 3"``.
         parts: names of the parts inside, in order of address.
-        nbytes: from the first byte to the last.
-        content: of them, bytes of this block.
-        runs: maximal contiguous runs inside; one where content is all there is.
-        axis: of the bands inside; empty where they are of none, or there are none.
-        count: of bands inside, with those that are folded.
-        stride: bytes from each band inside to the next; None where they differ or there is just one.
-        cells: bands, folds and gaps inside, in order of address; none where it is plain bytes.
-        alike: equal for bands that differ in names alone.
+        nbytes: bytes from the first to the last.
+        content: those that are bytes of this block.
+        runs: number of maximal contiguous runs inside.
+        axis: axis of the bands inside; empty if they belong to no axis, or there are no bands.
+        count: number of bands inside, with folded ones.
+        stride: bytes from each band inside to the next; None if these differ or there is only one band.
+        cells: bands, folds and gaps inside, in order of address; empty for plain bytes.
+        alike: equal for bands that differ only in names.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Band:
 
     @property
     def solid(self) -> bool:
-        """Whether it is one run, or a part of one."""
+        """Whether the band is one run, or a part of one."""
         return self.nbytes == self.content
 
     @property
@@ -65,12 +65,12 @@ class Fold:
     """Bands that are left out.
 
     Attributes:
-        count: how many.
+        count: number of bands.
         content: bytes of this block in them.
-        like: the band that stands for them; where they differ, the first one.
-        same: whether all are like it.
-        gaps: what follows each of them.
-        touching: whether each begins where the one before it ends.
+        like: the band that stands for them; if they differ, the first one.
+        same: whether all of them are equal to it.
+        gaps: the gaps behind each of them.
+        touching: whether each begins where the band before it ends.
     """
 
     count: int
@@ -90,9 +90,9 @@ class Zoom:
 
     Attributes:
         path: names of the bands around it, the outermost first; empty for the whole block.
-        band: what is drawn.
+        band: the band whose inside is drawn.
         parent: index of the row that shows this band as a cell, or None.
-        others: names of bands beside it that look the same inside.
+        others: names of further bands that look the same inside.
     """
 
     path: tuple[str, ...]
@@ -103,18 +103,18 @@ class Zoom:
 
 @dataclass(frozen=True)
 class BlockPicture:
-    """What one block touches.
+    """The bytes of one block.
 
     Attributes:
-        notation: of the layout.
-        block, num_blocks: which one, and of how many.
+        notation: the layout's notation.
+        block, num_blocks: the block's id, and the number of blocks.
         content: bytes of the block, padding excluded.
-        runs: maximal contiguous runs; what touches across two allocations is not joined.
+        runs: number of maximal contiguous runs; runs of two allocations are never joined.
         run_nbytes: bytes of the smallest and the largest run.
-        allocations: regions touched.
+        allocations: number of allocations with bytes of the block.
         parts: names, in the order of the layout.
-        stretches: a band for each kind of allocation: of one allocation, or of many that are alike.
-        nodes: first byte of the block in each allocation, and its bytes as nested loops.
+        stretches: a band for each kind of allocation, which stands for one allocation or for several equal ones.
+        nodes: for each allocation, the block's first byte and its bytes as nested loops.
     """
 
     notation: str
@@ -145,14 +145,14 @@ class BlockPicture:
         return tuple(name for name in ("padding", "other blocks") if name in found)
 
     def rows(self) -> list[Zoom]:
-        """Rows to draw, each the inside of one band of an earlier row; bands that look alike are opened once."""
+        """List the rows to draw, each the inside of a band of an earlier row; bands that look alike are opened once."""
         rows: list[Zoom] = []
         for band in self.stretches:
             _open(rows, Zoom((), band, None, ()))
         return rows
 
     def each_run(self) -> Iterator[tuple[int, int]]:
-        """Address and bytes of every run, an allocation after the other, in order of address in each."""
+        """Yield address and bytes of every run, allocation by allocation, in order of address in each."""
         for address, node in self.nodes:
             at, size = -1, 0
             for start, nbytes in runs_of(node, address):
@@ -165,19 +165,20 @@ class BlockPicture:
             yield at, size
 
 
-def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
-    """What one block of a layout touches, as nested bands.
+def block_picture(layout: Built, block: int = 0) -> BlockPicture:
+    """Describe what one block of a layout touches, as nested bands.
 
     Args:
-        layout: any.
+        layout: any layout's plain data.
         block: id of the block.
 
     Raises:
         BlockIndexError: no such block.
 
+    >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "layer: kv block token head dim", "dtype": "bf16",
     ...     "sizes": {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}})
-    >>> picture = block_picture(layout)
+    >>> picture = block_picture(layout.built)
     >>> picture.headline
     'block 0: 1,310,720 bytes in 160 runs of 8,192 bytes, in 80 allocations'
     >>> [row.band.axis for row in picture.rows()]
@@ -191,13 +192,12 @@ def block_picture(layout: KVLayout, block: int = 0) -> BlockPicture:
     held: dict[int, list[Item]] = {}
     for component in layout.components:
         item = item_of(component, block)
-        number = bisect_right(begins, item.address) - 1  # every byte of a component lies in one
+        number = bisect_right(begins, item.address) - 1  # every byte of a component lies in one stretch
         held.setdefault(number, []).append(item)
     kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
     for number, items in held.items():
         address, node = nest(items)
-        key = node if isinstance(node, Leaf) else node.key
-        kinds.setdefault(key, []).append((number, address, node, items))
+        kinds.setdefault(node.key, []).append((number, address, node, items))
     stretches = []
     for alike in kinds.values():
         number, address, node, items = alike[0]
@@ -225,7 +225,7 @@ def _called(items: Sequence[Item]) -> str:
 
 
 def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
-    """The band of one allocation, and the padding that follows the block in it."""
+    """Make the band of one allocation, with the padding that follows the block there."""
     band = _band(name, node, address, content)
     inside = band.cells or (_band(parts_of(node)[0], node, address, content),)
     padding = content.padding_after(address + node.span)
@@ -234,7 +234,7 @@ def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
 
 
 def _allocations(first: Band, names: Sequence[str], node: Node) -> Band:
-    # Layers come first in a name, so that parts in allocations of their own tell what they are.
+    # If each part has its own allocation, the name needs the part too; the layer comes first.
     if len(first.parts) == 1 and len(set(names)) == len(names):
         names = [f"{name} {first.parts[0]}" for name in names]
     bands = [replace(first, name=name) for name in names]
@@ -274,7 +274,7 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
             left_out = [child for _, _, child in items[2:-1]]
             like = _band(items[2][1], items[2][2], address + items[2][0], content)
             row += content.gaps(address + end, address + items[2][0])
-            same = len({child if isinstance(child, Leaf) else child.key for child in left_out}) == 1
+            same = len({child.key for child in left_out}) == 1
             row.append(Fold(len(left_out), sum(child.content for child in left_out), like, same))
             end = items[-2][0] + items[-2][2].span
             continue
@@ -288,7 +288,7 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
 
 
 def _open(rows: list[Zoom], row: Zoom) -> None:
-    """Append a row, and those of each kind of band in it."""
+    """Append a row, and the rows of each kind of band in it."""
     rows.append(row)
     here = len(rows) - 1
     kinds: dict[object, list[Band]] = {}
@@ -297,6 +297,6 @@ def _open(rows: list[Zoom], row: Zoom) -> None:
             kinds.setdefault(cell.alike, []).append(cell)
     for alike in kinds.values():
         first = alike[0]
-        # Coordinates of a loop are alike by nature; parts that are alike are news.
+        # Coordinates of a loop are always alike; that two parts are alike is worth saying.
         others = tuple(band.name for band in alike[1:]) if row.band.axis == "part" else ()
         _open(rows, Zoom((*row.path, first.name), first, here, others))

@@ -1,22 +1,23 @@
-"""What lies between the bytes of a block: content of other blocks, or nothing of this layout."""
+"""Find the gaps between the bytes of a block: content of other blocks, or padding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvplan.base.limits import Budget
-from kvplan.layout.disjoint import meets
-from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.strides import Factors, extent, span
+from kvplan.layout.components import Built
+from kvplan.layout.disjoint import meets, nests
+from kvplan.layout.inverse import first_from
+from kvplan.layout.strides import Factors, extent
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes that are none of this block's.
+    """Bytes between bytes of a block.
 
     Attributes:
-        nbytes: from the last byte before to the next byte after.
-        padding: of them, bytes that are no content of any block.
+        nbytes: all of them.
+        padding: those that are content of no block.
     """
 
     nbytes: int
@@ -24,21 +25,12 @@ class Gap:
 
     @property
     def name(self) -> str:
-        """What they are."""
+        """The kind of gap: "padding", or "other blocks" if any content lies there."""
         return "padding" if self.padding == self.nbytes else "other blocks"
 
 
-def nested(factors: Factors) -> bool:
-    """Whether every stride steps over all that is inside it; factors in descending order of stride.
-
-    >>> nested(((2, 64), (4, 16), (16, 1))), nested(((2, 8), (4, 6)))
-    (True, False)
-    """
-    return all(stride > span(factors[k + 1 :]) for k, (_, stride) in enumerate(factors))
-
-
 def below(factors: Factors, end: int) -> int:
-    """How many offsets of nested factors are less than ``end``.
+    """Count the offsets of nested factors that are less than ``end``.
 
     >>> below(((2, 64), (16, 1)), 70)
     22
@@ -53,34 +45,16 @@ def below(factors: Factors, end: int) -> int:
     return total + (end > 0)
 
 
-def following(factors: Factors, start: int) -> int | None:
-    """The least offset of nested factors from ``start`` on.
-
-    >>> following(((2, 64), (16, 1)), 16), following(((2, 64), (16, 1)), 80)
-    (64, None)
-    """
-    if start <= 0:
-        return 0
-    if not factors:
-        return None
-    (count, stride), inner = factors[0], factors[1:]
-    whole = min(start // stride, count - 1)
-    found = following(inner, start - whole * stride)
-    if found is not None:
-        return whole * stride + found
-    return (whole + 1) * stride if whole + 1 < count else None
-
-
 class Content:
-    """Bytes of content in one allocation, of every block.
+    """The content of one allocation, of all blocks.
 
     Args:
-        layout: whose.
+        layout: the layout's plain data.
         memory: addresses of the allocation.
     """
 
-    def __init__(self, layout: KVLayout, memory: range) -> None:
-        self._end = memory.stop
+    def __init__(self, layout: Built, memory: range) -> None:
+        self._end, self._components = memory.stop, layout.components
         self._budget = Budget()
         self._placed: list[tuple[int, Factors]] = []
         for component in layout.components:
@@ -90,13 +64,13 @@ class Content:
                 if address in memory:
                     factors = tuple(f for f in (*form.block, *form.inner) if f[0] > 1)
                     self._placed.append((address, tuple(sorted(factors, key=lambda f: -f[1]))))
-        self._nested = all(nested(factors) for factors in {factors for _, factors in self._placed})
+        self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
-        """What is in bytes ``start`` to ``end``, none of them this block's: first its padding, then the rest."""
+        """Divide the bytes from ``start`` to ``end``, between two bytes of a block: first padding, then the rest."""
         if end <= start:
             return ()
-        if not self._nested:  # too tangled to count: all or nothing
+        if not self._nested:  # strides do not nest, so content is not counted: all of it is padding, or none
             gap = ((end - start, 1),)
             met = any(meets(gap, factors, address - start, self._budget) for address, factors in self._placed)
             return (Gap(end - start, 0 if met else end - start),)
@@ -108,10 +82,10 @@ class Content:
         return tuple(gaps)
 
     def padding_after(self, end: int) -> int:
-        """Bytes from ``end`` to the next content, or to the end of the region."""
+        """Count the bytes from ``end`` to the next content, or to the end of the allocation."""
         following_byte = self._following(end) if self._nested else None
         return (self._end if following_byte is None else following_byte) - end
 
     def _following(self, start: int) -> int | None:
-        found = [(address, following(factors, start - address)) for address, factors in self._placed]
-        return min((address + at for address, at in found if at is not None), default=None)
+        found = (first_from(component, start) for component in self._components)
+        return min((at for at in found if at is not None and at < self._end), default=None)

@@ -1,4 +1,4 @@
-"""A picture of a program: one unit's runs between source and destination, as SVG text."""
+"""Draw a program as SVG: one unit's runs between source and destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DRAWN = 160  # runs of one group; of more, evenly chosen ones are drawn
 
 
 def diagram(program: Program, title: str, sides: tuple[str, str]) -> str:
-    """SVG of one unit: the source's bytes above, the destination's below, and every run between them.
+    """Draw one unit as SVG text: the source's bytes above, the destination's below, and the runs between them.
 
     Bytes that the unit does not touch are left out; a small space stands in their place.
 
@@ -47,4 +47,4 @@ def _group(group: RunGroup, top: int) -> Iterator[str]:
         apart = "apart" if len(held) > 1 else "contiguous"
         yield text_at(MARGIN, at, f"{name}: {run_times(len(held), min(held), max(held))}, {apart}", kind="small")
     for k, (src, dst, nbytes) in enumerate(shown):
-        yield from ribbon(*lines, src, dst, nbytes, COLOURS[k % len(COLOURS)])
+        yield from ribbon(lines[0], lines[1], src, dst, nbytes, COLOURS[k % len(COLOURS)])

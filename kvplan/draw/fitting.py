@@ -1,4 +1,4 @@
-"""How wide the cells of a row are, which labels fit below them, and what tells parts apart; of SVG and of text."""
+"""Widths of the cells of a row, labels that fit below them, and marks of parts: the same for SVG and for text."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def divided(cells: Sequence[Cell], room: float) -> list[float]:
 
 
 def told_apart(parts: Sequence[str], named: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
-    """A colour, or a character, for each part: K, V and latents have always the same."""
+    """Choose a colour or a character for each part; those of named parts are always the same."""
     rest = [part for part in parts if part not in named]
     return {part: named.get(part) or others[rest.index(part) % len(others)] for part in parts}

@@ -1,4 +1,4 @@
-"""A layout as a piece of HTML, for notebooks: a table of facts, and the picture of block 0."""
+"""Show a layout in a notebook as HTML: a table of facts, and the picture of block 0."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ from kvplan.base.numbers import nbytes_text, number_ranges, percent
 from kvplan.draw.block import block_picture
 from kvplan.draw.svg import block_svg
 from kvplan.errors import LayoutError
-from kvplan.layout.components import ADDRESSES
-from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.components import ADDRESSES, Built
 from kvplan.layout.padding import padding_of
 from kvplan.layout.strides import extent
 
 
-def layout_html(layout: KVLayout) -> str:
-    """A fragment without scripts, links or styles that reach beyond it.
+def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: str) -> str:
+    """Show a layout as HTML without scripts, links, or styles that reach beyond it.
 
+    Args:
+        layout: its plain data.
+        layers, heads: global numbers.
+        addresses: whose the addresses are, as :attr:`kvplan.KVLayout.addresses` says it.
+
+    >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "sizes": {"block": 4, "token": 16, "dim": 64}})
-    >>> layout_html(layout).startswith('<div class="kvplan-layout"><table>')
+    >>> layout._repr_html_().startswith('<div class="kvplan-layout"><table>')
     True
     """
     try:
         picture = block_svg(block_picture(layout))
-    except LayoutError:  # woven of too many runs to be drawn: the facts stand alone
+    except LayoutError:  # too many runs to draw: show the facts without a picture
         picture = ""
     forms = [component.form for component in layout.components]
     token_nbytes = sum(extent(form.head) * extent(form.dim) for form in forms if not form.opaque)
     whole = "sub-block" if layout.opaque and layout.block_tokens > 1 else "block"
     slots = "token" if whole == "block" else whole
-    padding = padding_of(layout.built)
+    padding = padding_of(layout)
     facts = {
         "layout": layout.notation,
-        "content": f"{layout.dtype} on {layout.device}{ADDRESSES[layout.addresses]}",
-        "layers": _numbers(layout.layers),
+        "content": f"{layout.dtype} on {layout.device}{ADDRESSES[addresses]}",
+        "layers": _numbers(layers),
         "parts": ", ".join(layout.parts),
-        "heads": _numbers(layout.heads) if any(form.headed for form in forms) else "no axis of heads",
+        "heads": _numbers(heads) if any(form.headed for form in forms) else "no axis of heads",
         "blocks": f"{layout.num_blocks:,} of {layout.block_tokens:,} {slots}{'s' * (layout.block_tokens != 1)}",
-        "a token": nbytes_text(token_nbytes) if token_nbytes else f"none: {whole}s move whole",
+        "a token": nbytes_text(token_nbytes) if token_nbytes else f"no token slots; {whole}s move whole",
         "a block": nbytes_text(layout.block_nbytes),
-        "all blocks": nbytes_text(layout.nbytes),
+        "all blocks": nbytes_text(layout.num_blocks * layout.block_nbytes),
         "padding": f"{nbytes_text(padding.nbytes)}, {percent(padding.share)}" if padding.nbytes else "none",
     }
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
@@ -48,7 +53,7 @@ def layout_html(layout: KVLayout) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """How many, and which.
+    """Write how many numbers there are, and the numbers.
 
     >>> _numbers([0, 2, 3])
     '3 (0, 2-3)'

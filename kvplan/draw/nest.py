@@ -1,6 +1,6 @@
-"""The bytes of one block as nested loops, the outermost in memory first: what a picture of them is drawn from.
+"""Turn the bytes of one block into nested loops, the outermost in memory first; pictures are drawn from these.
 
-Pure: integers and names. A node's places are relative to its first byte, and its last byte is content too.
+The loops are integers and names. Offsets are relative to a node's first byte; its first and last byte are content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvplan.layout.strides import Factors, span
 
 @dataclass(frozen=True)
 class Loop:
-    """One factor of an axis: ``count`` steps of ``stride`` bytes, each skipping ``place`` coordinates of the axis."""
+    """One factor of an axis: ``count`` steps of ``stride`` bytes; each step is ``place`` coordinates of the axis."""
 
     axis: str
     place: int
@@ -29,7 +29,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tally:
-    """Contiguous runs in order of address: how many, bytes of the first and last, and of those between."""
+    """Contiguous runs in order of address: their number, bytes of the first and last, (least, most) between them."""
 
     count: int
     first: int
@@ -38,12 +38,12 @@ class Tally:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of the smallest and the largest."""
+        """Bytes of the smallest and the largest run."""
         sizes = [self.first, self.last, *(self.between or ())]
         return min(sizes), max(sizes)
 
     def then(self, other: Tally, *, touching: bool) -> Tally:
-        """These runs and then others, whose first begins at this one's end or not.
+        """Put other runs behind these; if ``touching``, the first of them begins where the last of these ends.
 
         >>> Tally(1, 8, 8).then(Tally(2, 4, 6), touching=True)
         Tally(count=2, first=12, last=6, between=None)
@@ -59,7 +59,7 @@ class Tally:
         return Tally(self.count + other.count - touching, first, last, (min(sizes), max(sizes)) if sizes else None)
 
     def times(self, count: int, *, touching: bool) -> Tally:
-        """The same runs, repeated."""
+        """Repeat these runs ``count`` times."""
         if count == 1:
             return self
         half = self.times(count // 2, touching=touching)
@@ -90,12 +90,28 @@ class Leaf(NamedTuple):
 
     @property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return self.nbytes
 
+    @property
+    def key(self) -> object:
+        """Equal for two nodes that are drawn alike."""
+        return self
 
-class Repeat:
-    """The same, ``count`` times, ``stride`` bytes apart; ``names`` tells them apart."""
+
+class _Loops:
+    """Nodes inside a node."""
+
+    likeness: cached_property[object]
+
+    @cached_property
+    def key(self: Any) -> object:
+        """Equal for two nodes that are drawn alike."""
+        return (self.likeness, parts_of(self))
+
+
+class Repeat(_Loops):
+    """The same node ``count`` times, ``stride`` bytes apart; ``names`` has a name for each."""
 
     def __init__(self, axis: str, names: Sequence[str], stride: int, child: Node) -> None:
         self.axis, self.names, self.stride, self.child = axis, names, stride, child
@@ -110,17 +126,12 @@ class Repeat:
 
     @cached_property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return (self.axis, self.count, self.stride, self.child.likeness)
 
-    @cached_property
-    def key(self) -> object:
-        """Equal where two nodes are drawn alike."""
-        return (self.likeness, parts_of(self))
 
-
-class Row:
-    """Several in order of address: ``(first byte, name, node)``."""
+class Row(_Loops):
+    """Several nodes in order of address: ``(first byte, name, node)``."""
 
     def __init__(self, axis: str, items: Sequence[tuple[int, str, Node]]) -> None:
         self.axis, self.items = axis, tuple(items)
@@ -137,20 +148,15 @@ class Row:
 
     @cached_property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return (self.axis, tuple((at, node.likeness) for at, _, node in self.items))
-
-    @cached_property
-    def key(self) -> object:
-        """Equal where two nodes are drawn alike."""
-        return (self.likeness, parts_of(self))
 
 
 Node = Leaf | Repeat | Row
 
 
 def parts_of(node: Node) -> tuple[str, ...]:
-    """Names of the parts inside, in order of address.
+    """Name the parts inside, in order of address.
 
     >>> parts_of(Row("part", [(0, "k", Leaf("k", 8)), (8, "v", Leaf("v", 8))]))
     ('k', 'v')
@@ -163,7 +169,7 @@ def parts_of(node: Node) -> tuple[str, ...]:
 
 
 def runs_of(node: Node, at: int = 0) -> Iterator[tuple[int, int]]:
-    """First byte and bytes of every piece, in order of address; pieces that touch are not joined.
+    """Yield first byte and bytes of every piece, in order of address; pieces that touch are not joined.
 
     >>> list(runs_of(Repeat("token", ["token 0", "token 1"], 16, Leaf("kv", 12))))
     [(0, 12), (16, 12)]
@@ -179,7 +185,7 @@ def runs_of(node: Node, at: int = 0) -> Iterator[tuple[int, int]]:
 
 
 class Item(NamedTuple):
-    """One (layer, part) of a block: where it begins, and its loops, the largest stride first."""
+    """One (layer, part) of a block: its first address, and its loops, the largest stride first."""
 
     address: int
     layer: int
@@ -189,12 +195,12 @@ class Item(NamedTuple):
 
     @property
     def end(self) -> int:
-        """First byte after the last."""
+        """One past the last byte."""
         return self.address + _reach(self.loops)
 
 
 def item_of(component: Component, block: int) -> Item:
-    """What one component keeps of a block."""
+    """Describe the bytes of a block in one component."""
     form = component.form
     axes = (("subblock" if form.opaque else "token", form.token), ("head", form.head), ("dim", form.dim))
     loops = [loop for axis, factors in axes for loop in _loops(axis, factors)]
@@ -216,7 +222,7 @@ def _reach(loops: Sequence[Loop]) -> int:
 
 
 def nest(items: Sequence[Item]) -> tuple[int, Node]:
-    """First byte of some (layer, part)s of a block, and their bytes as nested loops.
+    """Find the first byte of some (layer, part)s of a block, and their bytes as nested loops.
 
     >>> rows = Item(64, 0, "kv", 0, (Loop("token", 1, 4, 16), Loop("dim", 1, 12, 1)))
     >>> start, node = nest([rows])
@@ -245,7 +251,7 @@ def nest(items: Sequence[Item]) -> tuple[int, Node]:
 
 
 class _Names(Sequence[str]):
-    """Names of the steps of a loop, made when they are asked for: there may be millions."""
+    """Names of the steps of a loop, made on demand: there may be millions."""
 
     def __init__(self, loop: Loop, head_start: int) -> None:
         self._loop, self._start = loop, head_start if loop.axis == "head" else 0
@@ -273,7 +279,7 @@ def _grouped(items: Sequence[Item], axis: str) -> list[tuple[int, int, str, list
 
 
 def _clusters(items: Sequence[Item]) -> list[list[Item]]:
-    """Items whose hulls meet, together."""
+    """Put items together whose address ranges overlap."""
     clusters: list[list[Item]] = []
     end = -1
     for item in sorted(items, key=lambda item: item.address):
@@ -293,13 +299,13 @@ def _held(items: Sequence[Item]) -> str:
 
 
 def _in_order(axis: str, low: int, entries: Sequence[tuple[str, list[Item]]]) -> Node:
-    """Neighbours that are alike and equally spaced become one loop."""
+    """Arrange entries in order of address; equal and evenly spaced neighbours become one loop."""
     placed = [(start - low, name, node) for name, held in entries for start, node in (nest(held),)]
     groups: list[list[tuple[int, str, Node]]] = []
     for entry in placed:
         group = groups[-1] if groups else []
         even = len(group) < 2 or entry[0] - group[-1][0] == group[1][0] - group[0][0]
-        if axis != "part" and group and even and _key(group[0][2]) == _key(entry[2]):
+        if axis != "part" and group and even and group[0][2].key == entry[2].key:
             group.append(entry)
         else:
             groups.append([entry])
@@ -316,12 +322,8 @@ def _as_loop(axis: str, group: list[tuple[int, str, Node]]) -> tuple[int, str, N
     return group[0][0], f"{noun}s {first}-{names[-1].rpartition(' ')[2]}", loop
 
 
-def _key(node: Node) -> object:
-    return node if isinstance(node, Leaf) else node.key
-
-
 def _woven(low: int, items: Sequence[Item]) -> Node:
-    """Runs of several (layer, part)s, or of one with strides that do not nest, in order of address."""
+    """List the runs of interleaved (layer, part)s, or of one whose strides do not nest, in order of address."""
     pieces: list[tuple[int, int, str]] = []
     for item in items:
         loops = list(item.loops)

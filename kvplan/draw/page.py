@@ -1,4 +1,4 @@
-"""A self-contained HTML page: text, tables and pictures, made to be attached to an issue."""
+"""Build a self-contained HTML page of text, tables and pictures, to be attached to an issue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Section(NamedTuple):
     """One part of a page.
 
     Attributes:
-        title: of it, plain text.
+        title: plain text.
         body: HTML.
     """
 
@@ -38,11 +38,11 @@ class Section(NamedTuple):
 
 
 def page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """The whole document.
+    """Build the whole document.
 
     Args:
         title, about: plain text.
-        sections: in their order; the page begins with links to them.
+        sections: the parts of the page, which begins with links to them.
 
     >>> made = page("A < B", "today", [Section("Facts", text("1 & 2"))])
     >>> made.startswith("<!doctype html>"), "A &lt; B" in made, "<pre>1 &amp; 2</pre>" in made, "http" in made
@@ -61,17 +61,17 @@ def page(title: str, about: str, sections: Sequence[Section]) -> str:
 
 
 def text(content: str) -> str:
-    """Text as it stands."""
+    """Show text with its spaces and line breaks."""
     return f"<pre>{escape(content)}</pre>"
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> str:
-    """Cells of plain text.
+    """Show cells of plain text as a table.
 
     Args:
-        rows: of cells.
-        header: of the columns; without one, each row's first cell is its header.
-        right: columns of numbers.
+        rows: the cells of each row.
+        header: names of the columns; without it, the first cell of each row is its header.
+        right: numbers of the columns that hold numbers.
 
     >>> table([("blocks", "4")])
     '<table><tr><th>blocks</th><td>4</td></tr></table>'
@@ -91,16 +91,16 @@ def _cell(content: str, *, named: bool, number: bool) -> str:
 
 
 def figure(svg: str, alt: str) -> str:
-    """A picture, as an image of its own: its styles and names reach no other."""
+    """Embed a picture as an image, so that its styles and names do not reach the page."""
     data = b64encode(svg.encode()).decode()
     return f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 def folded(summary: str, body: str) -> str:
-    """HTML that opens with a click."""
+    """Hide HTML behind a line that opens it with a click."""
     return f"<details><summary>{escape(summary)}</summary>\n{body}</details>"
 
 
 def sides(left: str, right: str) -> str:
-    """Two pieces of HTML beside each other, where there is room."""
+    """Put two pieces of HTML side by side, if there is room."""
     return f'<div class="sides"><div>{left}</div><div>{right}</div></div>'

@@ -1,4 +1,4 @@
-"""A picture as PNG; the one place that touches cairosvg."""
+"""Turn SVG into PNG. Only this file uses cairosvg."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ PIXELS = 1920  # twice the width of the SVG: sharp on dense screens too
 
 
 def png_of(svg: str) -> bytes:
-    """An SVG as PNG, 1,920 pixels wide, on a light page.
+    """Draw an SVG as PNG, 1,920 pixels wide, in its light colours.
 
     Raises:
-        KVPlanError: cairosvg, or the cairo library that it draws with, is not installed.
+        KVPlanError: cairosvg, or the cairo library that it uses, is not installed.
     """
     try:
         from cairosvg import svg2png
     except ModuleNotFoundError:
         raise KVPlanError('PNG needs cairosvg; pip install "kvplan[png]"') from None
-    except OSError:  # the package is there, and the C library is not
+    except OSError:  # the package is installed, the C library is not
         raise KVPlanError("PNG needs the cairo library beside cairosvg; on Debian: apt install libcairo2") from None
     return bytes(svg2png(bytestring=svg.encode(), output_width=PIXELS))

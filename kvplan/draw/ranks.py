@@ -1,4 +1,4 @@
-"""A picture of a resharding: blocks of the source ranks above, of the destination ranks below, and what goes where."""
+"""Draw a resharding as SVG: blocks of source ranks above, of destination ranks below, and the copies between."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class RankCopy(NamedTuple):
 
 
 class RankPicture(NamedTuple):
-    """What a picture of ranks shows.
+    """The data of a picture of ranks.
 
     Attributes:
         title: of the picture, for a screen reader.
-        content: which content the copies are of.
-        blocks: of which blocks, in words.
+        content: the content that is copied, in words.
+        blocks: the blocks that are shown, in words.
         names: for every source and every destination rank, two lines of text.
-        copies: between them, in order of destination.
+        copies: the copies between ranks, in order of destination.
     """
 
     title: str
@@ -49,7 +49,7 @@ class RankPicture(NamedTuple):
 
 
 def ranks(picture: RankPicture) -> str:
-    """SVG of some blocks of every rank, in order of their addresses, and the copies between them.
+    """Draw some blocks of every rank as SVG text, in order of address, and the copies between them.
 
     Bytes of a rank that no copy touches are left out; a small space stands in their place. All ranks of a side have
     one width.
@@ -79,7 +79,7 @@ def ranks(picture: RankPicture) -> str:
 
 
 def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[Line]:
-    """The ranks of one side, beside one another: of each, the bytes that copies touch."""
+    """Make a line for each rank of one side: the bytes that copies touch."""
     held: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for one in copies:
         held[one[side]].append((one[2 + side], one[2 + side] + one.nbytes))
@@ -88,7 +88,7 @@ def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[
 
 
 def _name(x: float, y: float, lines: tuple[str, str], colour: str = "") -> Iterator[str]:
-    """Two lines of text, the first at ``y``, beside it a sample of the rank's colour."""
+    """Draw two lines of text, the first at ``y`` and behind a sample of the rank's colour."""
     if colour:
         yield f'<rect x="{x:.1f}" y="{y - 9}" width="9" height="9" fill="{colour}"/>'
     yield text_at(x + (14 if colour else 0), y, lines[0])

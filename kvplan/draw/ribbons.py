@@ -1,4 +1,4 @@
-"""Bytes of two sides as lines, with ribbons for the copies between them: for pictures of programs and of ranks."""
+"""Draw the bytes of two sides as lines, and copies as ribbons between them; for programs and for ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from kvplan.layout.address_ranges import merged
 
 WIDTH, MARGIN, BAND = 960, 24, 30  # pixels: of a picture, around it, and the height of a line of bytes
-# Okabe and Ito's colours, told apart by the colour-blind.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1b1b1b}.small{font-size:11px;fill:#555}"
@@ -45,18 +45,18 @@ class Line:
         self._boxes = [self.place(start, end - start) for start, end in self.ranges] or [(self.left, width)]
 
     def place(self, start: int, nbytes: int) -> tuple[float, float]:
-        """Left edge and width of some bytes of one range, in pixels."""
+        """Return left edge and width, in pixels, of some bytes of one range."""
         k = bisect_right(self.ranges, start, key=lambda held: held[0]) - 1
         return self._starts[k] + (start - self.ranges[k][0]) * self._scale, nbytes * self._scale
 
     def bands(self) -> Iterator[str]:
-        """The ranges as boxes; a line without bytes is one empty box."""
+        """Draw the ranges as boxes; a line without bytes is one empty box."""
         for left, width in self._boxes:
             yield f'<rect class="band" x="{left:.1f}" y="{self.top}" width="{width:.1f}" height="{BAND}"/>'
 
 
 def ribbon(upper: Line, lower: Line, src: int, dst: int, nbytes: int, colour: str) -> Iterator[str]:
-    """One copy: its bytes on both lines, and the ribbon between."""
+    """Draw one copy: its bytes on both lines, and the ribbon between them."""
     a, b = upper.place(src, nbytes), lower.place(dst, nbytes)
     for (start, width), line in ((a, upper), (b, lower)):
         yield f'<rect x="{start:.1f}" y="{line.top}" width="{max(width, 0.6):.1f}" height="{BAND}" fill="{colour}"/>'
@@ -67,7 +67,7 @@ def ribbon(upper: Line, lower: Line, src: int, dst: int, nbytes: int, colour: st
 
 
 def text_at(x: float, y: float, text: str, *, kind: str = "", anchor: str = "") -> str:
-    """A line of text, of a class and anchored at its start, middle or end.
+    """Draw a line of text, with a class, anchored at its start, middle or end.
 
     >>> text_at(24, 8, "k < v", kind="small")
     '<text x="24.0" y="8.0" class="small">k &lt; v</text>'
@@ -77,7 +77,7 @@ def text_at(x: float, y: float, text: str, *, kind: str = "", anchor: str = "") 
 
 
 def document(title: str, height: float, body: Iterable[str]) -> str:
-    """A picture of ribbons as SVG text."""
+    """Put the elements of a picture into an SVG document."""
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(title, quote=False)}</title>",

@@ -1,4 +1,4 @@
-"""A block's bytes as SVG: a row for each axis, the outermost first, each row the inside of a band above it."""
+"""Draw a block's bytes as SVG: a row per axis, the outermost first; each row is the inside of a band above it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvplan.draw.words import Label, caption, description, inside_run, place, sc
 WIDTH, MARGIN = 960, 24
 BAR, CAPTION, LABELS, BETWEEN = 28, 20, 34, 18  # heights: a bar, the line above it, its labels, space to the next row
 INNER = WIDTH - 2 * MARGIN
-APART = 14  # pixels between allocations, which are nowhere near one another
+APART = 14  # pixels between allocations, which may lie far apart
 TOUCHING = 0.01  # pixels, of rounding
-NARROW = 3  # pixels: what is narrower is not taken apart
-EM = 0.6  # of the font's size: the width of a character, at most, on average
+NARROW = 3  # pixels: the inside of narrower cells is not drawn
+EM = 0.6  # average width of a character as a share of the font's size, rounded up
 
-# Okabe and Ito's colours, told apart by the colour-blind, and in grey by their lightness and by a pattern.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. In grey, lightness and patterns tell them apart.
 NAMED_COLOURS = {"k": "#0072b2", "v": "#e69f00", "kv": "#56b4e9"}
 OTHER_COLOURS = ("#009e73", "#cc79a7", "#d55e00", "#f0e442")
 # Lines of a pattern of 8 x 8 pixels, over the colour.
@@ -38,7 +38,7 @@ _DARK = {
 
 
 def _rules(rules: dict[str, str]) -> str:
-    # Every rule is of this picture alone: a style of an SVG inside a page speaks to the whole page.
+    # Every rule names this picture's class, because a style of an SVG inside a page applies to the whole page.
     return "".join(f".kvplan-block {name}{{{style}}}" for name, style in rules.items())
 
 
@@ -54,7 +54,7 @@ STYLE = (
 
 
 class Box(NamedTuple):
-    """A cell on the page: its left edge and width in pixels, and the label that fits under it."""
+    """A cell on the page: its left edge and width in pixels, and the label that fits below it."""
 
     cell: Cell
     x: float
@@ -63,12 +63,12 @@ class Box(NamedTuple):
 
 
 def block_svg(picture: BlockPicture) -> str:
-    """The picture as SVG text, 960 wide, for light and dark pages; nothing is loaded from elsewhere.
+    """Draw the picture as SVG text, 960 wide, for light and dark pages; it loads nothing from elsewhere.
 
     >>> from kvplan import KVLayout
     >>> from kvplan.draw.block import block_picture
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "sizes": {"block": 4, "token": 16, "dim": 64}})
-    >>> block_svg(block_picture(layout)).startswith('<svg xmlns="http://www.w3.org/2000/svg" class="kvplan-block"')
+    >>> block_svg(block_picture(layout.built)).startswith("<svg xmlns=")
     True
     """
     body = list(_body(picture))
@@ -89,7 +89,7 @@ def block_svg(picture: BlockPicture) -> str:
 
 
 def colours(parts: Sequence[str]) -> dict[str, str]:
-    """A colour for each part; K, V and latents have always the same.
+    """Choose a colour for each part; those of K, V and latents are always the same.
 
     >>> colours(("k", "v", "k_scale"))
     {'k': '#0072b2', 'v': '#e69f00', 'k_scale': '#009e73'}
@@ -98,7 +98,7 @@ def colours(parts: Sequence[str]) -> dict[str, str]:
 
 
 def text_width(text: str, size: int) -> float:
-    """Pixels that a text takes, at most."""
+    """Return the most pixels that a text takes."""
     return len(text) * size * EM
 
 
@@ -106,7 +106,7 @@ def text_width(text: str, size: int) -> float:
 
 
 def _body(picture: BlockPicture) -> Iterator[str]:
-    """Elements from the top down; the last is the height of the page."""
+    """Yield the elements from the top down, and last the height of the page."""
     fills = {part: f"url(#kvplan-{k}-{colour[1:]})" for k, (part, colour) in _told_apart(picture.parts)}
     yield text_at(MARGIN, 30, _clipped(picture.notation, INNER, 15), kind="head")
     yield text_at(MARGIN, 52, _clipped(picture.headline, INNER, 13))
@@ -162,7 +162,7 @@ def _row(row: Zoom, boxes: Sequence[Box], top: int, fills: dict[str, str], *, in
 
 
 def _runs(boxes: Sequence[Box]) -> Iterator[tuple[float, float]]:
-    """Left edge and width of what is contiguous: pieces that touch are one run."""
+    """Yield left edge and width of every run; pieces that touch are one run."""
     start = end = -1.0
     for box in boxes:
         for x, width in _solid(box.cell, box.x, box.width):
@@ -177,7 +177,7 @@ def _runs(boxes: Sequence[Box]) -> Iterator[tuple[float, float]]:
 
 
 def _solid(cell: Cell, x: float, width: float) -> Iterator[tuple[float, float]]:
-    """Left edge and width of the contiguous pieces of a cell, those that touch not joined."""
+    """Yield left edge and width of the contiguous pieces of a cell; pieces that touch are not joined."""
     if isinstance(cell, Fold):
         if cell.like.solid and cell.touching:
             yield x, width
@@ -189,14 +189,14 @@ def _solid(cell: Cell, x: float, width: float) -> Iterator[tuple[float, float]]:
 
 
 def _inside(band: Band, x: float, width: float) -> Iterator[tuple[Cell, float, float]]:
-    """The cells of a band where it is drawn small: by the order of magnitude of their bytes."""
+    """Yield the cells of a band that is drawn small, with left edge and width by the magnitude of their bytes."""
     for cell, room in zip(band.cells, divided(band.cells, width), strict=True):
         yield cell, x, room
         x += room
 
 
 def _zoom(above: Sequence[Box], band: Band, top: int) -> str:
-    """A faint wedge from a band to the row that is its inside."""
+    """Draw a faint wedge from a band to the row that shows its inside."""
     box = next(box for box in above if isinstance(box.cell, Band) and box.cell.alike == band.alike)
     upper, lower = top - BETWEEN - LABELS, top + CAPTION
     points = ((box.x, upper), (box.x + box.width, upper), (WIDTH - MARGIN, lower), (MARGIN, lower))
@@ -207,7 +207,7 @@ def _zoom(above: Sequence[Box], band: Band, top: int) -> str:
 
 
 def _boxes(band: Band) -> list[Box]:
-    """The cells of a band side by side, with their labels."""
+    """Place the cells of a band side by side, with their labels."""
     apart = APART if band.axis == "allocation" else 0
     fit = fitted(band, INNER - apart * (len(band.cells) - 1),
                  lambda label: max(text_width(label[0], 12), text_width(label[1], 11)) + 12)  # fmt: skip
@@ -227,13 +227,13 @@ def _proportional(boxes: Sequence[Box]) -> bool:
 
 
 def _paint(cell: Cell, x: float, width: float, top: int, fills: dict[str, str]) -> Iterator[str]:
-    """A cell and what is inside, as far as it can be seen."""
+    """Draw a cell and its inside, as far as it can be seen."""
     if isinstance(cell, Gap):
         yield _rect(x, top, width, 'class="back"')
         yield _rect(x, top, width, f'fill="url(#kvplan-{cell.name.partition(" ")[0]})"')
         return
     if isinstance(cell, Fold):
-        # Three stand for all of them, paler: there are too many to draw.
+        # Three paler bands stand for all of them: there are too many to draw.
         kinds: tuple[Cell, ...] = (cell.like, *cell.gaps)
         strip = (*kinds * 2, cell.like)
         weights = [0.4 if isinstance(inner, Gap) else 1.0 for inner in strip]
@@ -242,7 +242,7 @@ def _paint(cell: Cell, x: float, width: float, top: int, fills: dict[str, str]) 
         for inner, weight in zip(strip, weights, strict=True):
             yield from _paint(inner, x + 1, weight * scale - 2, top, fills)
             if not (cell.touching and cell.like.solid) and isinstance(inner, Band):
-                # Not joined with its neighbours: they are not those that it has in memory.
+                # Outlined alone: its neighbours in the picture are not its neighbours in memory.
                 alone = Box(inner, x + 1, weight * scale - 2, ("", ""))
                 yield from (_outline(at, room, top) for at, room in _runs([alone]))
             x += weight * scale
@@ -269,7 +269,7 @@ def _legend(x: float, top: float, name: str, fill: str) -> Iterator[str]:
 
 
 def _told_apart(parts: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Number of the pattern, name and colour of each part."""
+    """Yield the number of the pattern, the name and the colour of each part."""
     for k, (part, colour) in enumerate(colours(parts).items()):
         fixed = {"k": 0, "v": 1}.get(part)
         yield (k % len(PATTERNS) if fixed is None else fixed), (part, colour)

@@ -1,4 +1,4 @@
-"""A block's bytes in characters: the rows of its picture for a terminal."""
+"""Draw a block's bytes in characters, for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvplan.draw.content import Gap
 from kvplan.draw.fitting import Fitted, divided, fitted, told_apart
 from kvplan.draw.words import TIMES, caption, inside_run, place, scale, verdict
 
-NARROWEST = 40  # columns: below, nothing can be told apart
+NARROWEST = 40  # columns: in fewer, cells cannot be told apart
 
 
 class Span(NamedTuple):
@@ -28,7 +28,7 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Characters:
-    """What a terminal has to draw with."""
+    """The characters that a terminal can show."""
 
     named: dict[str, str]
     others: str
@@ -46,7 +46,7 @@ ASCII = Characters({"k": "#", "v": "=", "kv": "@"}, "%+&$", "/", ".", "|", "~", 
 
 
 def encodable(encoding: str | None) -> bool:
-    """Whether a stream of this encoding has the block characters.
+    """Tell whether a stream of this encoding has the block characters.
 
     >>> encodable("utf-8"), encodable("latin-1"), encodable(None)
     (True, False, False)
@@ -59,18 +59,18 @@ def encodable(encoding: str | None) -> bool:
 
 
 def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = False) -> list[Line]:
-    """The picture as lines of at most ``width`` characters; see :func:`plain` for text alone.
+    """Draw the picture as lines of at most ``width`` characters; :func:`plain` turns these into text.
 
     Args:
-        picture: of :func:`kvplan.draw.block.block_picture`.
-        width: columns; fewer than 40 are taken for 40.
+        picture: made by :func:`kvplan.draw.block.block_picture`.
+        width: columns; fewer than 40 count as 40.
         ascii_only: without block characters.
 
     >>> from kvplan import KVLayout
     >>> from kvplan.draw.block import block_picture
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "dtype": "uint8", "strides": [64, 16, 1],
     ...                              "sizes": {"block": 4, "token": 4, "dim": 12}})
-    >>> print(plain(block_lines(block_picture(layout), 72, ascii_only=True)))
+    >>> print(plain(block_lines(block_picture(layout.built), 72, ascii_only=True)))
     block 0: 48 bytes in 4 runs of 12 bytes
     @ kv   / padding
     <BLANKLINE>
@@ -100,7 +100,7 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
 
 
 def plain(lines: Sequence[Line]) -> str:
-    """Lines as text, without trailing spaces."""
+    """Join lines to text without trailing spaces."""
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
 
 
@@ -122,7 +122,7 @@ def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, wid
 
 
 def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apart: int) -> list[Line]:
-    """The bytes of a row, and two lines of labels."""
+    """Draw the bytes of a row, and two lines of labels."""
     ends = [round(end) for end in accumulate(fit.widths)]
     bar: list[Span] = []
     names, sizes = "", ""
@@ -132,7 +132,7 @@ def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apar
         shift = ""
         spans = _paint(cell, columns, fills, chars)
         if k and not apart and not isinstance(cell, Gap) and not isinstance(band.cells[k - 1], Gap):
-            # Two bands that touch: a line between them, in place of the first character.
+            # Two bands touch: a line stands between them, in place of the first character.
             spans = [Span(chars.cut), Span(spans[0].text[1:], spans[0].part), *spans[1:]]
             shift = " "
         bar += [Span(between if k else ""), *spans]
@@ -142,7 +142,7 @@ def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apar
 
 
 def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:
-    """Characters for a cell and what is inside, as far as there is room."""
+    """Draw a cell and its inside, as far as there is room."""
     if isinstance(cell, Gap):
         return [Span((chars.padding if cell.name == "padding" else chars.between) * columns, "gap")]
     if isinstance(cell, Fold):

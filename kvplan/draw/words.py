@@ -1,4 +1,4 @@
-"""What stands beside the bands of a block's picture: names, bytes, captions."""
+"""Labels and captions of a block's picture."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from kvplan.draw.block import Band, BlockPicture, Cell, Fold, Zoom
 from kvplan.draw.content import Gap
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-Label = tuple[str, str]  # what it is, and its bytes
+Label = tuple[str, str]  # a name, and bytes
 
 
 def labels(cell: Cell) -> tuple[Label, ...]:
-    """What stands under a cell: in full, and shorter where there is no room.
+    """Write the label of a cell, in full and in shorter forms.
 
-    Bytes of bands and folds are those of the block; the gaps inside are not counted.
+    For bands and folds, only bytes of the block count, not the gaps inside.
 
     >>> labels(Gap(516096, 0))
     (('other blocks', '516,096 bytes'), ('other blocks', '504 KiB'), ('others', '504 KiB'))
@@ -30,7 +30,7 @@ def labels(cell: Cell) -> tuple[Label, ...]:
 
 
 def spoken(cell: Cell) -> str:
-    """A cell in one line, for whoever points at it or listens.
+    """Describe a cell in one line, for tool tips and screen readers.
 
     >>> spoken(Gap(700, 100))
     'other blocks: 700 bytes, of them 100 bytes of padding'
@@ -45,7 +45,7 @@ def spoken(cell: Cell) -> str:
 
 
 def caption(row: Zoom) -> Label:
-    """What a row shows: the axis and how many, and the bytes of each.
+    """Write the caption of a row: its axis and count, and the bytes of each coordinate.
 
     >>> inside = Band("head 0", ("k",), 256, 256, 1)
     >>> token = Band("token 0", ("k",), 512, 512, 1, "head", 2, 256, (inside, inside))
@@ -68,7 +68,7 @@ def caption(row: Zoom) -> Label:
 
 
 def place(row: Zoom) -> str:
-    """Which band a row is the inside of.
+    """Name the band whose inside a row shows.
 
     >>> place(Zoom(("layer 0", "k"), Band("k", ("k",), 8, 8, 1), 0, ("v",)))
     'in layer 0, k (v alike)'
@@ -76,17 +76,17 @@ def place(row: Zoom) -> str:
     if not row.path:
         return ""
     alike = f" ({', '.join(row.others)} alike)" if row.others else ""
-    # Of layers 0-5 layer 0 is told anyway.
+    # "layers 0-5" is left out where "layer 0" follows.
     names = [name for name, after in zip(row.path, (*row.path[1:], ""), strict=True)
              if not (name.startswith("layers ") and after.startswith("layer "))]  # fmt: skip
     return f"in {', '.join(names)}{alike}"
 
 
 def verdict(row: Zoom, *, inside: bool) -> str:
-    """Whether a row is contiguous.
+    """Say how contiguous a row is.
 
     Args:
-        row: any.
+        row: the row.
         inside: whether the band around it is contiguous already.
     """
     if inside:
@@ -95,11 +95,11 @@ def verdict(row: Zoom, *, inside: bool) -> str:
 
 
 def scale(band: Band, *, proportional: bool) -> str:
-    """Whether widths tell bytes.
+    """Say whether the widths of a row are in proportion to bytes.
 
     Args:
-        band: whose inside a row draws.
-        proportional: whether its cells are as wide as their bytes ask for.
+        band: the band whose inside the row shows.
+        proportional: whether the widths of its cells are.
 
     >>> token, pad = Band("token 0", ("k",), 48, 48, 1), Gap(16, 16)
     >>> scale(Band("k", ("k",), 64, 48, 1, "token", 1, None, (token, pad)), proportional=True)
@@ -111,7 +111,7 @@ def scale(band: Band, *, proportional: bool) -> str:
 
 
 def _even(cell: Cell) -> bool:
-    """Whether a cell that is drawn small shows what is in it to scale: it does where all of that is of one size."""
+    """Tell whether a small cell shows its inside to scale: it does if everything inside has one size."""
     if not isinstance(cell, Band) or not cell.cells or (cell.solid and len(cell.parts) == 1):
         return True
     if any(isinstance(inner, Fold) for inner in cell.cells):
@@ -121,12 +121,12 @@ def _even(cell: Cell) -> bool:
 
 
 def inside_run(rows: list[Zoom], row: Zoom) -> bool:
-    """Whether the band that a row is in is contiguous, so that the row shows a piece of one run."""
+    """Tell whether the band around a row is contiguous, so that the row shows a piece of one run."""
     return row.parent is not None and rows[row.parent].band.runs == 1
 
 
 def description(picture: BlockPicture) -> str:
-    """The whole picture in sentences, for who cannot see it."""
+    """Describe the whole picture in sentences, for screen readers."""
     told = [f"Layout {picture.notation}; {picture.headline}."]
     for row in picture.rows():
         what, nbytes = caption(row)

@@ -57,7 +57,7 @@ def row_of(component: Component, coordinates: Coordinates) -> Row:
 
 
 def find(components: Iterable[Component], address: int) -> tuple[Component, Coordinates, int] | None:
-    """Find the component and the coordinates of one byte, and its offset in its block; None of what is no content."""
+    """Find the component and coordinates of one byte, and its offset in its block; None of a byte of padding."""
     for component in components:
         first, end = component.hull()
         if not first <= address < end:
@@ -168,8 +168,10 @@ def last_before(component: Component, address: int) -> int | None:
     >>> last_before(rows, 120), last_before(rows, 100)
     (115, None)
     """
-    form, limit = component.form, address - 1 - component.address
-    found = _highest(form, (0,) if form.table is None else form.table, limit)
+    form, (first, end) = component.form, component.hull()
+    if not first < address < end:
+        return end - 1 if address >= end else None
+    found = _highest(form, (0,) if form.table is None else form.table, address - 1 - component.address)
     return None if found is None else component.address + found
 
 
@@ -180,14 +182,16 @@ def first_from(component: Component, address: int) -> int | None:
     >>> first_from(rows, 116), first_from(rows, 176)
     (120, None)
     """
+    form, (first, end) = component.form, component.hull()
+    if not first < address < end:
+        return first if address <= first else None
     # Seen from its end, a form has the same steps: the first byte from here on is the last one before there.
-    form, limit = component.form, address - component.address
     if form.table is None:
         total, starts = _reaches(steps_of(form, blocks=True))[0], [0]
     else:
         total = max(form.table) + span(form.inner)
         starts = [total - span(form.inner) - at for at in form.table]
-    found = _highest(form, starts, total - limit)
+    found = _highest(form, starts, total + component.address - address)
     return None if found is None else component.address + total - found
 
 

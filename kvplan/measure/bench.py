@@ -1,4 +1,7 @@
-"""Every path and rival over sizes, counts, directions and host layouts, alone and beside compute; bytes first."""
+"""Measure every path and baseline over sizes, counts, directions and host layouts, alone and beside compute.
+
+No way is timed before every byte of it was seen to arrive.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from kvplan.base.numbers import spelled
 from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure import baselines as rivals
-from kvplan.measure import ceilings
-from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM, compute_of
-from kvplan.measure.compute import Compute, Window, window
+from kvplan.measure import baselines, ceilings
+from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
+from kvplan.measure.compute import Compute, Window, compute_of, window
+from kvplan.measure.flights import Aside
 from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
 from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures
-from kvplan.measure.timing import timed
+from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
 
 PROGRAMS = (1, 2, 4, 8)  # of the kernel beside decode: the frontier
@@ -29,15 +32,13 @@ SAMPLES, CASE_SECONDS, WARM_UPS = 15, 0.02, 1
 TRIES = 2  # of a window in which compute ran out of work
 DRY = "the queue of compute ran empty meanwhile"
 
-Progress = Callable[[float, str], None]
-
 
 class _Case(NamedTuple):
     """One way to move one work, its bytes not yet seen to arrive.
 
     Attributes:
         begin: starts a transfer.
-        verify: see :class:`kvplan.measure.baselines.Rival`.
+        verify: see :class:`kvplan.measure.baselines.Baseline`.
         expect: what the cost model expects, asked of a kind of compute.
     """
 
@@ -63,7 +64,7 @@ class Run:
         self, bench: Bench, progress: Progress | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.bench = bench
-        self.progress = progress or _silent
+        self.progress = progress or silent
         self.clock = clock
         self.ceilings: Ceilings | None = None
         self.missing: list[Missing] = []
@@ -81,8 +82,8 @@ class Run:
         self.progress(0.0, "memory")
         with ExitStack() as stack:
             made = {path: stack.enter_context(_executor(bench.device, path))
-                    for path in bench.asked if path not in rivals.names(bench.device)}  # fmt: skip
-            others = rivals.rivals(bench.device) if set(bench.asked) - set(made) else {}
+                    for path in bench.asked if path not in baselines.names(bench.device)}  # fmt: skip
+            others = baselines.makers(bench.device) if set(bench.asked) - set(made) else {}
             buffers = Buffers(bench.most_nbytes, bench.device)
             self.progress(0.02, "ceilings")
             self.ceilings = found = _ceilings(buffers)
@@ -105,7 +106,7 @@ class Run:
         self.progress(1.0, "done")
 
     def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
-        """Every path and rival on one work, in turns."""
+        """Every path and baseline on one work, in turns."""
         begun: dict[str, Any] = {}
         rows: dict[str, Row] = {}
         expected: dict[str, float | None] = {}
@@ -130,7 +131,7 @@ class Run:
     def _beside(
         self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
     ) -> Iterator[Row]:
-        """Every path and rival beside one kind of compute, one after another; of the kernel, its frontier."""
+        """Every path and baseline beside one kind of compute, one after another; of the kernel, its frontier."""
         bench, direction = self.bench, task.geometry.direction
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
@@ -146,7 +147,7 @@ class Run:
                 continue
             with ExitStack() as stack:
                 if path in others:
-                    aside = stack.enter_context(rivals.Aside())
+                    aside = stack.enter_context(Aside())
                     make = _other(others[path], moved)
                 else:
                     aside = None
@@ -179,10 +180,6 @@ class Run:
         return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs)
 
 
-def _silent(share: float, what: str) -> None:
-    """Tell nobody."""
-
-
 def _executor(device: str, path: str) -> Executor:
     if path in (HOST, ONE_THREAD):
         return Executor(device, Policy(path=HOST, threads=1 if path == ONE_THREAD else None))
@@ -203,7 +200,7 @@ def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], _Case]:
     return lambda: _Case(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
 
 
-def _other(maker: rivals.Maker, moved: Work) -> Callable[[], _Case]:
+def _other(maker: baselines.Maker, moved: Work) -> Callable[[], _Case]:
     return lambda: _Case(*maker(moved), expect=lambda: None)
 
 

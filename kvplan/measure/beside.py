@@ -5,33 +5,22 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from math import inf
 
 from kvplan.cost.profile import DIRECTIONS, Beside
 from kvplan.errors import PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure.compute import DECODE_BATCH, Products, Window, window
+from kvplan.measure.compute import Compute, compute_of, window
+from kvplan.measure.timing import timed
 from kvplan.measure.workload import Buffers, Geometry, work
+from kvplan.plan.plan import Plan
 
-# Products of hundreds of tiles: of few, one SM less may cost a whole wave. Weights of 128 MiB, which no cache holds.
-DECODE_FEATURES, ROUNDS = 8192, 4
-PREFILL_FEATURES, PREFILL_ROWS = 4096, 8192
 WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
 WARM_UPS = 2
 BLOCK_RUNS = 32
 # What a path is there for: runs of these bytes, contiguous on the host where that is what it lives on.
 RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
-
-
-def compute_of(device: str, kind: str) -> Products:
-    """Decode: a batch of 64 over weights that no cache holds. Prefill: one large product."""
-    import torch
-
-    open_stream: Any = torch.cuda.Stream
-    at = (torch.device(device), open_stream(device))
-    if kind == "decode":
-        return Products(*at, rows=DECODE_BATCH, features=DECODE_FEATURES, weights=1, rounds=ROUNDS)
-    return Products(*at, rows=PREFILL_ROWS, features=PREFILL_FEATURES, weights=1, rounds=1)
 
 
 def measure_beside(
@@ -58,15 +47,9 @@ def measure_beside(
     return made
 
 
-def _one(compute: Products, executor: Executor, plan: Any) -> Beside:
-    alone = []
-    for turn in range(WARM_UPS + TRANSFERS):
-        start = time.perf_counter()
-        executor.submit(plan).synchronize()
-        if turn >= WARM_UPS:
-            alone.append(time.perf_counter() - start)
-    taken: Window = window(
-        compute, lambda: executor.submit(plan), warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS
-    )
-    rate = statistics.median(alone) / statistics.median(taken.transfers)
+def _one(compute: Compute, executor: Executor, plan: Plan) -> Beside:
+    begin = partial(executor.submit, plan)
+    alone = timed({"alone": begin}, seconds=inf, most=TRANSFERS, warm_ups=WARM_UPS)["alone"].wall
+    taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
+    rate = alone / statistics.median(taken.transfers)
     return Beside(min(rate, 1.0), max(taken.slowdown, 1.0))

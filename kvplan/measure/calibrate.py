@@ -6,11 +6,13 @@ At most 20 seconds and 1 GiB of memory, host and GPU together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
+from kvplan.base.version import __version__
 from kvplan.cost.model import features
 from kvplan.cost.policy import IDLE_PROGRAMS, Policy
 from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
@@ -18,13 +20,12 @@ from kvplan.cost.statistics import Statistics, statistics_of
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.executor import Executor
-from kvplan.execute.transfer import Transfer
 from kvplan.measure import ceilings
 from kvplan.measure.beside import measure_beside
 from kvplan.measure.fit import fit
-from kvplan.measure.timing import Timing, timed
+from kvplan.measure.timing import Progress, Timing, silent, timed
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
-from kvplan.version import __version__
+from kvplan.plan.plan import Plan
 
 # No transfer is begun after so many; the last of them are for those beside compute.
 SECONDS, BESIDE_SECONDS = 16.0, 4.0
@@ -43,8 +44,6 @@ MANY = ((128, 65536), (512, 65536), (1 << 10, 65536))  # for the paths whose run
 FAST, ENGINE_PATHS = ("kernel", "staged"), ("copy_engine", "copy_engine_2d", "staged")
 SAMPLES, CASE_SECONDS = 8, 0.015
 LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
-
-Progress = Callable[[float, str], None]
 
 
 class Sample(NamedTuple):
@@ -81,7 +80,7 @@ def calibrate(
     Raises:
         KVPlanError: too little could be measured within the time; or a byte did not arrive.
     """
-    tell = progress or _silent
+    tell = progress or silent
     until = time.perf_counter() + seconds
     tell(0.0, "memory")
     buffers = Buffers(DEVICE_NBYTES, device, HOST_NBYTES)
@@ -142,36 +141,19 @@ def measure(
     """
     cases = {}
     for name, executor in executors.items():
-        begin = _Begin(executor, moved)
-        try:  # the first transfer is the one to see: a second finds ring, header and run table as the first left them
+        begin, whole = partial(executor.submit, moved.plan), partial(_whole, executor, moved.plan)
+        with suppress(PathError):  # the first transfer is compared: a second finds a ring that is filled
             if verify:
-                moved.verify(name, begin.whole)
+                moved.verify(name, whole)
             else:
-                begin.whole()
-        except PathError:
-            continue
-        cases[name] = begin
+                whole()
+            cases[name] = begin
     plan = statistics_of(moved.plan)
     return [Sample(name, plan, timing) for name, timing in timed(cases, seconds=seconds, most=most, warm_ups=1).items()]
 
 
-def _silent(share: float, what: str) -> None:
-    """Tell nobody."""
-
-
-class _Begin:
-    """Submits a work to an executor."""
-
-    def __init__(self, executor: Executor, moved: Work) -> None:
-        self._executor = executor
-        self._plan = moved.plan
-
-    def __call__(self) -> Transfer:
-        return self._executor.submit(self._plan)
-
-    def whole(self) -> None:
-        """Submit it, and wait for its end."""
-        self().synchronize()
+def _whole(executor: Executor, plan: Plan) -> None:
+    executor.submit(plan).synchronize()
 
 
 def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:

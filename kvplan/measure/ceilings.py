@@ -1,11 +1,15 @@
-"""What nothing exceeds: one large copy each way, and a copy within the GPU's memory."""
+"""Ceilings: one large copy each way, and a copy within the GPU's memory. No transfer is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from kvplan.measure.workload import Buffers
+from kvplan.measure.flights import Begin, Enqueued, Line
+from kvplan.measure.workload import DIRECTIONS, Buffers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLES = 9
 
@@ -13,29 +17,30 @@ SAMPLES = 9
 def measure(buffers: Buffers) -> dict[str, float]:
     """GB/s of one large copy ``"load"`` and ``"store"``, and bytes read and written within the GPU, ``"memory"``."""
     host, device = buffers.host[: buffers.nbytes], buffers.other
-    half = device.numel() // 2
-    return {
-        "load": _rate(buffers, lambda: device.copy_(host, non_blocking=True), buffers.nbytes),
-        "store": _rate(buffers, lambda: host.copy_(device, non_blocking=True), buffers.nbytes),
-        "memory": _rate(buffers, lambda: device[:half].copy_(device[half : 2 * half]), 2 * half),
+    line, half = Line(buffers.device), buffers.nbytes // 2
+    copies = {way: large_copy(line, host, device, way) for way in DIRECTIONS}
+    return {way: _rate(begin, buffers.nbytes) for way, begin in copies.items()} | {
+        "memory": _rate(_copy(line, device[half : 2 * half], device[:half]), 2 * half)
     }
 
 
-def _rate(buffers: Buffers, copy: Callable[[], Any], nbytes: int) -> float:
-    import torch
+def large_copy(line: Line, host: Tensor, device: Tensor, direction: str) -> Begin:
+    """All bytes of one side to the other by one call of the driver."""
+    return _copy(line, host, device) if direction == "load" else _copy(line, device, host)
 
-    make: Any = torch.cuda.Event
-    open_stream: Any = torch.cuda.Stream
-    stream = open_stream(buffers.device)
-    taken: list[float] = []
-    with torch.cuda.stream(stream):
-        for _ in range(SAMPLES + 1):
-            before, after = make(enable_timing=True), make(enable_timing=True)
-            before.record(stream)
-            copy()
-            after.record(stream)
-            after.synchronize()
-            taken.append(before.elapsed_time(after) / 1e3)
+
+def _copy(line: Line, src: Tensor, dst: Tensor) -> Begin:
+    nbytes = src.numel() * src.element_size()
+
+    def begin() -> Enqueued:
+        issue = partial(line.device.copy, dst.data_ptr(), src.data_ptr(), nbytes, line.handle)
+        return Enqueued(line, nbytes, issue)
+
+    return begin
+
+
+def _rate(begin: Begin, nbytes: int) -> float:
+    taken: list[float] = [begin().result().seconds for _ in range(SAMPLES + 1)]
     return nbytes / min(taken[1:]) / 1e9  # the best: others may use the link now and then
 
 

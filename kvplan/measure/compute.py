@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.measure.flights import InFlight, Line
+
 DECODE_BATCH = 64
 AHEAD = 40  # iterations enqueued beyond the one that runs: the GPU has work while the host submits a transfer
 PATIENCE = 60.0  # seconds after which a transfer hangs
@@ -40,12 +42,39 @@ class Compute(Protocol):
         ...
 
 
-class InFlight(Protocol):
-    """A transfer of any kind."""
+class ComputeSizes(NamedTuple):
+    """Sizes of the two kinds of compute.
 
-    def done(self) -> bool:
-        """Whether it has finished."""
-        ...
+    Attributes:
+        decode_features, decode_weights: the square weights that a batch of 64 tokens is multiplied by.
+        decode_rounds: times over all of them.
+        prefill_features, prefill_tokens: the one product of an iteration of prefill.
+    """
+
+    # Products of hundreds of tiles: of few, one SM less may cost a whole wave. No cache holds weights of 128 MiB.
+    decode_features: int = 8192
+    decode_weights: int = 1
+    decode_rounds: int = 4
+    prefill_features: int = 4096
+    prefill_tokens: int = 8192
+
+
+SIZES = ComputeSizes()
+
+
+def compute_of(device: str, kind: str, sizes: ComputeSizes = SIZES) -> Products:
+    """Compute on a stream of its own.
+
+    Args:
+        device: ``"cuda:N"``.
+        kind: ``"decode"``: a batch of 64 over weights that no cache holds; ``"prefill"``: one large product.
+        sizes: of both.
+    """
+    if kind == "decode":
+        rows, features, weights, rounds = DECODE_BATCH, *sizes[:3]
+    else:
+        rows, features, weights, rounds = sizes.prefill_tokens, sizes.prefill_features, 1, 1
+    return Products(device, Line(device).stream, rows=rows, features=features, weights=weights, rounds=rounds)
 
 
 class Window(NamedTuple):

@@ -6,40 +6,20 @@ A *problem* costs a path, or much of the link. A *warning* costs less. What is *
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 from kvplan.base.numbers import binary
 from kvplan.cuda.driver import BATCH_VERSION
 from kvplan.measure.facts import Facts, gather
+from kvplan.measure.finding import Finding, State, cuda_version, unknown
 from kvplan.measure.host import UNLIMITED, numbers
+from kvplan.measure.software import cuda_bindings, numba, torch, triton
 
 __all__ = ["Facts", "Finding", "State", "examine", "gather"]
 
-State = Literal["ok", "warning", "problem", "unknown"]
-
 FIRST_DRIVER = 12000
-FIRST_TRITON = (3, 3)
 LITTLE_MEMORY = 1 << 30  # a host pool of less holds a few requests of one model
 QUEUES = 8  # hardware queues of a GPU unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, which may say up to 32
 ASTRAY = 0.05  # the share of a pool's pages that may lie on another node
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found.
-
-    Attributes:
-        name: of the check.
-        state: ``"ok"``, ``"warning"``, ``"problem"`` or ``"unknown"``.
-        what: was found, in one line.
-        advice: what to do, in one line; ``""`` where all is well or nothing is known to help.
-    """
-
-    name: str
-    state: State
-    what: str
-    advice: str = ""
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -63,7 +43,7 @@ def cuda_driver(facts: Facts) -> Finding:
             return Finding("driver", "problem", "no CUDA driver: only the host path works", advice)
         advice = "update the NVIDIA driver to 525 or newer, or see what nvidia-smi and dmesg say of it"
         return Finding("driver", "problem", f"{reason}: only the host path works", advice)
-    version = f"CUDA {_version(facts.cuda)}"
+    version = f"CUDA {cuda_version(facts.cuda)}"
     if facts.machine is not None and facts.machine.driver:
         version += f", driver {facts.machine.driver}"
     if facts.cuda < FIRST_DRIVER:
@@ -119,71 +99,10 @@ def link(facts: Facts) -> Finding | None:
     return Finding("link", "ok", f"PCIe {_link(now.generation, now.width)}, all that GPU and slot can")
 
 
-def torch(facts: Facts) -> Finding:
-    """Is torch there, and built for a CUDA that the driver serves?"""
-    if "torch" not in facts.packages:
-        what = f"{facts.missing.get('torch', 'not installed')}; needed for streams, events and tensors of a GPU"
-        return Finding("torch", "warning", what, 'pip install "kvplan[cuda]"')
-    version = facts.packages["torch"] or "of unknown version"
-    if facts.torch_cuda is None:
-        why = facts.missing.get("torch_cuda", "its version.py does not tell")
-        return Finding("torch", "unknown", f"{version}; for which CUDA? {why}")
-    if not facts.torch_cuda:
-        if facts.cuda is None:
-            return Finding("torch", "ok", f"{version}, built without CUDA")
-        advice = "install a build for CUDA: pip install torch --index-url https://download.pytorch.org/whl/cu128"
-        return Finding("torch", "problem", f"{version}, built without CUDA: it makes no tensors on the GPU", advice)
-    built = f"{version}, built for CUDA {facts.torch_cuda}"
-    if facts.cuda is None:
-        return Finding("torch", "ok", f"{built}; there is no driver for it")
-    if int(facts.torch_cuda.partition(".")[0] or 0) > facts.cuda // 1000:
-        advice = f"update the NVIDIA driver, or install a torch for CUDA {facts.cuda // 1000}"
-        return Finding("torch", "problem", f"{built}; the driver serves {_version(facts.cuda)}", advice)
-    return Finding("torch", "ok", built)
-
-
-def triton(facts: Facts) -> Finding:
-    """Is Triton there, 3.3 or newer?"""
-    advice = 'pip install "triton>=3.3"'
-    need: State = "warning" if facts.cuda is None else "problem"
-    if "triton" not in facts.packages:
-        what = f"{facts.missing.get('triton', 'not installed')}: no paths kernel and staged"
-        return Finding("Triton", need, what, advice)
-    version = facts.packages["triton"]
-    major, _, rest = version.partition(".")
-    minor = rest.partition(".")[0]
-    if not (major.isdecimal() and minor.isdecimal()):
-        return Finding("Triton", "unknown", f"{version or 'of unknown version'}; 3.3 is needed", advice)
-    if (int(major), int(minor)) < FIRST_TRITON:
-        return Finding("Triton", need, f"{version}; 3.3 is needed by the paths kernel and staged", advice)
-    return Finding("Triton", "ok", version)
-
-
-def numba(facts: Facts) -> Finding:
-    """Is numba there, and a folder that it may write?"""
-    if "numba" not in facts.packages:
-        what = f"{facts.missing.get('numba', 'not installed')}; plans are made by loops that it compiles"
-        return Finding("numba", "problem", what, 'pip install "numba>=0.60"')
-    version = facts.packages["numba"] or "of unknown version"
-    if facts.numba_cache is None:
-        return Finding("numba", "unknown", f"{version}; where it keeps loops: {facts.missing.get('numba_cache', '?')}")
-    if not facts.numba_cache:
-        what = f"{version}; no folder to keep loops in: each process compiles them anew, for seconds"
-        return Finding("numba", "warning", what, "export NUMBA_CACHE_DIR=/a/folder/that/may/be/written")
-    return Finding("numba", "ok", f"{version}, keeps loops in {facts.numba_cache}")
-
-
-def cuda_bindings(facts: Facts) -> Finding:
-    """Are cuda-bindings there? Nothing of kvplan needs them."""
-    version = facts.packages.get("cuda-bindings")
-    there = "not installed" if version is None else version or "of unknown version"
-    return Finding("cuda-bindings", "ok", f"{there}; optional, kvplan calls the driver itself")
-
-
 def locked(facts: Facts) -> Finding:
     """How much may this process lock? CUDA does not count its pinning, RDMA does."""
     if facts.locked is None:
-        return _unknown(facts, "locked memory", "locked")
+        return unknown(facts, "locked memory", "locked")
     if facts.locked == UNLIMITED:
         return Finding("locked memory", "ok", "no limit")
     what = f"at most {binary(facts.locked)}: CUDA pins more all the same, RDMA (UCX, NIXL) does not"
@@ -193,7 +112,7 @@ def locked(facts: Facts) -> Finding:
 def memory(facts: Facts) -> Finding:
     """How large may a pinned pool be?"""
     if facts.ram is None:
-        return _unknown(facts, "host memory", "ram")
+        return unknown(facts, "host memory", "ram")
     every, room = facts.ram
     what = f"{binary(room)} of {binary(every)} available"
     advice = "stop what else holds memory, or make the pool smaller: pinned memory is never swapped"
@@ -210,7 +129,7 @@ def memory(facts: Facts) -> Finding:
 def shared(facts: Facts) -> Finding:
     """Is there room in /dev/shm? Pools that processes share by name are kept there, others are not."""
     if facts.shared is None:
-        return _unknown(facts, "shared memory", "shared")
+        return unknown(facts, "shared memory", "shared")
     every, free = facts.shared
     what = f"{binary(free)} of {binary(every)} free in /dev/shm"
     if free >= LITTLE_MEMORY:
@@ -249,7 +168,7 @@ def numa(facts: Facts) -> Finding | None:
 def pool(facts: Facts) -> Finding | None:
     """On which nodes do the pages of a pool lie?"""
     if facts.pool is None:
-        return _unknown(facts, "pool", "pool") if "pool" in facts.missing else None
+        return unknown(facts, "pool", "pool") if "pool" in facts.missing else None
     there = {node: count for node, count in facts.pool.items() if node >= 0}
     if not there:
         return Finding("pool", "unknown", "none of its pages is there yet", "write to it, or pin it, and ask again")
@@ -302,7 +221,7 @@ def hypervisor(facts: Facts) -> Finding | None:
 def profile(facts: Facts) -> Finding | None:
     """Which device profile is in use?"""
     if facts.profile is None:
-        return _unknown(facts, "profile", "profile") if "profile" in facts.missing else None
+        return unknown(facts, "profile", "profile") if "profile" in facts.missing else None
     if (how := facts.profile.how) == "default" or facts.profile.note:
         return Finding("profile", "warning", f"{how}: {facts.profile.note or 'measured nowhere'}", "kvplan calibrate")
     return Finding("profile", "ok", f"{how}: {facts.profile.of}")
@@ -312,14 +231,6 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     cuda_driver, gpu, batch, link, numa, pool, connections, iommu, hypervisor,
     profile, torch, triton, numba, cuda_bindings, locked, memory, shared,
 )  # fmt: skip
-
-
-def _unknown(facts: Facts, name: str, fact: str) -> Finding:
-    return Finding(name, "unknown", facts.missing.get(fact, "nobody tells"))
-
-
-def _version(cuda: int) -> str:
-    return f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
 def _link(generation: int | None, width: int | None) -> str:

@@ -12,9 +12,6 @@ from kvplan.errors import KVPlanError
 
 Float64Array = NDArray[np.float64]
 MOST_TERMS = 10  # all subsets of the terms are tried
-ROUNDS = 20
-# Of a ratio, points where both sides are about equally fast decide: those count most.
-NEAR = 0.3
 
 
 def fit(
@@ -67,31 +64,3 @@ def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:
                 least, best = error, np.zeros(columns)
                 best[list(chosen)] = found / norms[list(chosen)]
     return best
-
-
-def fit_ratio(
-    above: Sequence[Sequence[float]], below: Sequence[Sequence[float]], ratios: Sequence[float]
-) -> tuple[list[float], list[float]]:
-    """Costs of two paths of which only the ratio of times is known; in units of the first term of ``below``.
-
-    Args:
-        above, below: (n, terms) features of either path; the first term of ``below`` is its fixed cost.
-        ratios: (n,): time of the first over time of the second.
-
-    Returns:
-        Costs of either; the first of ``below`` is 1.
-
-    >>> above, below = fit_ratio([[1, 1], [1, 4], [1, 16]], [[1, 1], [1, 4], [1, 16]], [1.0, 1.6, 1.882])
-    >>> [round(cost, 1) for cost in above + below]
-    [0.0, 2.0, 1.0, 1.0]
-    """
-    first, second, ratio = (np.asarray(given, dtype=np.float64) for given in (above, below, ratios))
-    terms = first.shape[1]
-    matrix = np.concatenate((first, -ratio[:, None] * second[:, 1:]), axis=1)
-    target = ratio * second[:, 0]
-    near = 1 / (np.abs(np.log(ratio)) + NEAR)
-    weights, found = near / target, np.zeros(matrix.shape[1])
-    for _ in range(ROUNDS):
-        found = _non_negative(matrix * weights[:, None], target * weights)
-        weights = near / (ratio * (second[:, 0] + second[:, 1:] @ found[terms:]))
-    return found[:terms].tolist(), [1.0, *found[terms:].tolist()]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvplan.base.numbers import spelled
 from kvplan.cost.policy import GPU_PATHS
 from kvplan.errors import KVPlanError
-from kvplan.measure import baselines as rivals
+from kvplan.measure import baselines
 from kvplan.measure.rows import IDLE, named
 from kvplan.measure.workload import DIRECTIONS, HOSTS, WORD, Geometry
 
@@ -31,7 +31,7 @@ def paths_of(device: str) -> tuple[str, ...]:
     ('host', 'host on 1 thread', 'numpy memcpy', 'torch indexing')
     """
     ours = (HOST, ONE_THREAD) if device == "cpu" else ("auto", *GPU_PATHS)
-    return *ours, *rivals.names(device)
+    return *ours, *baselines.names(device)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How long transfers take: cases in turns, medians."""
+"""The timing loop of all benchmarks of transfers: ways take turns, sample by sample, and medians count."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from kvplan.execute.transfer import Transfer
+from kvplan.measure.flights import Begin
 
 LEAST, MOST = 3, 25  # samples
 WARM_UPS = 2
+
+
+Progress = Callable[[float, str], None]  # is told the share that is done, and the step that begins
+
+
+def silent(share: float, step: str) -> None:
+    """A progress that is told nobody."""
 
 
 class Timing(NamedTuple):
@@ -30,14 +37,6 @@ class Timing(NamedTuple):
     wall: float
     cpu: float
     samples: int
-
-
-class Begin(Protocol):
-    """Starts one transfer, and returns at once."""
-
-    def __call__(self) -> Transfer:
-        """Submit it."""
-        ...
 
 
 def timed(
@@ -58,12 +57,12 @@ def timed(
         clock: for tests.
     """
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
-    with _no_collection():
+    with no_collection():
         for begin in cases.values():
             for _ in range(warm_ups):
                 begin().synchronize()
         left = dict(cases)
-        turns = random.Random(0)  # noqa: S311  # what comes behind a long case is slower: none always does
+        turns = random.Random(0)  # noqa: S311  # a case behind a long one is slower; no case always is
         while left:
             for name, begin in turns.sample(list(left.items()), len(left)):
                 start = clock()
@@ -86,7 +85,8 @@ def _median(rows: Sequence[tuple[float, float, float]]) -> Timing:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Collect no garbage within a ``with``: a collection takes longer than a submit."""
     was = gc.isenabled()
     gc.disable()
     try:

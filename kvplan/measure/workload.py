@@ -1,8 +1,9 @@
-"""Transfers to measure by: caches and pools of random bytes, and the proof that every byte arrived."""
+"""Transfers to measure: caches and pools of random bytes, plans between them, and a comparison of every byte."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -95,10 +96,23 @@ class Buffers:
         except RuntimeError as error:
             held = f"{host_nbytes or nbytes} bytes of the host and {nbytes} of {device}"
             raise KVPlanError(f"{held} cannot be had: {str(error).splitlines()[0]}") from None
-        for words in (_words(self.other), _words(self.host)):
-            for first in range(0, words.numel(), PIECE // WORD):
-                piece = words[first : first + PIECE // WORD]
-                piece.copy_(torch.randint(1, 1 << 62, piece.shape, dtype=torch.int64, device=device))
+        for flat in (self.other, self.host):
+            fill_random(flat[: flat.numel() // WORD * WORD].view(torch.int64), device)
+
+    def front(self, nbytes: int) -> Buffers:
+        """The first bytes of both sides; caches over them have no other blocks than those that are moved."""
+        part = copy(self)
+        part.nbytes, part.host, part.other = nbytes, self.host[:nbytes], self.other[:nbytes]
+        return part
+
+
+def fill_random(words: Tensor, device: str) -> None:
+    """Fill a flat int64 tensor with random words, made on ``device``: one CPU thread takes seconds for a gigabyte."""
+    import torch
+
+    for first in range(0, words.numel(), PIECE // WORD):
+        piece = words[first : first + PIECE // WORD]
+        piece.copy_(torch.randint(1, 1 << 62, piece.shape, dtype=torch.int64, device=device))
 
 
 class Side(NamedTuple):
@@ -106,25 +120,33 @@ class Side(NamedTuple):
 
     Attributes:
         layout: for kvplan.
-        flat: its bytes as int64 words.
+        parts: its tensors as flat int64 words: one, or where blocks are not outermost one a layer.
         paged: whether its blocks are its outermost dim.
     """
 
     layout: KVLayout
-    flat: Tensor
+    parts: tuple[Tensor, ...]
     paged: bool
+
+    def views(self, block_runs: int) -> list[Tensor]:
+        """The parts by (block, run, word) where the side is paged, else by (run, block, word)."""
+        blocks = self.layout.num_blocks
+        runs = block_runs // len(self.parts)
+        return [part.view(*((blocks, runs) if self.paged else (runs, blocks)), -1) for part in self.parts]
 
     def select(self, ids: Tensor, block_runs: int) -> Tensor:
         """The words (run of a block, block, word) of some blocks, on the device of the ids, where they are compared.
 
-        Of few blocks of the host's, only those are sent there.
+        Of few blocks on the host, only these are sent there.
         """
-        blocks = self.layout.num_blocks
-        few = not self.flat.is_cuda and ids.numel() * FEW <= blocks
-        at, words = (ids.cpu(), self.flat) if few else (ids, self.flat.to(ids.device))
+        import torch
+
+        few = not self.parts[0].is_cuda and ids.numel() * FEW <= self.layout.num_blocks
+        at = ids.cpu() if few else ids
+        views = [view if few else view.to(ids.device) for view in self.views(block_runs)]
         if self.paged:
-            return words.view(blocks, block_runs, -1).index_select(0, at).transpose(0, 1).to(ids.device)
-        return words.view(block_runs, blocks, -1).index_select(1, at).to(ids.device)
+            return views[0].index_select(0, at).transpose(0, 1).to(ids.device)
+        return torch.cat([view.index_select(1, at) for view in views]).to(ids.device)
 
 
 class Work(NamedTuple):
@@ -162,7 +184,8 @@ class Work(NamedTuple):
         src, dst = (torch.from_numpy(ids).to(self.device) for ids in (self.src_ids, self.dst_ids))
         block_runs = self.geometry.block_runs
         expected = self.src.select(src, block_runs)
-        self.dst.flat.bitwise_not_()  # not zeroed: what is moved next is to differ from what is there
+        for part in self.dst.parts:
+            part.bitwise_not_()  # not zeroed: the next bytes to be moved must differ from those that are there
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
         move()
@@ -204,6 +227,18 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
         )
     host = _side(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
     device = _side(buffers.other, geometry, held, paged=False)
+    return between(host, device, geometry, buffers.device, seed)
+
+
+def between(host: Side, device: Side, geometry: Geometry, name: str, seed: int = 0) -> Work:
+    """Plan random blocks from one side to the other, in random order.
+
+    Args:
+        host, device: the sides.
+        geometry: how many blocks are moved, and in which direction.
+        name: of the device, for example ``"cuda:0"``.
+        seed: of the block ids.
+    """
     src, dst = (host, device) if geometry.direction == "load" else (device, host)
     program = compile(src.layout, dst.layout)
     random = np.random.default_rng((seed, geometry.runs, geometry.run_nbytes))
@@ -211,7 +246,7 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
         random.permutation(side.layout.num_blocks)[: geometry.blocks].astype(np.int64) for side in (src, dst)
     )
     plan = program.plan(src_ids, dst_ids)
-    return Work(geometry, program, plan, src, dst, src_ids, dst_ids, buffers.device)
+    return Work(geometry, program, plan, src, dst, src_ids, dst_ids, name)
 
 
 def _side(flat: Tensor, geometry: Geometry, blocks: int, *, paged: bool) -> Side:
@@ -221,12 +256,6 @@ def _side(flat: Tensor, geometry: Geometry, blocks: int, *, paged: bool) -> Side
     elements, layers = part.view(torch.int64), geometry.block_runs // 2
     if paged:
         shaped: Any = elements.view(blocks, layers, 2, 1, -1)
-        return Side(KVLayout.from_tensors("block layer kv token dim", shaped), elements, paged)
+        return Side(KVLayout.from_tensors("block layer kv token dim", shaped), (elements,), paged)
     shaped = list(elements.view(layers, 2, blocks, 1, -1).unbind(0))
-    return Side(KVLayout.from_tensors("layer: kv block token dim", shaped), elements, paged)
-
-
-def _words(flat: Tensor) -> Tensor:
-    import torch
-
-    return flat[: flat.numel() // WORD * WORD].view(torch.int64)
+    return Side(KVLayout.from_tensors("layer: kv block token dim", shaped), (elements,), paged)

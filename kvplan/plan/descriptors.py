@@ -1,7 +1,7 @@
-"""Lowerings: a factored plan as flat descriptors or as 2-D rows.
+"""Lower factored plans to flat descriptors or to 2-D rows.
 
-A factored plan is a list of parts, each a run group and the addresses of its units. All lowerings describe the same
-byte moves.
+A factored plan is a list of parts: run groups with the addresses of their units. Every lowering describes the same byte
+moves.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.merges import Merge, possible_merges
 from kvplan.program.program import Run, RunGroup
 
-NO_CAP = 2**62  # more bytes than any descriptor has, and adding to it does not overflow
+NO_CAP = 2**62  # bytes: more than any descriptor has, and small enough that sums with it stay in int64
 
 
 class Part(NamedTuple):
-    """Units of one run group.
+    """Some units of one run group.
 
     Attributes:
         group: the runs of each unit.
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes it moves."""
+        """Bytes that the part moves."""
         return self.group.nbytes * int(self.units.shape[1])
 
 
@@ -46,12 +46,18 @@ class Seams(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether either side has a seam."""
         return bool(self.src.size or self.dst.size)
 
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
-    """Fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`, and :func:`kvplan.plan.loops_numpy.flat`."""
+    """Lower parts to the fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`.
+
+    Args:
+        parts: parts with units, one for each run group, as :attr:`kvplan.Plan.moving` has them.
+        seams: addresses that no copy may cross.
+        max_nbytes: most bytes of a copy.
+    """
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     chosen = loops.loaded or loops.loops_for(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))
@@ -67,7 +73,7 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
 
 
 def together(parts: Sequence[Part]) -> Sequence[Part]:
-    """Units of one run group as one part, however many plans were joined."""
+    """Join the parts of each run group into one; joined plans may have several."""
     held: dict[RunGroup, list[Int64Array]] = {}
     for group, units in parts:
         held.setdefault(group, []).append(units)
@@ -77,7 +83,7 @@ def together(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
-    """Every copy of every unit, each merged with its like in the neighbouring unit."""
+    """Write every copy of every unit; copies of one run that touch from unit to unit are merged."""
     plain: list[tuple[Int64Array, Int64Array]] = []
     chained: list[tuple[Int64Array, int, Int64Array]] = []
     total = 0
@@ -88,7 +94,7 @@ def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
             for nbytes, runs in group.runs_by_size:
                 chains = np.empty((3, count), dtype=np.int64)
                 left = chosen.chain(given, nbytes, slots, chains)
-                if left == count:  # nothing merged
+                if left == count:  # no two units merged
                     plain.append((given, runs))
                 else:
                     chained.append((chains, left, runs))
@@ -106,7 +112,7 @@ def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
 
 
 def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors, chosen: ModuleType) -> Descriptors:
-    """Merge where the end of one run meets the start of another, in those units of this plan that do."""
+    """Merge copies of different runs where the end of one meets the start of the other, in the units of this plan."""
     bounds: list[Int64Array] = []
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
     for merge in possible:
@@ -129,7 +135,7 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors,
 
 
 def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
-    """Descriptors that cross no seam and are no longer than the cap."""
+    """Cut descriptors at seams, and into pieces no longer than the cap."""
     chosen = loops.loops_for(made.size.size)
     if chosen is loops_numpy:
         return loops_numpy.cut(made, *seams, max_nbytes)
@@ -143,50 +149,29 @@ def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     return out
 
 
+def _column(number: int) -> property:
+    return property(lambda rows: np.asarray(rows)[:, number])
+
+
 class StridedRows(np.ndarray[tuple[int, int], np.dtype[np.int64]]):
-    """2-D copies, (n, 6) int64: src, dst, width, height, src_pitch, dst_pitch, in bytes and rows; columns by name.
+    """2-D copies as (n, 6) int64, with columns by name.
+
+    Attributes:
+        src, dst: addresses of the first row of each copy.
+        width: bytes of a row.
+        height: number of rows.
+        src_pitch, dst_pitch: bytes from row to row.
 
     >>> rows = np.array([[0, 64, 8, 4, 32, 16]]).view(StridedRows)
     >>> int(rows.height[0]), int(rows.src_pitch[0])
     (4, 32)
     """
 
-    @property
-    def src(self) -> Int64Array:
-        """Source address of the first row."""
-        return self._column(0)
-
-    @property
-    def dst(self) -> Int64Array:
-        """Destination address of the first row."""
-        return self._column(1)
-
-    @property
-    def width(self) -> Int64Array:
-        """Bytes a row."""
-        return self._column(2)
-
-    @property
-    def height(self) -> Int64Array:
-        """Rows."""
-        return self._column(3)
-
-    @property
-    def src_pitch(self) -> Int64Array:
-        """Bytes from row to row in the source."""
-        return self._column(4)
-
-    @property
-    def dst_pitch(self) -> Int64Array:
-        """Bytes from row to row in the destination."""
-        return self._column(5)
-
-    def _column(self, k: int) -> Int64Array:
-        return np.asarray(self)[:, k]
+    src, dst, width, height, src_pitch, dst_pitch = map(_column, range(6))
 
 
 def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
-    """One 2-D copy for each run and unit, its longest loop as the rows; cut into flat rows at seams."""
+    """Lower parts to one 2-D copy for each run and unit, with its longest loop as rows; seams cut it to flat rows."""
     blocks = [np.empty((0, 6), dtype=np.int64)]
     for group, units in parts:
         count = units.shape[1]
@@ -203,7 +188,7 @@ def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
 
 
 def two_dimensional(run: Run) -> list[Run]:
-    """The run as 2-D copies: its longest forward loop kept, the other unrolled; without a loop, as single rows."""
+    """Split a run into 2-D copies: keep its longest forward loop and unroll the other; without a loop, single rows."""
     forward = [loop for loop in run.loops if loop[1] > 0 and loop[2] > 0]
     kept = max(forward, key=lambda loop: loop[0], default=None)
     pieces = [Run(run.src, run.dst, run.nbytes, (kept,) if kept else ())]
@@ -216,7 +201,7 @@ def two_dimensional(run: Run) -> list[Run]:
 
 
 def exploded(rows: Int64Array) -> Descriptors:
-    """Rows of 2-D copies as flat descriptors.
+    """Turn rows of 2-D copies into flat descriptors.
 
     >>> [column.tolist() for column in exploded(np.array([[0, 100, 8, 2, 16, 8], [50, 60, 4, 1, 4, 4]]))]
     [[0, 16, 50], [100, 108, 60], [8, 8, 4]]
@@ -229,7 +214,7 @@ def exploded(rows: Int64Array) -> Descriptors:
 
 
 def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
-    """Replace every 2-D copy whose reach holds a seam by flat rows cut there."""
+    """Replace every 2-D copy that reaches across a seam by flat rows, cut there."""
     reach = (table[:, 3] - 1)[:, None] * table[:, 4:6] + table[:, 2:3]
     crossing = np.zeros(len(table), dtype=np.bool_)
     for side, marks in enumerate(seams):

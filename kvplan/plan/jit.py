@@ -1,4 +1,4 @@
-"""One way to compile a loop; the planner's and the host path's are made by it."""
+"""Compile loops with numba, kept on disk; a fork waits meanwhile."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numba import njit, typeof
 
 from kvplan.base.process import compiling
 
-# Of the first array that it sees, numba imports more of numpy: here, where forks wait for it.
+# Numba imports more of numpy when it sees its first array. That happens here, where forks wait for imports.
 _typeof: Any = typeof
 _typeof(np.empty(0))
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """``function`` as a numba dispatcher, compiled at its first call and kept on disk.
+    """Make ``function`` a numba dispatcher, compiled at its first call and kept on disk.
 
-    A fork waits while it is compiled: numba's lock would else be held in the child, for ever.
-    Where numba finds no directory that it may write, nothing is kept: each process compiles for itself.
+    A fork waits while it is compiled: otherwise the child would hold numba's lock for ever. Where numba may write in no
+    directory, each process compiles for itself.
     """
     try:
         made: Any = njit(cache=True, nogil=True, boundscheck=False)(function)
@@ -28,7 +28,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         if "cannot cache" not in str(error):
             raise
         made = njit(nogil=True, boundscheck=False)(function)
-    made.compile = partial(_compile, made.compile)  # which the dispatcher calls for types that it has not met
+    made.compile = partial(_compile, made.compile)  # the dispatcher calls it for new types
     return made
 
 

@@ -1,6 +1,6 @@
-"""Which loops plan: numba's, loaded with the first plan; or numpy's, for little work in a process that soon ends.
+"""Choose the planner's loops: numba's, or numpy's for little work in a process that soon ends.
 
-Numba takes half a second to load. A service has that behind it with its first plan; a command that plans once has not.
+Numba takes half a second to load. That is worth it for a service, and not for a command that plans once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from types import ModuleType
 
 from kvplan.base.process import compiling
 
-# Contiguous copies: with so many, numpy is done before numba is loaded, also where each of them is cut at seams.
+# Contiguous copies: numpy plans this many before numba would be loaded, even if each of them is cut at seams.
 LITTLE = 1 << 16
 
 _sparing: ContextVar[bool] = ContextVar("kvplan_sparing", default=False)
-loaded: ModuleType | None = None  # the compiled loops, once there are: who has them need not count its work
+loaded: ModuleType | None = None  # numba's loops once they are loaded; callers then need not count their work
 
 
 @contextmanager
 def sparing(*, wanted: bool = True) -> Iterator[None]:
-    """Within, numba is not loaded for little work: for a process that plans once and ends. Results are equal.
+    """Do not load numba for little work inside this context: for processes that plan once. Results are equal.
 
     >>> with sparing():
     ...     spares(LITTLE), spares(LITTLE + 1)
@@ -37,14 +37,14 @@ def sparing(*, wanted: bool = True) -> Iterator[None]:
 
 
 def spares(work: int) -> bool:
-    """Whether so many contiguous copies are no reason to load numba."""
+    """Tell whether numba is not worth loading for this many contiguous copies."""
     return work <= LITTLE and _sparing.get()
 
 
 def loops_for(work: int) -> ModuleType:
-    """The loops to call: :mod:`kvplan.plan.loops_numba`, or :mod:`kvplan.plan.loops_numpy` for little work.
+    """Return the loops to call: :mod:`kvplan.plan.loops_numba`, or :mod:`kvplan.plan.loops_numpy` for little work.
 
-    An import statement in a function costs a third of a microsecond a call; this does not.
+    An import statement in the caller would cost a third of a microsecond per call.
 
     Args:
         work: contiguous copies, or units, that are planned.

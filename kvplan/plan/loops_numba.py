@@ -1,6 +1,7 @@
-"""Compiled loops that lower plans: unit addresses in, descriptors out. No plan is lowered without them but small ones.
+"""Compiled loops that count and lower units: unit addresses in, descriptors out.
 
 Every loop takes C-contiguous writable int64 arrays, so that numba compiles each once; callers hand in no others.
+:mod:`kvplan.plan.loops_numpy` has the same in numpy.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 @_compiled
 def adjacency(units, nbytes, marks):
-    """How many units (2, n) may be adjacent to others on both sides, in one look at each.
+    """Count the units that may be adjacent to others on both sides, reading each unit once.
 
-    Units that merge have one shift, destination minus source. The shifts of ``marks`` tell repeated ones; two that
-    fall on one mark are taken for repeated.
+    Units that merge have equal shifts, where a shift is destination minus source. A table of marks finds repeated
+    shifts; two shifts that share a mark count as repeated.
 
     Args:
         units: (2, n).
-        nbytes: of the run.
-        marks: uint8, zeros, a power of two of them, at least 2; overwritten.
+        nbytes: bytes of the run.
+        marks: uint8 zeros; their number is a power of two, at least 2; overwritten.
 
     Returns:
-        Units whose next lies ``nbytes`` further on both sides, or as much before it; at least as many as there are
-        repeated shifts; and the distance of the outermost destinations.
+        Three numbers: units whose next unit lies ``nbytes`` further, or as much before, on both sides; an upper bound
+        of the repeated shifts; and the distance between the outermost destinations.
     """
     bits = 0
     while (1 << bits) < marks.size:
@@ -53,7 +54,7 @@ def adjacency(units, nbytes, marks):
 
 @_compiled
 def rising(column, first, step, nbytes):
-    """Of every ``step``-th address from ``first`` on, those whose next lies ``nbytes`` further."""
+    """Look at every ``step``-th address from ``first`` on; count those whose next one lies ``nbytes`` further."""
     found = np.int64(0)
     for at in range(first + step, column.size, step):
         if column[at] - column[at - step] == nbytes:
@@ -63,7 +64,7 @@ def rising(column, first, step, nbytes):
 
 @_compiled
 def _find(dst, units, slots, shift):
-    """Position of the unit with this destination, or -1. Multiplying by SPREAD wraps around, as a hash may."""
+    """Return the position of the unit with this destination, or -1. Multiplying by SPREAD may wrap around."""
     mask = np.uint64(slots.size - 1)
     slot = (np.uint64(dst) * SPREAD) >> shift
     while slots[slot] >= 0:
@@ -75,18 +76,18 @@ def _find(dst, units, slots, shift):
 
 @_compiled
 def chain(units, nbytes, slots, chains):
-    """Merge units where a run of ``nbytes`` of one is adjacent on both sides to that of another.
+    """Merge units whose runs of ``nbytes`` are adjacent on both sides into chains.
 
-    No two units have the same destination, so a hash table of destinations finds each one's neighbour, unsorted.
+    No two units have the same destination, so a hash table of destinations finds every neighbour without sorting.
 
     Args:
         units: (2, n).
-        nbytes: of the run.
-        slots: int32, a power of two, at least 2 n; overwritten.
+        nbytes: bytes of the run.
+        slots: int32; their number is a power of two, at least 2 n; overwritten.
         chains: (3, n), written: source and destination of the first unit of each chain, and the chain's bytes.
 
     Returns:
-        How many chains there are.
+        The number of chains.
     """
     bits = 0
     while (1 << bits) < slots.size:
@@ -126,7 +127,7 @@ def _reach(column):
 
 @_compiled
 def can_meet(before, after, src_gap, dst_gap):
-    """Whether the ranges of two sets of units (2, n) overlap, once ``before`` is moved by the gaps."""
+    """Tell whether the address ranges of two sets of units (2, n) overlap, once ``before`` is moved by the gaps."""
     for side, gap in ((0, src_gap), (1, dst_gap)):
         low, high = _reach(before[side])
         after_low, after_high = _reach(after[side])
@@ -137,13 +138,16 @@ def can_meet(before, after, src_gap, dst_gap):
 
 @_compiled
 def fill(units, runs, at, out):
-    """Write every run of every unit, run by run, from position ``at`` on; returns the position after the last.
+    """Write every run of every unit, run by run.
 
     Args:
         units: (2, n) addresses.
-        runs: (3, runs) source offset, destination offset, bytes.
-        at: position of the first.
-        out: (3, total) written: src, dst, size.
+        runs: (3, runs): source offset, destination offset, bytes.
+        at: position of the first row to write.
+        out: (3, total), written: src, dst, size.
+
+    Returns:
+        The position after the last row.
     """
     count = units.shape[1]
     for first in range(0, count, TILE):
@@ -151,7 +155,7 @@ def fill(units, runs, at, out):
         unit_src, unit_dst = units[0, first:last], units[1, first:last]
         for run in range(runs.shape[1]):
             a, b, nbytes = runs[0, run], runs[1, run], runs[2, run]
-            # Slices from 0 on: what could be a negative index keeps the loop from being vectorised (3 times slower).
+            # Slices that begin at 0: an index that could be negative would keep the loop scalar, 3 times slower.
             low, high = at + run * count + first, at + run * count + last
             src, dst, size = out[0, low:high], out[1, low:high], out[2, low:high]
             for k in range(last - first):
@@ -163,7 +167,7 @@ def fill(units, runs, at, out):
 
 @_compiled
 def fill_chains(chains, count, runs, at, out):
-    """Like :func:`fill`, with the first ``count`` chains (3, n) of runs of one size."""
+    """Write the first ``count`` chains (3, n) of runs of one size, as :func:`fill` writes units."""
     unit_src, unit_dst, nbytes = chains[0], chains[1], chains[2]
     for run in range(runs.shape[1]):
         a, b = runs[0, run], runs[1, run]
@@ -178,10 +182,10 @@ def fill_chains(chains, count, runs, at, out):
 
 @_compiled
 def stitch(bounds, src, dst, size):
-    """Merge descriptors that meet at one of the destination addresses ``bounds`` (ascending); in place.
+    """Merge descriptors that meet at one of the destination addresses ``bounds`` (ascending), in place.
 
     Returns:
-        How many descriptors are left, at the front of the arrays.
+        The number of descriptors that are left, at the front of the arrays.
     """
     before = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that ends at each bound
     after = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that begins there
@@ -206,17 +210,17 @@ def stitch(bounds, src, dst, size):
 
 @_compiled
 def _next_cut(start, done, seams):
-    """Bytes from ``start`` to the first seam beyond ``start + done``, or a very large number."""
+    """Return the bytes from ``start`` to the first seam beyond ``start + done``, or a very large number."""
     at = np.searchsorted(seams, start + done, side="right")
     return seams[at] - start if at < seams.size else np.int64(2**62)
 
 
 @_compiled
 def split(src_seams, dst_seams, cap, src, dst, size, out_src, out_dst, out_size, write):
-    """Cut descriptors at seams and at ``cap`` bytes. Without ``write``, only count.
+    """Cut descriptors at seams and at ``cap`` bytes; without ``write``, only count the pieces.
 
     Returns:
-        How many descriptors there are.
+        The number of pieces.
     """
     count = 0
     for k in range(size.size):
@@ -235,7 +239,7 @@ def split(src_seams, dst_seams, cap, src, dst, size, out_src, out_dst, out_size,
 
 
 def load() -> None:
-    """Compile every loop, or load it from numba's cache, for the arrays that plans are made of; plans nothing."""
+    """Compile every loop, or load it from numba's cache, for the types of a plan's arrays; plans nothing."""
     none, bits = np.empty(0, np.int64), np.zeros(1, np.uint64)
     units, runs, out = np.zeros((2, 1), np.int64), np.zeros((3, 1), np.int64), np.empty((3, 1), np.int64)
     axes = np.zeros((1, 4), np.int64)

@@ -1,8 +1,7 @@
-"""The planner's loops in plain numpy: the slow twins of those in ``expand``, and their fallback.
+"""The planner's loops in plain numpy, for little work in short processes and for irregular programs.
 
-Flat lowering sorts where the compiled loops reason, so it holds several times the descriptors in memory and takes any
-input: irregular programs go by it, too. The others have the names and arguments of the loops that they stand for, so
-that :func:`kvplan.plan.loops.loops` can give either module.
+Lowering sorts its descriptors here, so it takes any input and several times their memory. The other functions have the
+names and arguments of the compiled loops, so that :func:`kvplan.plan.loops.loops_for` can return either module.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import merge_adjacent
 
-# What placing units finds; of both twins.
+# What placing units finds, compiled or not.
 PLACED: Final = 0
 SRC_OUTSIDE: Final = 1
 DST_OUTSIDE: Final = 2
@@ -43,12 +42,12 @@ def flat(
     dst_seams: Int64Array,
     max_nbytes: int | None,
 ) -> Descriptors:
-    """Fewest contiguous copies of some units.
+    """Lower units to the fewest contiguous copies.
 
     Args:
-        parts: run source offsets, run destination offsets, run bytes, and units (2, n).
+        parts: source offsets, destination offsets and bytes of runs, and units (2, n).
         src_seams, dst_seams: ascending addresses that no copy may cross.
-        max_nbytes: bytes that no copy may exceed.
+        max_nbytes: most bytes of a copy.
 
     >>> runs = [np.array(column) for column in ([0, 8], [100, 164], [8, 8])]
     >>> none = np.array([], dtype=np.int64)
@@ -77,7 +76,7 @@ def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nby
     for src, dst, size in zip(*(column.tolist() for column in made), strict=True):
         edges = {0, size}
         for start, seams in ((src, src_seams), (dst, dst_seams)):
-            # A seam at one of the ends may be among them: it is an edge already.
+            # A seam at an end may be among these; that end is an edge already.
             first, last = np.searchsorted(seams, (start, start + size))
             edges.update((seams[first:last] - start).tolist())
         step = max_nbytes or size
@@ -91,17 +90,14 @@ def place_units(
     src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, src_axes: Int64Array, dst_axes: Int64Array,
     src_tables: Int64Array, dst_tables: Int64Array, src_blocks: int, dst_blocks: int, seen: Any, out: Int64Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Fill ``out`` (groups, 2, units) with unit addresses: :func:`kvplan.plan.placement.place`. ``seen`` is not needed.
+    """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.plan.placing_numba.place_units`.
 
-    Each given id is read once, as by the compiled loop.
-
-    Returns:
-        (PLACED, 0), or what is wrong and where: (SRC_OUTSIDE or DST_OUTSIDE, position), (TWICE, unit number).
+    ``seen`` is not needed here.
     """
     del seen
     count = out.shape[2]
     src_ids, dst_ids = src_ids.copy(), dst_ids.copy()
-    out[0, 0, : src_ids.size], out[0, 1, : dst_ids.size] = src_ids, dst_ids  # where the caller finds a wrong one
+    out[0, 0, : src_ids.size], out[0, 1, : dst_ids.size] = src_ids, dst_ids  # the error message reads them there
     for ids, num_blocks, kind in ((src_ids, src_blocks, SRC_OUTSIDE), (dst_ids, dst_blocks, DST_OUTSIDE)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_blocks))
         if outside.size:
@@ -124,11 +120,9 @@ def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array
 
 
 def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int]:
-    """How many units (2, n) may be adjacent to others on both sides; ``marks`` are not needed.
+    """Count the units that may be adjacent to others; see :func:`kvplan.plan.loops_numba.adjacency`.
 
-    Returns:
-        Units whose next lies ``nbytes`` further on both sides, or as much before it; repeated shifts, destination
-        minus source; and the distance of the outermost destinations.
+    ``marks`` are not needed here, and repeated shifts are counted exactly.
 
     >>> adjacency(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8, None)
     (1, 1, 40)
@@ -140,7 +134,7 @@ def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int
 
 
 def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
-    """Of every ``step``-th address from ``first`` on, those whose next lies ``nbytes`` further.
+    """Look at every ``step``-th address from ``first`` on; count those whose next one lies ``nbytes`` further.
 
     >>> rising(np.array([0, 8, 16, 24, 48]), 0, 2, 16)
     1
@@ -149,17 +143,7 @@ def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
 
 
 def chain(units: Int64Array, nbytes: int, slots: Any, chains: Int64Array) -> int:
-    """Merge units where a run of ``nbytes`` of one is adjacent on both sides to that of another.
-
-    Args:
-        units: (2, n).
-        nbytes: of the run.
-        slots: not needed.
-        chains: (3, n), written: source and destination of the first unit of each chain, and the chain's bytes.
-
-    Returns:
-        How many chains there are.
-    """
+    """Merge adjacent units into chains; see :func:`kvplan.plan.loops_numba.chain`. ``slots`` are not needed here."""
     del slots
     made = merge_adjacent(units[0], units[1], np.full(units.shape[1], nbytes, dtype=np.int64))
     chains[:, : made[0].size] = made

@@ -1,9 +1,8 @@
-"""Where copies of different runs can touch.
+"""Merges across units: where the end of one run can touch the start of another run of another unit.
 
-The compiler has already merged what is adjacent inside a unit, and a run's own copies in neighbouring units are merged
-while they are written. What is left are joints: the end of one run of one unit meeting the start of another run of
-another unit (the last row of a block and the first row of the next; the end of the K plane and the start of the V
-plane). Which joints are possible follows from the program alone; most programs have none.
+The compiler has merged adjacent runs inside a unit. Copies of one run that touch from unit to unit are merged while
+they are written. The rest are merges of different runs: the last row of a block and the first row of the next, or the
+end of the K plane and the start of the V plane. The program alone tells which merges are possible; most have none.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import BlockAxis, RunGroup
 
-# Past this many candidates or joints a program is irregular enough that sorting its descriptors is the better way.
+# Beyond this many candidates or merges a program is so irregular that sorting its descriptors is faster.
 MAX_CANDIDATES = 1 << 20
 MAX_MERGES = 256
 
 
 class Merge(NamedTuple):
-    """All run pairs that meet where two units lie a given distance apart.
+    """All pairs of runs that meet if two units lie a given distance apart.
 
     Attributes:
-        before, after: positions of the groups of the run that ends and of the run that begins.
-        src, dst: bytes from the unit of ``before`` to that of ``after``.
-        ends: destination offsets, in the unit of ``before``, where they meet.
+        before, after: positions of the run groups: of the run that ends, and of the run that begins.
+        src, dst: bytes from the unit of ``before`` to the unit of ``after``.
+        ends: destination offsets, in the unit of ``before``, at which runs meet.
     """
 
     before: int
@@ -47,7 +46,7 @@ class _Reach(NamedTuple):
 
 @lru_cache(maxsize=64)
 def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
-    """Every joint that units of these groups can have; None where there are too many candidates to list."""
+    """List every merge that units of these groups can have; None where there are too many candidates."""
     steps = gcd(*(group.src.step() for group in groups)), gcd(*(group.dst.step() for group in groups))
     runs = [_absolute(number, group) for number, group in enumerate(groups)]
     owner, src, dst, size = (np.concatenate(column) for column in zip(*runs, strict=True))
@@ -65,7 +64,7 @@ def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
     # From the unit of the run that ends to the unit of the run that begins.
     src_gap = (src + size)[before] - src[after] + bases[owner[after], 0] - bases[owner[before], 0]
     dst_gap = (dst + size)[before] - dst[after] + bases[owner[after], 1] - bases[owner[before], 1]
-    # A run meeting itself is a chain; and one destination unit is never two units of a part.
+    # A run that meets itself is a chain. Two units of one part never have the same destination.
     own = (before == after) | ((owner[before] == owner[after]) & (dst_gap == 0))
     possible = ~own & _within(groups, "src", owner[before], owner[after], src_gap)
     possible &= _within(groups, "dst", owner[before], owner[after], dst_gap)
@@ -94,8 +93,9 @@ _Pairs = tuple[Int64Array, Int64Array]
 
 
 def _keys(starts: _Pairs, ends: _Pairs, steps: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """One number for each (source, destination) address pair, modulo the distance between units: equal where two
-    pairs can meet. Where there is one unit the addresses themselves are compared.
+    """Give each (source, destination) address pair a number; pairs that can meet have equal numbers.
+
+    Addresses are taken modulo the distance between units; where there is one unit, as they are.
     """
     keys = np.zeros(starts[0].size + ends[0].size, dtype=np.int64)
     for start, end, step in zip(starts, ends, steps, strict=True):
@@ -113,7 +113,7 @@ def _reach(axis: BlockAxis, base: int) -> _Reach:
 def _within(
     groups: tuple[RunGroup, ...], side: str, before: Int64Array, after: Int64Array, gap: Int64Array
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether two units of these groups can lie that far apart."""
+    """Tell whether two units of these groups can lie that far apart."""
     if side == "src":
         reaches = [_reach(group.src, group.src_base) for group in groups]
     else:

@@ -1,4 +1,4 @@
-"""Plans as the descriptor lists of NIXL, the transport between machines that engines use.
+"""Write plans as the descriptor lists of NIXL, the transport between machines that engines use.
 
 Checked against the Python API of NIXL 1.5.1: ``prep_xfer_dlist`` takes an (n, 3) array of (address, length, device id)
 or an (n, 5) array of (address, length, device id, stride, count), of one kind of memory a list.
@@ -33,7 +33,7 @@ class NixlList(NamedTuple):
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors NIXL makes of it, which is how many indices it takes: rows, each ``count`` times.
+        """Number of descriptors that NIXL makes of the list, and of indices that it takes: every row ``count`` times.
 
         >>> NixlList(np.array([[0, 8, 0, 16, 4], [100, 8, 0, 8, 1]]), "DRAM").descriptors
         5
@@ -44,11 +44,11 @@ class NixlList(NamedTuple):
 def nixl_lists(
     made: Descriptors | StridedRows, layouts: Sequence[tuple[KVLayout, KVLayout]]
 ) -> tuple[NixlList, NixlList]:
-    """Both sides of a plan's copies, in one order; see :meth:`kvplan.Plan.nixl`.
+    """List both sides of a plan's copies, in one order; see :meth:`kvplan.Plan.nixl`.
 
     Args:
         made: flat descriptors, or strided rows.
-        layouts: (source, destination) of every joined plan; they tell on which device each address is.
+        layouts: (source, destination) of every joined plan; they tell the device of each address.
     """
     order = _by_destination(made.dst)
     sides: list[tuple[Int64Array, ...]]
@@ -69,12 +69,12 @@ def nixl_lists(
 
 
 def _by_destination(dst: Int64Array) -> Int64Array | slice:
-    """An order that both sides find by themselves: that of destinations, which are all different."""
+    """Order rows by destination: destinations are all different, so both sides find the same order."""
     return slice(None) if bool((dst[1:] > dst[:-1]).all()) else np.argsort(dst)
 
 
 def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tuple[str, Int64Array | int]:
-    """The kind of memory of one side, and the number of the GPU that each address is of."""
+    """Find the kind of memory of one side, and the number of the GPU of each address."""
     numbers = {layout.device: memory_of(layout.device, side) for layout in layouts}
     kinds = {memory for memory, _ in numbers.values()}
     if len(kinds) > 1:
@@ -88,10 +88,10 @@ def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tupl
 
 
 def memory_of(device: str, what: str) -> tuple[str, int]:
-    """NIXL's name of the memory of a device, and its number.
+    """Return NIXL's name for the memory of a device, and the device's number.
 
     Raises:
-        PathError: a device of neither CPU nor CUDA.
+        PathError: the device is neither CPU nor CUDA.
 
     >>> memory_of("cuda:3", "src")
     ('VRAM', 3)
@@ -103,10 +103,10 @@ def memory_of(device: str, what: str) -> tuple[str, int]:
 
 
 def check_side(side: object) -> int:
-    """0 for ``"src"``, 1 for ``"dst"``.
+    """Return 0 for ``"src"``, 1 for ``"dst"``.
 
     Raises:
-        KVPlanError: anything else.
+        KVPlanError: the side is neither.
 
     >>> check_side("dst")
     1

@@ -1,7 +1,6 @@
-"""Block ids in, unit addresses out.
+"""Turn block ids, as engines give them, into unit addresses.
 
-A unit is the smallest stretch of tokens that blocks of both sides are made of. A block holds one unit or several; ids
-arrive as engines give them.
+A unit is the largest stretch of tokens of which whole blocks of both sides consist; a block holds one or several.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class Side(NamedTuple):
     """One side of a program, as the placing loop reads it.
 
     Attributes:
-        axes: (groups, 3 + units a block) int64: base address, block stride, row of ``tables`` or -1, unit offsets.
-        tables: (tables, blocks) int64: bytes from block 0 to each block, where no stride tells.
-        units: units a block.
-        num_blocks: blocks there are.
+        axes: (groups, 3 + units per block) int64: base address, block stride, row of ``tables`` or -1, unit offsets.
+        tables: (tables, blocks) int64: bytes from block 0 to each block, where blocks have no one stride.
+        units: units per block.
+        num_blocks: number of blocks.
     """
 
     axes: Int64Array
@@ -39,7 +38,7 @@ class Side(NamedTuple):
 
 
 def sides(program: Program) -> tuple[Side, Side]:
-    """Source and destination of a program, as arrays."""
+    """Write both sides of a program as arrays."""
     return (
         _side([(g.src, g.src_base) for g in program.groups], program.src_units),
         _side([(g.dst, g.dst_base) for g in program.groups], program.dst_units),
@@ -60,17 +59,17 @@ def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
 
 
 def block_ids(ids: Any, name: str) -> Int64Array:
-    """Block ids as a writable C-contiguous int64 array: the caller's own, where it is one.
+    """Read block ids as a writable C-contiguous int64 array: the caller's own array, if it is one.
 
-    Another thread may change the caller's array at any time, and loops over it run without the interpreter's lock.
-    Whoever reads ids more than once takes :func:`own_block_ids`; :func:`place` reads them once.
+    Another thread may change the caller's array at any time, and loops over it run without the interpreter's lock. Code
+    that reads ids more than once takes :func:`own_block_ids`; :func:`place` reads them once.
 
     Args:
-        ids: a sequence of int, a numpy array of any integer type (read-only and strided too), or a torch CPU tensor.
-        name: what the caller calls it, for messages.
+        ids: a sequence of int, a numpy array of any integer type (also read-only or strided), or a torch CPU tensor.
+        name: the caller's name for them, for messages.
 
     Raises:
-        BlockIndexError: not one-dimensional, not integers, ragged, or past int64.
+        BlockIndexError: the ids are not one-dimensional, not integers, ragged, or past int64.
 
     >>> block_ids([3, 1, 2], "src_blocks")
     array([3, 1, 2])
@@ -99,7 +98,7 @@ def block_ids(ids: Any, name: str) -> Int64Array:
 
 
 def own_block_ids(ids: Any, name: str) -> Int64Array:
-    """The same, always as an array that nobody else has: what is checked in it stays true.
+    """Read block ids as an array of their own: no other thread can change ids that were checked.
 
     >>> given = np.array([3, 1, 2])
     >>> own_block_ids(given, "src_blocks") is given
@@ -110,10 +109,10 @@ def own_block_ids(ids: Any, name: str) -> Int64Array:
 
 
 def skipped_units(src_skip: Any, dst_skip: Any) -> tuple[int, int]:
-    """Both skips as Python ints: a numpy integer would make bytes and counts wrap around.
+    """Read both skips as Python ints: with numpy integers, bytes and counts could wrap around.
 
     Raises:
-        BlockIndexError: a skip that is no integer.
+        BlockIndexError: a skip is not an integer.
 
     >>> skipped_units(np.uint8(0), 3)
     (0, 3)
@@ -133,25 +132,25 @@ def count_units(
     units: tuple[int, int],
     program: Program | None = None,
 ) -> int:
-    """Units that both id lists cover.
+    """Count the units that both id lists cover.
 
-    The first block of a side may be entered ``skip`` units late and its last may be partly used; beyond that, both
-    lists must cover the same units. A skip counts units, which may be less than the smaller block.
+    A list may begin ``skip`` units inside its first block and end inside its last block. Beyond that, both lists must
+    cover the same units. A unit may be smaller than the blocks of both sides.
 
     Args:
         src, dst: block ids.
         src_skip, dst_skip: units.
-        units: units a block of each side.
-        program: says in messages how much a unit is.
+        units: units per block, of each side.
+        program: names the size of a unit in messages.
 
     Raises:
-        BlockIndexError: a skip of a block or more, or lists that cover different numbers of units.
+        BlockIndexError: a skip is a block or more, or the lists cover different numbers of units.
 
     >>> import numpy as np
     >>> count_units(np.arange(11), np.array([0, 1, 3]), 0, 1, (1, 4))
     11
     """
-    if src_skip or dst_skip:  # most plans have none
+    if src_skip or dst_skip:  # most plans skip nothing
         for skip, side_units, name in ((src_skip, units[0], "src"), (dst_skip, units[1], "dst")):
             if not 0 <= skip < side_units:
                 raise BlockIndexError(
@@ -171,12 +170,12 @@ def count_units(
 
 
 def _unit(program: Program | None) -> str:
-    """How much a unit is, to end a message."""
+    """Name the size of a unit, at the end of a message."""
     return "" if program is None else f" (skips count units; a unit is {program.unit_words})"
 
 
 class _Scratch(threading.local):
-    """A bit a destination unit, all clear between calls; one for each thread."""
+    """One bit per destination unit, all zero between calls; each thread has its own."""
 
     def __init__(self) -> None:
         self.words = np.zeros(64, dtype=np.uint64)
@@ -193,11 +192,11 @@ _scratch = _Scratch()
 def place(
     src: Side, dst: Side, src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, count: int
 ) -> Int64Array:
-    """Addresses of ``count`` units: (groups, 2, units) int64, source and destination.
+    """Find the addresses of ``count`` units: (groups, 2, units) int64, source and destination.
 
     Raises:
-        BlockIndexError: an id that is negative or past the last block.
-        OverlapError: a destination unit that is named twice.
+        BlockIndexError: an id is negative or past the last block.
+        OverlapError: a destination unit is named twice.
     """
     out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
     seen = _scratch.of(dst.num_blocks * dst.units)
@@ -216,7 +215,7 @@ def place(
 
 
 def outside(name: str, ids: Int64Array, at: int, num_blocks: int) -> BlockIndexError:
-    """The error of an id that is no block.
+    """Make the error of an id outside the blocks.
 
     >>> outside("src", np.array([0, 8]), 1, 8)
     BlockIndexError('src_blocks[1] is 8; src blocks are 0 to 7')

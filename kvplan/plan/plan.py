@@ -18,7 +18,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
-from kvplan.plan.pickling import Starts, moved, starts_of
+from kvplan.plan.plan_pickling import Starts, moved, starts_of
 from kvplan.program.program import Program
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -36,8 +36,7 @@ class PlannedBy(Protocol):
     """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` keeps this protocol.
 
     Attributes:
-        src: layout to read; it tells which layers the program moves.
-        dst: layout to write.
+        src, dst: layouts to read and to write; the first tells which layers the program moves.
         program: the run groups of the plan's parts.
         movable: whether both layouts are memory of this process, and the destination may be written.
     """

@@ -1,8 +1,8 @@
-"""How units pass through a ring: packed there as the host has them, so that the host's side is a few large copies.
+"""Lay units out in a ring, packed as the host has them, so that the host's side is a few large copies.
 
-The contiguous byte ranges on the host (extents) of one granule, a host block where that can be, else a unit, are laid
-one after another. What was a copy between host and cache is then two: an extent between host and ring, and the run
-between ring and cache.
+A granule is a host block where possible, otherwise a unit. Its contiguous byte ranges on the host (extents) stand one
+after another in the ring. A copy between host and cache becomes two: an extent between host and ring, and a run between
+ring and cache.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from kvplan.base.cached_property import cached_property
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import RunGroup, merge_ranges
 
-GRAIN = 256  # bytes: extents and granules begin at multiples of it in the ring
+GRAIN = 256  # bytes: extents and granules begin at multiples of this in the ring
 
 
 @dataclass(frozen=True, eq=False)
 class Staging:
-    """One run group by way of a ring.
+    """How one run group passes through a ring.
 
     Attributes:
-        granule_units: units a granule: those of a host block, or one.
-        unit_hosts: bytes from a granule's host address to each of its units' host addresses.
-        unit_rings: bytes from its ring address to where each unit's runs are counted from.
-        runs: (3, n) int64: of every copy of one unit, the offset in the ring, the offset in the cache, the bytes.
-        extents: (3, m) int64: of every extent of a whole granule, bytes from the granule's host address, bytes from its
-            ring address, bytes.
-        nbytes: of a granule in the ring, padding included.
-        alignment: largest power of two that divides what the ring's kernel touches, on both sides.
-        host: (2, n) int64: offset on the host and bytes of every copy of one unit.
+        granule_units: units per granule: all units of a host block, or one.
+        unit_hosts: bytes from a granule's host address to the host address of each of its units.
+        unit_rings: bytes from a granule's ring address to the address from which each unit's runs are counted.
+        runs: (3, n) int64, for every copy of one unit: offset in the ring, offset in the cache, bytes.
+        extents: (3, m) int64, for every extent of a whole granule: bytes from the granule's host address, bytes from
+            its ring address, bytes.
+        nbytes: bytes of a granule in the ring, padding included.
+        alignment: largest power of two that divides every address and size that the ring's kernel uses.
+        host: (2, n) int64, for every copy of one unit: offset on the host, bytes.
     """
 
     granule_units: int
@@ -45,7 +45,7 @@ class Staging:
     host: Int64Array
 
     def part(self, first: int, last: int) -> Int64Array:
-        """Extents of units ``first`` to ``last`` of a granule, at their places in the whole one; (3, m) int64."""
+        """List the extents of units ``first`` to ``last`` of a granule, at their places in the whole one; (3, m)."""
         if last - first == self.granule_units:
             return self.extents
         made = self._parts.get((first, last))
@@ -67,8 +67,8 @@ class Staging:
 def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
     """Lay the runs of a group out in a ring.
 
-    A whole host block is one granule if all its units' runs keep their distances there, which they do wherever the
-    units of a block are contiguous together, or each by itself.
+    A host block is one granule if the runs of all its units keep their distances in the ring. They do if the units of
+    a block are contiguous together, or each by itself.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))
@@ -86,7 +86,7 @@ def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
 
 
 def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:
-    """The granule of these units; where they do not keep their distances, of one of them."""
+    """Make a granule of these units; if they do not keep their distances, of one unit."""
     starts = (units[:, None] + host).ravel()
     at, lengths = merge_ranges(starts, np.tile(size, units.size))
     padded = -(-lengths // GRAIN) * GRAIN
@@ -94,7 +94,7 @@ def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, s
     index = np.searchsorted(at, starts, side="right") - 1
     places = (rings[index] + starts - at[index]).reshape(units.size, -1)
     moved = places[:, 0] - places[0, 0]
-    if np.any(places != places[0] + moved[:, None]):  # never so with one unit
+    if np.any(places != places[0] + moved[:, None]):  # never true for one unit
         return _stage(steps, np.zeros(1, dtype=np.int64), host, cache, size)
     runs = np.stack((places[0], cache, size))
     common = int(np.gcd.reduce(np.concatenate([runs.ravel(), moved, [steps]])))

@@ -1,1 +1,1 @@
-"""Two layouts compiled into a copy program."""
+"""The compiler: two layouts in, a copy program out."""

@@ -1,4 +1,4 @@
-"""What each pass of the compiler made, as text for somebody who knows strides."""
+"""Show the result of each pass of the compiler as text, for readers who know strides."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TOGETHER = re.compile(r"(?<=\d) (?=B\b)|(?<=\bx) (?=\d)| (?=\|)")  # 8,192 B; x
 
 
 def explain(made: Passes, sides: tuple[str, str], width: int | None = None) -> str:
-    """A copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
+    """Show a copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
 
     Args:
-        made: what each pass made.
+        made: the result of each pass.
         sides: the source and the destination in words.
-        width: as there.
+        width: most characters of a line.
     """
     sections = (
         ("source", iter([sides[0]])),
@@ -44,9 +44,9 @@ def explain(made: Passes, sides: tuple[str, str], width: int | None = None) -> s
 
 
 def fitted(line: str, width: int | None, indent: int) -> list[str]:
-    """A line as several of at most ``width`` characters, those after the first indented; None is any width.
+    """Break a line into lines of at most ``width`` characters, the later ones indented; with None, into one line.
 
-    A number and its unit stay together. In less than 40 characters nothing is fitted.
+    A number and its unit stay together. Widths below 40 count as 40.
 
     >>> fitted("fuse  +0|+0: 512 B x 16(+512|+40,960) 80(+18,874,368|+512)", 44, 8)
     ['fuse  +0|+0: 512 B x 16(+512|+40,960)', '        80(+18,874,368|+512)']
@@ -61,16 +61,13 @@ def fitted(line: str, width: int | None, indent: int) -> list[str]:
 
 
 def match_lines(pairs: Sequence[Pair], sides: tuple[str, str] = ("the source", "the destination")) -> Iterator[str]:
-    """What the first pass paired: how many components, of which layers and parts, and which heads of each side."""
+    """Describe the pairs of the first pass: their number, layers and parts, and the heads of each side."""
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
     parts = ", ".join(dict.fromkeys(pair.part for pair in pairs))
     yield f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}: layers {layers}; parts {parts}"
     for heads, src, dst in heads_of(pairs):
-        yield f"heads {_heads(heads)} of {_heads(src)} in {sides[0]}, {_heads(dst)} in {sides[1]}"
-
-
-def _heads(heads: range) -> str:
-    return number_ranges(heads)
+        moved, here, there = map(number_ranges, (heads, src, dst))
+        yield f"heads {moved} of {here} in {sides[0]}, {there} in {sides[1]}"
 
 
 def _refine(made: Passes) -> Iterator[str]:
@@ -126,7 +123,7 @@ def _factors(factors: Factors) -> str:
 
 
 def number_steps(offsets: Sequence[int]) -> str:
-    """Offsets as a count and a step where they are evenly spaced, else one by one.
+    """Write offsets as a count and a step if they are evenly spaced, otherwise one by one.
 
     >>> number_steps((0, 512, 1024)), number_steps((0, 512, 4096))
     ('3(+512)', '+0 +512 +4,096')
@@ -146,7 +143,7 @@ def _run(run: Run) -> str:
 
 
 def run_times(count: int, least: int, most: int) -> str:
-    """Run-length print of sizes: ``160 x 8,192 B``.
+    """Write a number of copies and their sizes: ``160 x 8,192 B``.
 
     >>> run_times(160, 8192, 8192), run_times(3, 64, 128)
     ('160 x 8,192 B', '3 of 64 B to 128 B')
@@ -155,7 +152,7 @@ def run_times(count: int, least: int, most: int) -> str:
 
 
 def _some(rows: Sequence[str]) -> Iterator[str]:
-    """Rows, equal neighbours counted, and no more than a screen holds."""
+    """Yield at most :data:`MAX_ROWS` rows, with equal neighbours counted."""
     counted: list[tuple[str, int]] = []
     for row in rows:
         if counted and counted[-1][0] == row:

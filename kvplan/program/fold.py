@@ -1,4 +1,4 @@
-"""The fourth pass's hands: merge runs that touch, fold runs that are equally spaced, keep two loops."""
+"""Steps of the fourth pass: merge runs that touch, fold runs that are equally spaced, keep two loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvplan.program.program import Run
 
 
 def merge_and_fold(runs: list[Run]) -> list[Run]:
-    """Merge adjacent runs and fold equally spaced ones, until nothing changes.
+    """Merge adjacent runs and fold equally spaced runs until the result stays the same.
 
     >>> merge_and_fold([Run(0, 0, 8, ()), Run(8, 8, 8, ()), Run(100, 50, 16, ()), Run(200, 100, 16, ())])
     [Run(src=0, dst=0, nbytes=16, loops=((3, 100, 50),))]
@@ -27,7 +27,7 @@ def merge_and_fold(runs: list[Run]) -> list[Run]:
 
 
 def _merge(runs: list[Run]) -> list[Run]:
-    """Join runs of equal loops where one begins on both sides just where another ends."""
+    """Join runs of equal loops if one begins, on both sides, where the other ends."""
     merged: list[Run] = []
     for run in sorted(runs, key=lambda run: (run.loops, run.dst - run.src, run.src)):
         if merged:
@@ -40,7 +40,7 @@ def _merge(runs: list[Run]) -> list[Run]:
 
 
 class _Line(NamedTuple):
-    """Equally spaced runs: the first, how many, and the steps."""
+    """Equally spaced runs: the first run, their number, and the steps in bytes."""
 
     first: Run
     length: int
@@ -49,7 +49,7 @@ class _Line(NamedTuple):
 
 
 def _fold(runs: list[Run]) -> list[Run]:
-    """Turn equally spaced runs of equal shape into one run with a loop more."""
+    """Turn equally spaced runs of equal shape into one run with one more loop."""
     shapes: dict[tuple[int, tuple[Loop, ...]], list[Run]] = defaultdict(list)
     for run in runs:
         shapes[run.nbytes, run.loops].append(run)
@@ -58,7 +58,7 @@ def _fold(runs: list[Run]) -> list[Run]:
         lines = list(_lines(sorted(alike, key=lambda run: (run.src, run.dst))))
         even = len({line[1:] for line in lines}) == 1
         for line in lines:
-            # Two runs are always equally spaced: folding a lone pair says nothing, unless all the others pair alike.
+            # Two runs are always equally spaced: a lone pair is folded only if all other runs make equal pairs.
             if line.length > 2 or (even and line.length > 1):
                 loop = (line.length, line.src_step, line.dst_step)
                 folded.append(line.first._replace(loops=(loop, *line.first.loops)))
@@ -71,7 +71,7 @@ def _fold(runs: list[Run]) -> list[Run]:
 
 
 def _lines(runs: list[Run]) -> Iterator[_Line]:
-    """Cut a sorted list of runs into its longest equally spaced stretches, from the front."""
+    """Cut a sorted list of runs, from the front, into its longest equally spaced stretches."""
     at = 0
     while at < len(runs):
         first, count, step = runs[at], 1, (0, 0)
@@ -88,7 +88,7 @@ def _lines(runs: list[Run]) -> Iterator[_Line]:
 
 
 def unrolled(run: Run) -> int:
-    """Runs that :func:`limit_loops` makes of one.
+    """Count the runs that :func:`limit_loops` makes of one.
 
     >>> unrolled(Run(0, 0, 8, ((3, 100, 200), (4, 20, 40), (2, 9, 9))))
     2

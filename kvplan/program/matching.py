@@ -1,4 +1,4 @@
-"""The first pass: which content of two layouts is the same, and which heads of it both hold."""
+"""The first pass: pair the content that both layouts hold, with the heads that both hold of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Pair(NamedTuple):
     """Content that both sides hold.
 
     Attributes:
-        layer, part: its name; the finer of the two where one side fuses K and V.
-        src, dst: the components that hold it.
-        src_dim, dst_dim: byte of each side's content where it begins.
-        nbytes: bytes a (token, head).
+        layer, part: global number and name; where one side fuses K and V, the name of the side that does not.
+        src, dst: the components that hold the content.
+        src_dim, dst_dim: first byte of the content in each side's (token, head) row.
+        nbytes: bytes per (token, head).
         heads: global numbers of the heads both sides hold.
     """
 
@@ -38,7 +38,7 @@ def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
     """Pair components by (layer, part), splitting fused K and V where the other side keeps them apart.
 
     Raises:
-        IncompatibleLayoutsError: a layer or part only one side holds, or content, heads or tokens that do not meet.
+        IncompatibleLayoutsError: only one side holds a layer or part, or content, heads or tokens do not agree.
     """
     src_parts, dst_parts = _by_layer(src), _by_layer(dst)
     for here, there, name, other in ((src_parts, dst_parts, "source", "destination"),
@@ -61,7 +61,7 @@ def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-_Held = list[Component]  # one (layer, part): one component, or one a head where heads are separate allocations
+_Held = list[Component]  # of one (layer, part): one component, or one per head where heads are separate allocations
 PartMatch = tuple[str, Component, Component, int, int, int]
 
 
@@ -73,7 +73,7 @@ def _by_layer(side: Geometry) -> dict[int, dict[str, _Held]]:
 
 
 def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> Iterator[PartMatch]:
-    """Pairs of one layer: part, both components, first byte of each one's content, bytes."""
+    """Yield the pairs of one layer: part, both components, first byte of each side's content, bytes."""
     left, right = dict(src), dict(dst)
     if "kv" in left and "kv" not in right and {"k", "v"} <= set(right):
         yield from _split_fused(left.pop("kv"), right.pop("k"), right.pop("v"), fused_first=True)
@@ -98,10 +98,12 @@ def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> It
 
 
 def _meeting(left: _Held, right: _Held) -> Iterator[tuple[Component, Component]]:
-    """Pairs of components of one (layer, part) that have heads in common; of two lists of one, that pair.
+    """Yield the pairs of components of one (layer, part) that have heads in common.
+
+    Two lists of one component each are one pair, whose heads are checked later.
 
     Raises:
-        IncompatibleLayoutsError: heads held apart on one side, and on the other no head axis or none of these heads.
+        IncompatibleLayoutsError: one side holds heads apart, and the other has no head axis or no common head.
     """
     if len(left) == len(right) == 1:
         yield left[0], right[0]
@@ -134,7 +136,7 @@ def _split_fused(fused: _Held, k: _Held, v: _Held, *, fused_first: bool) -> Iter
 
 
 def _check_halves(fused: Component, k: Component, nbytes: tuple[int, int]) -> None:
-    """Whether fused content is K and V one after the other."""
+    """Check that fused content is K followed by V."""
     content, k_nbytes, v_nbytes = extent(fused.form.dim), *nbytes
     if content != k_nbytes + v_nbytes:
         raise IncompatibleLayoutsError(
@@ -161,7 +163,7 @@ def _check_tokens(a: Component, b: Component) -> None:
 
 
 def _match_forms(a: Component, b: Component) -> range:
-    """Heads that both forms hold, after checking that a head means the same on both sides."""
+    """Return the heads that both forms hold, after a check that both sides mean the same by a head."""
     if a.form.headed != b.form.headed:
         count = extent((a if a.form.headed else b).form.head)
         if count != 1:
@@ -183,7 +185,7 @@ def _no_head_axis(a: Component, count: int) -> IncompatibleLayoutsError:
 
 def _no_common_heads(a: Component, src: range, dst: range) -> IncompatibleLayoutsError:
     return IncompatibleLayoutsError(
-        f"{a}: the source holds heads {_span(src)}, the destination {_span(dst)}; they share none"
+        f"{a}: the source holds heads {_span(src)}, the destination {_span(dst)}; they have no head in common"
     )
 
 
@@ -192,13 +194,13 @@ def _span(heads: range) -> str:
 
 
 def heads_of(pairs: Iterable[Pair], *, headed: bool = False) -> list[tuple[range, range, range]]:
-    """Heads that each (layer, part) moves, and that the source and the destination hold of it; each case once.
+    """List the heads that move, with the heads that the source and the destination hold; each case once.
 
-    Heads that a side holds apart are several pairs of one (layer, part), and one range here.
+    Where a side holds heads apart, several pairs of one (layer, part) make one range.
 
     Args:
-        pairs: what :func:`match` found.
-        headed: only of content with a head axis.
+        pairs: the pairs that :func:`match` found.
+        headed: leave out content without a head axis.
     """
     found: dict[tuple[int, str], tuple[range, range, range]] = {}
     for pair in pairs:

@@ -1,7 +1,7 @@
-"""Two layouts in, a copy program out: five passes over pure integers.
+"""Compile two layouts into a copy program by five passes over plain integers.
 
-match, refine, coalesce, fuse, analyse. Each takes and returns plain data; :func:`passes` yields what each one made,
-which is what :meth:`kvplan.CopyProgram.explain` prints.
+The passes are match, refine, coalesce, fuse and analyse. Each takes and returns plain data. :func:`passes` keeps the
+result of each one, and :meth:`kvplan.CopyProgram.explain` prints these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
 
 class Box(NamedTuple):
-    """Single bytes of one unit, by nested loops from the components' addresses."""
+    """Copies of single bytes of one unit: nested loops, with offsets from the components' addresses."""
 
     src: int
     dst: int
@@ -31,14 +31,14 @@ class Box(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """Every pair of one shape, and the boxes that copy one unit of each."""
+    """All pairs of one shape, and the boxes that copy one unit of each."""
 
     pairs: tuple[Pair, ...]
     boxes: tuple[Box, ...]
 
 
 class Coalesced(NamedTuple):
-    """Every pair of one shape, and the runs that copy one unit of each."""
+    """All pairs of one shape, and the runs that copy one unit of each."""
 
     pairs: tuple[Pair, ...]
     runs: tuple[Run, ...]
@@ -46,7 +46,7 @@ class Coalesced(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """What each pass made."""
+    """The result of each pass."""
 
     pairs: tuple[Pair, ...]
     unit_tokens: int
@@ -57,15 +57,15 @@ class Passes:
 
 @lru_cache(maxsize=128)
 def compile_geometry(src: Geometry, dst: Geometry) -> Program:
-    """The copy program of two layouts, cached by value (it holds no memory alive)."""
+    """Compile two layouts; the program is cached by value and keeps no memory alive."""
     return passes(src, dst).program
 
 
 def passes(src: Geometry, dst: Geometry) -> Passes:
-    """Run all passes and keep what each one made.
+    """Run all passes and keep the result of each.
 
     Raises:
-        IncompatibleLayoutsError: what one side lacks, or where the two do not meet.
+        IncompatibleLayoutsError: one side lacks content of the other, or their blocks have no common unit.
     """
     pairs = match(src, dst)
     unit_tokens = choose_unit(pairs, src.block_tokens, dst.block_tokens)
@@ -81,12 +81,12 @@ def passes(src: Geometry, dst: Geometry) -> Passes:
 
 
 def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> int:
-    """Token slots a unit: the largest that divides both blocks, holds whole sub-blocks, and repeats evenly everywhere.
+    """Choose the token slots per unit: the most that divide both blocks, hold whole sub-blocks and repeat evenly.
 
-    Where all content is opaque, a unit counts sub-blocks.
+    Where all content is opaque, the number counts sub-blocks.
 
     Raises:
-        IncompatibleLayoutsError: opaque blocks or sub-blocks that hold different numbers of tokens.
+        IncompatibleLayoutsError: opaque blocks or sub-blocks hold different numbers of tokens.
     """
     sides = [(pair.src, src_tokens) for pair in pairs], [(pair.dst, dst_tokens) for pair in pairs]
     for (a, _), (b, _) in zip(*sides, strict=True):
@@ -120,29 +120,29 @@ def _no_common_subblock(a: Component, b: Component, src_tokens: int, dst_tokens:
 
 
 def _holds_whole(offsets: Int64Array, unit: int, tokens: int) -> bool:
-    """Whether a unit is some whole coordinates of an axis of a block, and looks alike wherever it begins.
+    """Tell whether units are whole coordinates of an axis, with equal offsets wherever a unit begins.
 
     Args:
-        offsets: bytes from the first coordinate of the axis to each.
-        unit: token slots.
-        tokens: of a block.
+        offsets: bytes from the first coordinate of the axis to each, in one block.
+        unit: token slots per unit.
+        tokens: token slots per block.
     """
-    held = unit * offsets.size  # as many coordinates, times the tokens of a block
+    held = unit * offsets.size  # coordinates per unit, times the tokens of a block
     return held % tokens == 0 and _repeats(offsets, held // tokens)
 
 
 def _repeats(offsets: Int64Array, unit: int) -> bool:
-    """Whether every stretch of ``unit`` coordinates has the same offsets from its first."""
+    """Tell whether every stretch of ``unit`` coordinates has the same offsets from its first."""
     stretches = offsets.reshape(-1, unit)
     return bool((stretches - stretches[:, :1] == stretches[0]).all())
 
 
 def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refined, ...]:
-    """Common refinement of tokens, heads and content, once for each distinct pair of forms.
+    """Refine tokens, heads and content of both sides to common loops, once for each pair of forms.
 
     Args:
-        pairs: what the first pass paired.
-        units: units a block of the source, and of the destination.
+        pairs: the pairs of the first pass.
+        units: units per block of the source and of the destination.
     """
     shapes: dict[tuple[int, int, int, int, int], list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -151,7 +151,7 @@ def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refin
     for alike in shapes.values():
         pair = alike[0]
         a, b = pair.src.form, pair.dst.form
-        tokens = extent(a.token) // units[0]  # or sub-blocks, of a unit
+        tokens = extent(a.token) // units[0]  # or sub-blocks, per unit
         src_head = pair.heads.start - a.head_start if a.headed and b.headed else 0
         dst_head = pair.heads.start - b.head_start if a.headed and b.headed else 0
         axes = (
@@ -180,7 +180,7 @@ def _coalesce_box(box: Box) -> Run:
 
 
 def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
-    """Place the runs of every pair, merge what is adjacent on both sides, fold what is equally spaced."""
+    """Place the runs of every pair, merge runs that are adjacent on both sides, fold runs that are equally spaced."""
     _check_runs(sum(len(shape.pairs) * len(shape.runs) for shape in coalesced))
     placed: dict[tuple[BlockAxis, BlockAxis], list[Run]] = defaultdict(list)
     for shape in coalesced:
@@ -202,10 +202,10 @@ def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: t
 
 
 def _check_runs(runs: int, copies: int = 0) -> None:
-    """A unit is copied by a table of runs, which fits in memory.
+    """Check that the table of a unit's runs fits in memory.
 
     Raises:
-        IncompatibleLayoutsError: there are too many.
+        IncompatibleLayoutsError: there are too many runs or copies.
     """
     for count, most, noun in ((runs, LIMITS.runs, "runs"), (copies, LIMITS.copies, "copies")):
         if count > most:

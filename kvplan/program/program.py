@@ -1,4 +1,4 @@
-"""What the compiler makes: run groups of plain integers."""
+"""Copy programs: run groups of plain integers, as the compiler makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvplan.layout.strides import Factors, Int64Array, Loop, offset
 
 
 def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Join copies that are adjacent on both sides, which share their distance ``dst - src``.
+    """Join copies that are adjacent on both sides; such copies have equal ``dst - src``.
 
     >>> merge_adjacent(np.array([8, 0, 4]), np.array([108, 100, 50]), np.array([8, 8, 4]))
     (array([4, 0]), array([ 50, 100]), array([ 4, 16]))
@@ -28,7 +28,7 @@ def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[
 
 
 def merge_ranges(start: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Disjoint byte ranges, those that touch as one: first bytes, ascending, and lengths.
+    """Join disjoint byte ranges that touch; returns first bytes, ascending, and lengths.
 
     >>> merge_ranges(np.array([8, 0, 40]), np.array([8, 8, 4]))
     (array([ 0, 40]), array([16,  4]))
@@ -45,8 +45,8 @@ class Run(NamedTuple):
 
     Attributes:
         src, dst: bytes from the unit's address to the first copy.
-        nbytes: of each copy.
-        loops: (count, source stride, destination stride) in bytes, outermost first; at most two once compiled.
+        nbytes: bytes of each copy.
+        loops: (count, source stride, destination stride), strides in bytes, outermost first; at most two in a program.
     """
 
     src: int
@@ -64,10 +64,10 @@ class BlockAxis(NamedTuple):
     """Where the units of one side lie: ``base + block offset + unit offset``.
 
     Attributes:
-        factors: of the block axis, strides in bytes; ignored where ``table`` is given.
+        factors: factors of the block axis, strides in bytes; ignored if there is a ``table``.
         table: bytes from block 0 to each block, or None.
-        units: bytes from a block to each unit within it, one entry a unit.
-        num_blocks: blocks there are.
+        units: bytes from a block to each unit inside it.
+        num_blocks: number of blocks.
     """
 
     factors: Factors
@@ -77,7 +77,7 @@ class BlockAxis(NamedTuple):
 
     @property
     def stride(self) -> int | None:
-        """Bytes between blocks where that is one number, else None."""
+        """Bytes from block to block; None if that is not one number."""
         if self.table is not None or len(self.factors) > 1:
             return None
         return self.factors[0][1] if self.factors else 0
@@ -91,7 +91,7 @@ class BlockAxis(NamedTuple):
         return np.array([offset(self.factors, block) for block in range(self.num_blocks)], dtype=np.int64)
 
     def step(self) -> int:
-        """Greatest common divisor of all distances between units; 0 where there is one unit."""
+        """Greatest common divisor of all distances between units; 0 if there is only one unit."""
         if self.table is not None:
             between = gcd(*self.table)
         else:
@@ -101,11 +101,11 @@ class BlockAxis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs whose units step alike on both sides.
+    """Runs that share the distances between units, on both sides.
 
     Attributes:
         src, dst: where the units of each side lie, relative to the bases.
-        src_base, dst_base: address of unit 0 of block 0, chosen so that no run offset is negative.
+        src_base, dst_base: address of unit 0 of block 0, chosen so that no run has a negative offset.
         runs: the copies of one unit, in order of destination.
     """
 
@@ -117,7 +117,7 @@ class RunGroup:
 
     @cached_property
     def table(self) -> Int64Array:
-        """(rows, 9) int64: src, dst, nbytes, then count, source stride, destination stride of two loops."""
+        """The runs as (n, 9) int64: src, dst, nbytes, and for two loops: count, source stride, destination stride."""
         rows = []
         for run in self.runs:
             loops = ((1, 0, 0),) * (2 - len(run.loops)) + run.loops
@@ -128,8 +128,8 @@ class RunGroup:
     def offsets(self) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Source offset, destination offset and bytes of every copy of one unit, loops expanded.
 
-        Copies of neighbouring turns of a loop that touch on both sides (the last row of one box and the first of the
-        next) are one copy here: no loop can say so, a list can.
+        Copies from neighbouring steps of a loop that touch on both sides (the last row of one box and the first of the
+        next) are one copy here: a list can hold that, a loop cannot.
         """
         total = sum(run.copies for run in self.runs)
         src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))
@@ -151,28 +151,28 @@ class RunGroup:
 
     @cached_property
     def packed(self) -> Int64Array:
-        """(3, copies) int64: the offsets, as one array."""
+        """The offsets as one array, (3, copies) int64."""
         return np.stack(self.offsets)
 
     @cached_property
     def runs_by_size(self) -> tuple[tuple[int, Int64Array], ...]:
-        """The offsets (3, copies) of each size."""
+        """For each size of copy, its bytes and the offsets (3, copies)."""
         return tuple((nbytes, np.ascontiguousarray(self.packed[:, self.packed[2] == nbytes])) for nbytes in self.sizes)
 
     @cached_property
     def chainable(self) -> bool:
-        """Whether a run can be adjacent to itself in another unit: units of both sides step by what divides it."""
+        """Whether a run can touch itself in another unit: the distances between units divide its size on both sides."""
         steps = (self.src.step(), self.dst.step())
         return all(steps) and any(nbytes % steps[0] == 0 and nbytes % steps[1] == 0 for nbytes in self.sizes)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of the copies of one unit, each size once."""
+        """The different sizes of the copies of one unit, in bytes."""
         return tuple(np.unique(self.offsets[2]).tolist())
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes a unit."""
+        """Bytes per unit."""
         return sum(run.nbytes * run.copies for run in self.runs)
 
     @cached_property
@@ -186,7 +186,7 @@ class RunGroup:
 
     @cached_property
     def hulls(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """For source and destination: first byte of a unit, and first after its last, relative to its address."""
+        """For source and destination: first byte of a unit and one past its last, relative to the unit's address."""
         src, dst, size = self.offsets
         return (int(src.min()), int((src + size).max())), (int(dst.min()), int((dst + size).max()))
 
@@ -196,10 +196,9 @@ class Program:
     """A compiled pair of layouts: pure integers, no memory.
 
     Attributes:
-        unit_tokens: token slots of the smallest piece that blocks of both sides are made of; where all content is
-            opaque, sub-blocks of it.
-        src_units, dst_units: units a block of each side. A skip counts units, and is less than these.
-        groups: the runs, by block stride.
+        unit_tokens: token slots per unit, the largest piece of which whole blocks of both sides consist.
+        src_units, dst_units: units per block of each side. A skip counts units and is less than this.
+        groups: the runs, by distances between units.
         opaque: whether all content is opaque, so that ``unit_tokens`` counts sub-blocks.
     """
 
@@ -211,19 +210,19 @@ class Program:
 
     @cached_property
     def unit_words(self) -> str:
-        """What one unit is: ``16 tokens``, ``1 sub-block``, or ``1 whole block`` where that is all a block holds."""
+        """The size of a unit in words: ``16 tokens``, ``1 sub-block``, or ``1 whole block`` of one sub-block."""
         if self.opaque and self.unit_tokens == self.src_units == self.dst_units == 1:
             return "1 whole block"
         return f"{self.unit_tokens} {'sub-block' if self.opaque else 'token'}{'s' * (self.unit_tokens != 1)}"
 
     @cached_property
     def unit_nbytes(self) -> int:
-        """Bytes a unit."""
+        """Bytes per unit."""
         return sum(group.nbytes for group in self.groups)
 
     @cached_property
     def runs(self) -> int:
-        """Contiguous copies a unit, as the loops have them; descriptors may merge some of these further."""
+        """Contiguous copies per unit, as the loops have them; descriptors may merge some of these further."""
         return sum(run.copies for group in self.groups for run in group.runs)
 
     @cached_property
@@ -239,12 +238,12 @@ class Program:
         return common & -common
 
     def extents(self, side: str) -> tuple[int, int, int]:
-        """Maximal contiguous byte ranges a unit on one side: how many, bytes of the smallest, of the largest.
+        """Count the maximal contiguous byte ranges per unit on one side: number, smallest bytes, largest bytes.
 
         Args:
             side: ``"src"`` or ``"dst"``.
         """
-        # Groups whose units step alike on this side are one block there, whatever the other side does.
+        # Groups with the same distances between units on this side lie in one block there, whatever the other side has.
         blocks: dict[BlockAxis, list[tuple[Int64Array, Int64Array]]] = {}
         for group in self.groups:
             src, dst, size = group.offsets

@@ -1,1 +1,1 @@
-"""Transfers between tensor-parallel and pipeline-parallel ranks, and between groups of layers."""
+"""Transfers between ranks of tensor, pipeline and context parallelism, and between groups of layers."""

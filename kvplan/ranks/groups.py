@@ -1,4 +1,4 @@
-"""The KV-cache groups of one model, planned as one: each with its own blocks, its own ids, and its own front."""
+"""Plan the KV-cache groups of one model as one transfer; each group has its own blocks, block ids and start."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from kvplan.ranks.rank_pair import PairProgram
 
 
 class Plans(Protocol):
-    """What plans one group: a copy program, or one pair of a resharding."""
+    """A program that plans one group: a copy program, or one pair of a resharding."""
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens that skips count in."""
+        """Tokens per unit; skips count units."""
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
         """Plan one transfer."""
 
 
 class Groups:
-    """Plans of a hybrid model: full attention beside sliding windows, states and indexer rows, in one submission.
+    """Plans for a hybrid model: full attention, sliding windows, states and indexer rows in one submission.
 
-    Every group has a program of its own, between its layouts; block sizes may differ, and groups may lie over one
-    another in memory (as vLLM 0.33 places them), since their block ids tell them apart. A group without blocks moves
-    nothing.
+    Every group has its own program between its own layouts. Block sizes may differ. Groups may overlap in memory, as
+    vLLM 0.33 places them: their block ids differ. A group without blocks moves nothing.
 
     Args:
-        programs: one a group, as :func:`kvplan.compile` makes them, or pairs of a :func:`kvplan.reshard`.
+        programs: one per group, made by :func:`kvplan.compile`, or pairs of a :func:`kvplan.reshard`.
 
     Raises:
-        LayoutError: no programs, or what is none.
+        LayoutError: there are no programs, or an entry is not a program.
 
     >>> import kvplan, numpy as np
     >>> def cache(layers, tokens):
@@ -52,7 +51,7 @@ class Groups:
 
     def __init__(self, programs: Sequence[Plans]) -> None:
         if not isinstance(programs, Iterable):
-            raise LayoutError(f"programs is {programs!r}; give one program a group")
+            raise LayoutError(f"programs is {programs!r}; give one program per group")
         self.programs: tuple[Plans, ...] = tuple(programs)
         if not self.programs:
             raise LayoutError("no groups; give at least one program")
@@ -76,23 +75,22 @@ class Groups:
     ) -> Plan:
         """Plan one transfer of all groups.
 
-        Where blocks of the two sides differ in size, a list that begins in the middle of a request may begin in the
-        middle of the other side's larger block. How far is told by the place of its first block in the request.
+        If blocks of the two sides differ in size, a list that begins inside a request may begin inside a larger block
+        of the other side. The position of its first block in the request tells how far.
 
         Args:
-            src_blocks, dst_blocks: of every group, block ids in order of tokens; both empty where it moves nothing.
-            src_first: of every group, how many source blocks of the request lie before the first of ``src_blocks``
+            src_blocks, dst_blocks: for every group, block ids in order of tokens; both empty if it moves nothing.
+            src_first: for every group, how many source blocks of the request lie before the first of ``src_blocks``
                 (vLLM's ``block_indices``); 0 by default.
-            dst_first: the same of the destination; by default the destination's block that holds the first source
-                token, or 0 where ``src_first`` is not given either.
+            dst_first: the same for the destination; by default the destination block that holds the first source
+                token, or 0 if ``src_first`` is not given either.
 
         Returns:
             One plan: one submission, one completion.
 
         Raises:
-            BlockIndexError: lists that are not one a group, or ids, places or lengths that do not fit; it names the
-                group.
-            OverlapError: a destination written twice, also by two groups that lie over one another.
+            BlockIndexError: there is not one list per group, or ids, positions or lengths do not fit; names the group.
+            OverlapError: a destination is written twice, also by two groups that overlap in memory.
         """
         lists = self._one_a_group("src_blocks", src_blocks), self._one_a_group("dst_blocks", dst_blocks)
         firsts = self._one_a_group("src_first", src_first), self._one_a_group("dst_first", dst_first)
@@ -112,19 +110,14 @@ class Groups:
             return [None] * count
         if type(given) is list and len(given) == count:  # what engines give
             return given
-        if (
-            isinstance(given, (str, bytes, AbstractSet, Mapping))
-            or not isinstance(given, Iterable)
-            or getattr(given, "ndim", 1) < 1
-        ):
-            raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry a group")
-        entries = list(given)
+        ordered = isinstance(given, Iterable) and not isinstance(given, (str, bytes, AbstractSet, Mapping))
+        entries = list(given) if ordered and getattr(given, "ndim", 1) != 0 else []
         if len(entries) != count:
-            raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry a group")
+            raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry per group")
         return entries
 
     def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
-        """Units of the first block of either side that lie before the first token both lists hold."""
+        """Count the units of each side's first block that lie before the first token in both lists."""
         spans, unit = self._spans[group], self.programs[group].unit_tokens
         src = (_counted("src_first", src_first) or 0) * spans[0]
         first = _counted("dst_first", dst_first)

@@ -1,4 +1,4 @@
-"""What one rank moves to another: each share compiled, and planned by whose turn it is and who holds which tokens."""
+"""Plan the transfer from one rank to another: compile each share, and choose blocks by turn and tokens by rank."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kvplan.ranks.shards import Shard, Share
 
 
 class _Tokens(NamedTuple):
-    """One side of a transfer: block ids, and tokens of the sequence skipped in the first of them."""
+    """One side of a transfer: block ids, and tokens of the sequence to skip in the first block."""
 
     ids: Int64Array
     skip: int
 
 
 class PairProgram:
-    """What one source moves to one destination. Made by :func:`kvplan.reshard`.
+    """A program that moves content from one source rank to one destination rank. Made by :func:`kvplan.reshard`.
 
     Attributes:
         src, dst: the two shards.
-        shares: what is moved, as products of layers, parts and heads, each with the block ids whose turn it is.
-        unit_tokens: tokens of the sequence that skips count in: of one resharding the same for all pairs.
-        spans: tokens of the sequence that a block id of the source, and of the destination, stands for. Blocks without
-            token slots stand for as many as those of the other side.
+        shares: the content that moves, as products of layers, parts and heads, each with its turn.
+        unit_tokens: tokens of the sequence per unit, in which skips count; the same for all pairs of one resharding.
+        spans: tokens of the sequence per block id of the source and of the destination. Blocks without token slots
+            stand for as many tokens as blocks of the other side.
     """
 
     def __init__(self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int) -> None:
@@ -48,7 +48,7 @@ class PairProgram:
         self.spans = spans[0] or spans[1] or unit_tokens, spans[1] or spans[0] or unit_tokens
         self._moves = tuple(move for share in pieces for move in _moves(src, dst, share))
         for move in self._moves:
-            _ = move.program  # what does not meet is refused here, and not by the first plan
+            _ = move.program  # incompatible layouts are refused here, not by the first plan
         whole = (c for move in self._moves for c in move.program.src.components if c.form.opaque)
         self._moves_whole = next(whole, None)
         held = self.spans if not (src.layout.opaque and dst.layout.opaque) else (src.span_tokens, dst.span_tokens)
@@ -69,23 +69,26 @@ class PairProgram:
         return tuple(move.program for move in self._moves)
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
-        """Plan this pair's part of a transfer: of the blocks, those whose turn it is, and the tokens both sides hold.
+        """Plan this pair's part of a transfer: blocks whose turn it is, and tokens that both ranks hold.
 
         Args:
             src_blocks, dst_blocks: block ids of the two ranks, in order of tokens. Under context parallelism a block id
                 stands for the tokens of all ranks (:attr:`kvplan.Shard.span_tokens`).
-            src_skip, dst_skip: units of :attr:`unit_tokens` skipped at the front of the first block.
+            src_skip, dst_skip: units of :attr:`unit_tokens` to skip at the front of the first block.
 
         Raises:
-            BlockIndexError: ids that are no blocks, lists that cover different tokens, a skip of a block or more.
-            OverlapError: a destination named twice, or memory both read and written.
+            BlockIndexError: an id outside its blocks, lists that cover different tokens, or a skip of a block or more.
+            OverlapError: a destination named twice, or memory that the plan both reads and writes.
         """
         src_skip, dst_skip = skipped_units(src_skip, dst_skip)
         src, dst = own_block_ids(src_blocks, "src_blocks"), own_block_ids(dst_blocks, "dst_blocks")
         unit = self.unit_tokens
         count = count_units(src, dst, src_skip, dst_skip, (self.spans[0] // unit, self.spans[1] // unit))
         self._check_skips(src_skip, dst_skip)
-        for name, ids, side in (("src", src, self.src), ("dst", dst, self.dst)):  # also those of other ranks' turns
+        for name, ids, side in (
+            ("src", src, self.src),
+            ("dst", dst, self.dst),
+        ):  # ids of other ranks' turns are checked too
             wrong = np.flatnonzero((ids < 0) | (ids >= side.layout.num_blocks))
             if wrong.size:
                 raise outside(name, ids, int(wrong[0]), side.layout.num_blocks)
@@ -94,7 +97,7 @@ class PairProgram:
         plans = [move.plan(*sides, count * unit) for move in self._moves]
         if len(plans) == 1:
             return plans[0]
-        plan = unite(plans)  # of shares that have no byte in common
+        plan = unite(plans)  # no two shares have a byte in common
         if self._aliased:
             check_not_read(plan)
         return plan
@@ -105,7 +108,7 @@ class PairProgram:
                 raise BlockIndexError(
                     f"{name}_skip is {skip}; {self._moves_whole} has no token slots and moves whole blocks, so it is 0"
                 )
-        # Who has tokens in common was found for lists that begin together; the period of a side that has all is 1.
+        # The common tokens were found for lists that begin together. A side that holds all tokens has period 1.
         rounds, apart = gcd(self.src.period, self.dst.period), (src_skip - dst_skip) * self.unit_tokens
         if apart % rounds:
             raise BlockIndexError(
@@ -114,7 +117,7 @@ class PairProgram:
             )
 
     def told(self) -> list[str]:
-        """Each share in words."""
+        """Describe each share in words."""
         lines = []
         for share in self.shares:
             words = [f"layer{'s' * (len(share.layers) > 1)} {number_ranges(share.layers)}", " ".join(share.dst_parts)]
@@ -144,12 +147,12 @@ def _check_once(ids: Int64Array) -> None:
 
 
 def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
-    """A share as moves: one, unless split head axes on both sides refuse its range of heads."""
+    """Make moves of a share: one, or several where split head axes on both sides allow no slice of its heads."""
     whole = share._replace(heads=None)
     if share.heads is None:
         yield _Move(src, dst, whole, *_layouts(src, dst, whole))
         return
-    for sliced in (None, dst, src):  # one side is enough: compile takes the heads that both hold
+    for sliced in (None, dst, src):  # slicing one side is enough: compile moves the heads that both hold
         try:
             layouts = _layouts(src, dst, whole if sliced is None else share, sliced)
         except LayoutError:
@@ -160,7 +163,7 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
     middle = (share.heads.start + share.heads.stop) // 2
     yield from _moves(src, dst, share._replace(heads=range(share.heads.start, middle)))
     headed = {c.part for side in (src, dst) for c in side.layout.components if c.form.headed}
-    rest = share._replace(  # what has no heads went before
+    rest = share._replace(  # parts without heads went with the first half
         src_parts=tuple(part for part in share.src_parts if part in headed),
         dst_parts=tuple(part for part in share.dst_parts if part in headed),
         heads=range(middle, share.heads.stop),
@@ -169,13 +172,13 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
 
 
 def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:
-    """Whether these heads are all that both layouts hold; one without a head axis holds the head that is asked for."""
+    """Tell whether two layouts hold just these heads in common; a layout without a head axis holds any one head."""
     named = [layout.heads for layout in layouts if any(c.form.headed for c in layout.components)]
     return not named or heads == common_heads(named)
 
 
 def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) -> tuple[KVLayout, KVLayout]:
-    """Both layouts with the layers and parts of a share, and one of them with its heads."""
+    """Slice both layouts to the layers and parts of a share, and one of them to its heads."""
     return (
         _cut(src.layout, share.layers, share.src_parts, share.heads if sliced is src else None),
         _cut(dst.layout, share.layers, share.dst_parts, share.heads if sliced is dst else None),
@@ -183,22 +186,22 @@ def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) 
 
 
 def _cut(layout: KVLayout, layers: tuple[int, ...], parts: tuple[str, ...], heads: range | None) -> KVLayout:
-    """A slice; the layout itself where that is all it holds, so that its programs are found again."""
+    """Slice a layout; if nothing is cut away, return the layout itself, so that its compiled programs are reused."""
     if heads is None and set(layers) == set(layout.layers) and set(parts) == set(layout.parts):
         return layout
     return layout.slice(layers=layers, heads=heads, parts=parts)
 
 
 class _Move:
-    """A share, compiled. Plans whole blocks where it can, and else the stretches of tokens that both sides hold."""
+    """A compiled share. It plans whole blocks where possible, otherwise stretches of tokens that both ranks hold."""
 
     def __init__(self, src: Shard, dst: Shard, share: Share, src_layout: KVLayout, dst_layout: KVLayout) -> None:
         self._share = share
         self._opaque = src_layout.opaque or dst_layout.opaque
         self._src = replace(src, layout=src_layout)
         self._dst = replace(dst, layout=dst_layout)
-        # Where one side's tokens are dealt to ranks, and the other side's blocks hold whole rounds of that, the tokens
-        # of this rank are a view of the other side: then blocks are planned as everywhere else.
+        # If only one side's tokens are dealt to ranks, and blocks of the other side hold whole rounds, this rank's
+        # tokens are a view of the other side. Then whole blocks are planned, as without context parallelism.
         self._period = 1
         self._whole: tuple[KVLayout, KVLayout] | None = self._src.layout, self._dst.layout
         if src.cp_size > 1 and dst.cp_size > 1:
@@ -214,12 +217,12 @@ class _Move:
 
     @cached_property
     def program(self) -> CopyProgram:
-        """Of whole blocks where these can be planned, else of the longest stretches."""
+        """The program of whole blocks, or, where these cannot be planned, of the longest stretches."""
         return compile(*self._whole) if self._whole is not None else self._of_stretches(self._stretch(0))
 
     def plan(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
-        """Plan so many tokens of the sequence."""
-        own = self._cp if self._whole is not None else 1  # tokens of the sequence for each of this rank's own
+        """Plan a number of tokens of the sequence."""
+        own = self._cp if self._whole is not None else 1  # tokens of the sequence per token of this rank
         whole = self._whole is not None and not any(
             skip % self._period or skip // own % self.program.unit_tokens for skip in (src.skip, dst.skip)
         )
@@ -233,7 +236,7 @@ class _Move:
         return self._plan_turns(src.ids, dst.ids, skips, count)
 
     def _plan_turns(self, src: Int64Array, dst: Int64Array, skips: tuple[int, int], count: int) -> Plan:
-        """Blocks of the destination whose turn it is, whole; of the source, the units that go there."""
+        """Plan whole destination blocks whose turn it is, and the source units that belong there."""
         program, turn = self.program, self._share.turn
         per_src, per_dst = (max(side.block_tokens // program.unit_tokens, 1) for side in (program.src, program.dst))
         mine = dst % turn.ranks == turn.number
@@ -253,7 +256,7 @@ class _Move:
         return compile(_split(self.program.src, unit), self.program.dst)
 
     def _stretch(self, skip: int) -> int:
-        """Most tokens that follow one another on both sides, whatever the block."""
+        """Return the most tokens that follow one another on both sides, in every block."""
         most = gcd(self._src.turn_tokens, self._dst.turn_tokens, skip)
         return stretch_of((self._src.layout.built, self._dst.layout.built), most)
 
@@ -263,7 +266,7 @@ class _Move:
         return self._stretches[stretch]
 
     def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
-        """Stretches that both ranks hold, of blocks whose turn it is, one by one."""
+        """Plan stretch by stretch: those that both ranks hold, in blocks whose turn it is."""
         stretch = self._stretch(gcd(src.skip, dst.skip))
         at = np.arange(tokens // stretch) * stretch
         turn, kept = self._share.turn, np.ones(len(at), dtype=bool)
@@ -278,7 +281,7 @@ class _Move:
 
 
 def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
-    """Of another layout's blocks, the tokens of a context-parallel rank, if each block holds whole rounds."""
+    """View the tokens of a context-parallel rank in another layout's blocks; None if blocks cut a round."""
     if layout.block_tokens % rank.period:
         return None
     view = some_tokens(layout.built, rank.cp_rank, rank.cp_size, rank.interleave)
@@ -287,6 +290,6 @@ def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
 
 def _split(layout: KVLayout, tokens: int) -> KVLayout:
     view = split_blocks(layout.built, tokens)
-    if view is None:  # stretch_of and compile let no such stretch through
+    if view is None:  # stretch_of and compile refuse such stretches before
         raise KVPlanError(f"blocks of {layout} cannot be split into {tokens} tokens")
     return KVLayout(view, tensors=layout.tensors)

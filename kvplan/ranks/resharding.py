@@ -1,7 +1,7 @@
-"""Caches of n ranks into caches of m: every pair of them compiled, and each byte given to one writer.
+"""Reshard the caches of n ranks into caches of m: compile every pair of ranks, and give each byte one writer.
 
-Nothing is new here: a pair's share is a slice of both layouts, compiled; a rank's turn is a choice among block ids;
-tokens dealt to ranks are a view of the other side's blocks.
+A pair's share is a slice of both layouts, compiled like any other pair. A rank's turn is a choice among block ids.
+Under context parallelism, a rank's tokens are a view of the other side's blocks.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ MOST_SHOWN = 8  # blocks of one rank in a picture
 def reshard(
     sources: Side | Sequence[Side], destinations: Side | Sequence[Side], *, complete: bool = True
 ) -> Resharding:
-    """Programs that bring the caches of some ranks into those of others, or into a pool that belongs to no topology.
+    """Compile programs that bring the caches of some ranks into those of others, or into a pool of any topology.
 
-    Ranks are layouts with global numbers of layers and heads: tensor parallelism is ``head_start``, pipeline
-    parallelism ``layer_start``, context parallelism a :class:`kvplan.Shard`. What several sources hold (heads of which
-    there are fewer than ranks, latents, indexer rows) each of them moves in turn: of ``n``, number ``k`` moves the
-    block ids of the destination that leave ``k`` when divided by ``n``. Every destination is written whole, also where
-    destinations hold the same. What sources hold beyond that is not read.
+    Ranks are layouts with global numbers of layers and heads. Tensor parallelism is ``head_start``, pipeline
+    parallelism ``layer_start``, and context parallelism a :class:`kvplan.Shard`. Several sources may hold the same
+    content: replicated heads, latents, indexer rows. They move it in turns: of ``n`` such sources, number ``k`` moves
+    the destination's block ids that leave remainder ``k`` when divided by ``n``. Every destination is written whole,
+    also where two destinations hold the same content. Other content of the sources is not read.
 
-    A rank that is in another process is described from its spec: its programs then compile, and only the pairs of
-    ranks that are here can be executed.
+    A rank in another process is described from its spec. Its programs compile, but only plans between ranks of this
+    process can be executed.
 
     Args:
-        sources: layouts or shards to read, one a rank.
-        destinations: layouts or shards to write; no two share a byte.
-        complete: refuse destinations with content that no source holds; without it, that stays as it is.
+        sources: layouts or shards to read, one per rank.
+        destinations: layouts or shards to write, one per rank; no two share a byte.
+        complete: refuse destinations with content that no source holds; if False, such content stays as it is.
 
     Returns:
-        A mapping from (source, destination), by their places in the arguments, to a :class:`PairProgram`. Pairs that
-        share nothing have no entry.
+        A mapping from (source, destination), by their places in the arguments, to a :class:`PairProgram`. Pairs
+        without common content have no entry.
 
     Raises:
-        IncompatibleLayoutsError: content of a destination that no source holds, or that does not meet.
-        LayoutError: what is no layout; sources that deal the same tokens in two ways.
-        OverlapError: two destinations that share bytes.
+        IncompatibleLayoutsError: no source holds some content of a destination, or a pair has no common unit.
+        LayoutError: an argument is not a layout or a shard, or sources deal the same tokens in two ways.
+        OverlapError: two destinations share bytes.
 
     >>> import kvplan, numpy as np
     >>> ranks = [kvplan.KVLayout.from_tensors("layer: kv block token head dim", [np.zeros((2, 8, 16, 2, 64), np.int8)],
@@ -83,7 +83,7 @@ def reshard(
 def _shards(name: str, given: Any) -> tuple[Shard, ...]:
     side = (given,) if isinstance(given, (KVLayout, Shard)) else given
     if not isinstance(side, Sequence) or not side:
-        raise LayoutError(f"{name} is {given!r}; give a sequence of one layout or shard a rank")
+        raise LayoutError(f"{name} is {given!r}; give a sequence with one layout or shard per rank")
     for k, rank in enumerate(side):
         if not isinstance(rank, (KVLayout, Shard)):
             raise LayoutError(f"{name}[{k}] is a {type(rank).__name__}; ranks are KVLayouts or Shards")
@@ -91,15 +91,15 @@ def _shards(name: str, given: Any) -> tuple[Shard, ...]:
 
 
 def _check_apart(destinations: Sequence[Shard]) -> None:
-    """No two destinations share a byte.
+    """Check that no two destinations share a byte.
 
     Raises:
-        OverlapError: two that do.
+        OverlapError: two destinations do.
     """
     for (i, a), (j, b) in combinations([(k, shard.layout) for k, shard in enumerate(destinations)], 2):
         if not shares_memory(a, b):
             continue
-        if a.regions is b.regions:  # slices of one layout, in which no two coordinates share a byte
+        if a.regions is b.regions:  # two slices of one layout, in which no two coordinates share a byte
             clash = not _different_content(a, b)
         else:
             try:
@@ -125,7 +125,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
 
     Attributes:
         sources, destinations: the ranks of both sides.
-        unit_tokens: tokens of the sequence that skips count in.
+        unit_tokens: tokens of the sequence per unit; skips count units.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
     def plan(
         self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0
     ) -> dict[tuple[int, int], Plan]:
-        """A plan for every pair, where all ranks of a side have the same block ids.
+        """Plan one transfer for every pair, where all ranks of a side use the same block ids.
 
         Args:
             src_blocks, dst_blocks: block ids in order of tokens.
-            src_skip, dst_skip: units of :attr:`unit_tokens` skipped at the front of the first block.
+            src_skip, dst_skip: units of :attr:`unit_tokens` to skip at the front of the first block.
 
         Raises:
             BlockIndexError, OverlapError: as :meth:`kvplan.CopyProgram.plan`.
@@ -172,7 +172,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         return {pair: program.plan(src_blocks, dst_blocks, src_skip, dst_skip) for pair, program in self.items()}
 
     def diagram(self) -> str:
-        """A picture of some blocks of every rank and the copies between them, as SVG text: the first layer and part."""
+        """Draw the first layer and part as SVG text: some blocks of every rank, and the copies between them."""
         from kvplan.draw.ranks import ranks
 
         return ranks(_picture_of(self))
@@ -187,11 +187,11 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         return f"Resharding({len(self.sources)} to {len(self.destinations)}, {len(self)} pairs)"
 
 
-# ---- what a picture shows ------------------------------------------------------------------------------------------
+# ---- data for the picture ------------------------------------------------------------------------------------------
 
 
 def _picture_of(resharding: Resharding) -> RankPicture:
-    """The first layer and part that is moved: names of all ranks, and the copies of some blocks."""
+    """Collect the names of all ranks, and the copies of some blocks, for the first layer and part that moves."""
     from kvplan.draw.ranks import RankCopy, RankPicture
 
     sides = resharding.sources, resharding.destinations
@@ -224,21 +224,21 @@ def _picture_of(resharding: Resharding) -> RankPicture:
 
 
 def _block_counts(program: PairProgram, turns: int) -> tuple[int, int]:
-    """Blocks of two ranks to show: as many as hold the same tokens, and one of the destination for each turn."""
+    """Count the blocks of two ranks to show: they hold the same tokens, with a destination block for each turn."""
     spans = program.spans
     tokens = lcm(*spans)
     tokens *= -(-turns * spans[1] // tokens)
     shards = program.src, program.dst
     most = [min(shard.layout.num_blocks, MOST_SHOWN) * span for shard, span in zip(shards, spans, strict=True)]
     large = max(spans)
-    if min(most) < large:  # of one large block, as much as the small ones hold
+    if min(most) < large:  # one large block, of which the small blocks hold a part
         return (1, most[1] // spans[1]) if spans[0] == large else (most[0] // spans[0], 1)
     tokens = min(tokens, min(most) // large * large)
     return tokens // spans[0], tokens // spans[1]
 
 
 def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
-    """One layer and some parts of a rank, at made-up addresses: what is shown is not moved, and may overlap."""
+    """Slice one layer and some parts of a rank, at made-up addresses: a picture moves nothing, and may overlap."""
     layout = shard.layout
     if layer not in layout.layers or not set(parts) <= set(layout.parts):
         return None
@@ -248,7 +248,7 @@ def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
 
 
 def _name_of(number: int, shard: Shard, layer: int) -> tuple[str, str]:
-    """A rank's number, and the heads and tokens that it holds of a layer; of another layer's rank, its layers."""
+    """Name a rank by its number, and by its heads and tokens of a layer; without the layer, by its layers."""
     name, layout = f"rank {number}", shard.layout
     if layer not in layout.layers:
         return name, f"layers {number_ranges(layout.layers)}"

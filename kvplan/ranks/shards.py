@@ -1,4 +1,4 @@
-"""Ranks of a deployment: which layers, heads and tokens each one's cache holds, and who else holds them."""
+"""Shards: the layers, heads and tokens that each rank's cache holds, and how ranks share the work of moving them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Heads = range | None  # None: content that belongs to no head
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's cache under context parallelism: its layout, and which tokens of a sequence lie in it.
+    """One rank's cache under context parallelism: its layout, and the tokens of a sequence that it holds.
 
     Tokens are dealt to ``cp_size`` ranks in turn, ``interleave`` at a time: token ``t`` lies on rank
-    ``t // interleave % cp_size``. Blocks that follow one another in a rank's list hold its tokens in order, so that a
-    block id stands for ``block_tokens * cp_size`` tokens of the sequence, of which this rank has its share. With an
-    interleave of ``block_tokens``, whole blocks are dealt.
+    ``t // interleave % cp_size``. Consecutive blocks of a rank's list hold its tokens in order. So a block id stands
+    for ``block_tokens * cp_size`` tokens of the sequence, of which this rank holds its share. With an interleave of
+    ``block_tokens``, whole blocks are dealt.
 
     Args:
-        layout: what the rank holds; layers and heads by their global numbers.
+        layout: the rank's layout; layers and heads by their global numbers.
         cp_rank: number of the rank, from 0.
-        cp_size: ranks that share the tokens; 1 is every token.
+        cp_size: ranks that share the tokens; with 1 the rank holds every token.
         interleave: tokens of one turn; divides the layout's block_tokens.
 
     Raises:
-        LayoutError: numbers that are none, or opaque content, whose tokens cannot be told apart.
+        LayoutError: a number is out of range, or content is opaque, so that its tokens cannot be told apart.
 
     >>> import numpy as np
     >>> cache = KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
@@ -70,30 +70,30 @@ class Shard:
 
     @property
     def span_tokens(self) -> int:
-        """Tokens of the sequence that one block id stands for, over all ranks."""
+        """Tokens of the sequence per block id, over all ranks."""
         return self.layout.block_tokens * self.cp_size
 
     @property
     def period(self) -> int:
-        """Tokens after which the same rank has its turn again; 1 where every token is held."""
+        """Tokens until the same rank has its turn again; 1 if the rank holds every token."""
         return self.interleave * self.cp_size if self.cp_size > 1 else 1
 
     @property
     def turn_tokens(self) -> int:
-        """Tokens that follow one another in the sequence and in this cache."""
+        """Tokens that follow one another both in the sequence and in this cache."""
         return self.interleave if self.cp_size > 1 else self.layout.block_tokens
 
     def holds(self, token: Int64Array) -> NDArray[np.bool_]:
-        """Whether tokens of a block's span lie on this rank."""
+        """Tell which tokens of a block's span lie on this rank."""
         held: NDArray[np.bool_] = token // self.interleave % self.cp_size == self.cp_rank
         return held
 
     def slot(self, token: Int64Array) -> Int64Array:
-        """Slots of the rank's block in which those tokens lie."""
+        """Return the slots of the rank's block that hold these tokens."""
         return token // (self.interleave * self.cp_size) * self.interleave + token % self.interleave
 
     def meets(self, other: Shard) -> bool:
-        """Whether any token lies on both."""
+        """Tell whether any token lies on both ranks."""
         token = np.arange(0, lcm(self.period, other.period), gcd(self.turn_tokens, other.turn_tokens))
         return bool(np.any(self.holds(token) & other.holds(token)))
 
@@ -104,20 +104,20 @@ class Shard:
 
 
 class Turn(NamedTuple):
-    """Of so many ranks that hold the same, this one: it moves the block ids that leave its number when divided."""
+    """The turn of one of several ranks with the same content: block ids with remainder ``number`` modulo ``ranks``."""
 
     number: int
     ranks: int
 
 
 class Share(NamedTuple):
-    """What one source moves to one destination in some of its turns: a product of layers, parts and heads.
+    """Content that one source moves to one destination in its turn: a product of layers, parts and heads.
 
     Attributes:
-        turn: which block ids.
+        turn: tells the block ids.
         layers: global numbers.
         src_parts, dst_parts: names on each side; ``"kv"`` on one may meet ``"k"`` and ``"v"`` on the other.
-        heads: global numbers, or None where the parts have no heads.
+        heads: global numbers, or None if the parts have no heads.
     """
 
     turn: Turn
@@ -128,7 +128,7 @@ class Share(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Content of one layer and destination part that one source moves in its turns."""
+    """Content of one layer and one destination part that one source moves in its turn."""
 
     turn: Turn
     src_parts: tuple[str, ...]
@@ -139,18 +139,18 @@ class _Piece(NamedTuple):
 def shares(
     sources: Sequence[Shard], destinations: Sequence[Shard], *, complete: bool
 ) -> dict[tuple[int, int], tuple[Share, ...]]:
-    """Who moves what to whom, so that every byte of every destination has one writer.
+    """Share the work among the sources, so that every byte of every destination has one writer.
 
     Args:
         sources, destinations: the ranks of both sides.
         complete: refuse destinations with content that no source holds.
 
     Returns:
-        For each (source, destination) that meet, what is moved.
+        For each (source, destination) with common content, the shares of the source.
 
     Raises:
-        IncompatibleLayoutsError: content of a destination that no source holds, or whose heads one side does not name.
-        LayoutError: sources that deal the tokens of the same content in two ways.
+        IncompatibleLayoutsError: no source holds some content of a destination, or one side does not name its heads.
+        LayoutError: sources deal the tokens of the same content in two ways.
     """
     held = [_held(shard.layout) for shard in sources]
     wanted = [_held(shard.layout) for shard in destinations]
@@ -177,7 +177,7 @@ def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
 
 
 def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:
-    """Names of the parts that hold a part: ``"kv"`` on one side may be ``"k"`` and ``"v"`` on the other."""
+    """Name the parts that hold a part: ``"kv"`` on one side may be ``"k"`` and ``"v"`` on the other."""
     if (layer, part) in held:
         return (part,)
     if part == "kv" and (layer, "k") in held and (layer, "v") in held:
@@ -188,10 +188,10 @@ def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tupl
 def _check_one_head(
     sources: Sequence[Mapping[tuple[int, str], Heads]], destinations: Sequence[Mapping[tuple[int, str], Heads]]
 ) -> None:
-    """What has no head axis on one rank is one head, and the same one, on all.
+    """Check that content without a head axis on one rank is one and the same head on all ranks.
 
     Raises:
-        IncompatibleLayoutsError: several heads, of which such a rank does not tell which it holds.
+        IncompatibleLayoutsError: other ranks hold several heads, so the rank must name its own.
     """
     for layer, part in {key: None for held in destinations for key in held}:
         named = {held[layer, name] for held in (*sources, *destinations) for name in _names(held, layer, part)}
@@ -206,7 +206,7 @@ def _check_one_head(
 def _offer(
     held: Mapping[tuple[int, str], Heads], layer: int, part: str, wanted: Heads
 ) -> tuple[tuple[str, ...], Heads] | None:
-    """Names of a source's parts that hold a destination's part, and the heads all of them have."""
+    """Find the source's parts that hold a destination's part, and their common heads; None without any."""
     names = _names(held, layer, part)
     if not names:
         return None
@@ -218,9 +218,9 @@ def _offer(
 
 
 def _split_heads(wanted: Heads, offers: Mapping[int, Heads]) -> Iterator[tuple[Heads, tuple[int, ...]]]:
-    """Ranges of heads with the same holders, and these."""
+    """Split heads into ranges that the same sources hold; yields each range with its sources."""
     ranges = {s: heads for s, heads in offers.items() if heads is not None}
-    if wanted is None or len(ranges) < len(offers):  # no head axis somewhere: it is one head, on all ranks
+    if wanted is None or len(ranges) < len(offers):  # one rank has no head axis: it is one head, the same on all ranks
         yield next(iter(ranges.values()), wanted), tuple(offers)
         return
     edges = sorted(
@@ -269,7 +269,7 @@ def _check_held(
 
 
 def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
-    """Of ranks that hold the same tokens, each one's place in the rotation."""
+    """Number the ranks that hold the same tokens, so that they take turns."""
     alike: dict[int, list[int]] = defaultdict(list)
     for s in among:
         alike[sources[s].cp_rank].append(s)
@@ -277,7 +277,7 @@ def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
 
 
 def _products(layers: Mapping[int, list[_Piece]]) -> Iterator[Share]:
-    """The pieces of all layers as few products: layers that are alike, then parts that are."""
+    """Join the pieces of all layers into few products: first equal layers, then equal parts."""
     alike: dict[tuple[_Piece, ...], list[int]] = defaultdict(list)
     for layer, pieces in layers.items():
         alike[tuple(pieces)].append(layer)
@@ -287,7 +287,7 @@ def _products(layers: Mapping[int, list[_Piece]]) -> Iterator[Share]:
             grouped[piece.turn, piece.heads].append(piece)
         for turn in {turn for turn, _ in grouped}:
             ranges = [heads for there, heads in grouped if there == turn and heads is not None]
-            if (turn, None) in grouped and len(ranges) == 1:  # a slice of heads keeps what has no heads whole
+            if (turn, None) in grouped and len(ranges) == 1:  # a slice of heads keeps parts without heads whole
                 grouped[turn, ranges[0]] += grouped.pop((turn, None))
         for (turn, heads), same in grouped.items():
             src = tuple(dict.fromkeys(name for piece in same for name in piece.src_parts))

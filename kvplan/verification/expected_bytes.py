@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kvplan.layout.components import Component
-from kvplan.layout.inverse import Row
+from kvplan.layout.inverse import Row, row_of
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.places import Place, locate, row_in_words
 from kvplan.layout.strides import Factors, Int64Array, extent
@@ -85,27 +85,14 @@ class Moved:
     def coordinate(self, one: Match, at: tuple[int, ...], side: Side) -> Row:
         """Coordinate of one byte of a pair, given as (token, head, byte)."""
         (component, dim), (token, head, byte) = _placed(one.pair, side), at
-        return row_of(component, self.ids[side], token, head + _first_head(one.pair, component), byte + dim)
+        block, slot = divmod(token, extent(component.form.token))
+        first = _first_head(one.pair, component)
+        return row_of(component, (int(self.ids[side][block]), slot, head + first, byte + dim))
 
     def numbered(self, number: int) -> Row:
         """Coordinate in the source of the byte with a number."""
         one = next(one for one in reversed(self.matches) if one.first <= number)
         return self.coordinate(one, tuple(int(k) for k in np.unravel_index(number - one.first, one.shape)), 0)
-
-
-def row_of(component: Component, ids: Int64Array, token: int, head: int, byte: int) -> Row:
-    """Coordinate of one byte; ``token`` counts through the blocks of ``ids``, ``head`` from the component's first."""
-    form = component.form
-    block, slot = divmod(token, extent(form.token))
-    return Row(
-        component.layer,
-        component.part,
-        int(ids[block]),
-        None if form.opaque else slot,
-        form.head_start + head if form.headed else None,
-        byte,
-        slot if form.subblocks > 1 else None,
-    )
 
 
 def _stray_places(stray: Stray, layouts: tuple[KVLayout, KVLayout]) -> tuple[str, Place]:

@@ -13,6 +13,7 @@ from kvplan import IncompatibleLayoutsError, KVLayout
 from kvplan.advise.advise import Numbers, advise, numbers_of
 from kvplan.advise.compare import evenly_layered, first_break, untouched
 from kvplan.program.passes import passes
+from tests.profiles import examples
 
 # Llama-3-70B at tensor parallel 4: a token row is 2 heads x 128 x 2 bytes = 512, a page of one layer and part 8 KiB.
 SIZES = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}
@@ -182,6 +183,7 @@ def test_x_packed_keys_want_their_own_order():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_block_sizes_are_tried():
     # Blocks of 64 on the device: a pool of 16 is met in 4 units of 160 runs; one of 64 in 160 runs of four times that.
     device = layout("layer: kv block token head dim", "cuda:0", token=64)
@@ -203,6 +205,7 @@ def test_the_source_may_change_too():
     assert (best.notation, best.numbers.runs) == ("block kv layer token head dim", 160)
 
 
+@pytest.mark.slow
 def test_a_pair_that_an_order_would_mend():
     # Heads are named on one side only: the content's bytes are the same, and an order that names them would do.
     fused = layout("layer: block token dim", dim=512)
@@ -248,7 +251,7 @@ def pairs(draw):
 
 
 @given(pairs(), st.sampled_from(("src", "dst")))
-@settings(max_examples=10, deadline=None, phases=UNSHRUNK)
+@settings(examples(10), phases=UNSHRUNK)
 def test_advice_is_never_worse_and_exactly_so(pair, change):
     src, dst = pair
     found = advise(src, dst, change)
@@ -265,7 +268,7 @@ def test_advice_is_never_worse_and_exactly_so(pair, change):
 
 
 @given(pairs(), st.sampled_from(("src", "dst")))
-@settings(max_examples=6, deadline=None, phases=UNSHRUNK)
+@settings(examples(6), phases=UNSHRUNK)
 def test_few_layers_tell_how_all_go(pair, change):
     import kvplan.advise.advise as room
 
@@ -277,7 +280,7 @@ def test_few_layers_tell_how_all_go(pair, change):
 
 
 @given(pairs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_first_run_is_the_first_descriptor(pair):
     src, dst = pair
     made = passes(src.geometry, dst.geometry)

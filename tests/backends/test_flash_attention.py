@@ -93,8 +93,8 @@ FOUR = np.zeros((4, 16, 2, 8), np.int8)
 CASES = {
     "rank 4": ([FOUR], r"kv_caches\[0\] has shape \(4, 16, 2, 8\), 4 dims; a layer is one tensor \(2, num_blocks"),
     "rank 6": ([FIVE, FIVE[None]], r"kv_caches\[1\] has shape \(1, 2, 4, 16, 2, 8\), 6 dims; "),
-    "leading 4": (FIVE[0, :, :, None], r"leading extent 4 is not 2; a layer is one tensor \(2, "),
-    "blocks first": (np.zeros((8, 2, 4, 2, 8)), "leading extent 8 is not 2; .*second, use backends.flashinfer"),
+    "leading 4": (FIVE[0, :, :, None], r"first extent 4 is not 2; a layer is one tensor \(2, "),
+    "blocks first": (np.zeros((8, 2, 4, 2, 8)), "first extent 8 is not 2; .*second, use backends.flashinfer"),
     "a third": ([(FOUR, FOUR, FOUR)], r"kv_caches\[0\] is a sequence of 3 with ranks \[4, 4, 4\]; .*or a pair of K"),
     "pair of planes": ([(FIVE, FIVE)], r"kv_caches\[0\] is a sequence of 2 with ranks \[5, 5\]; "),
     "K list, V list": (([FOUR] * 3, [FOUR] * 3), r"kv_caches\[0\] is a sequence of 3 with ranks \[4, 4, 4\]; "),

@@ -153,7 +153,7 @@ def test_seams():
 POOL, TWO = np.zeros((4, 3, 2, 64), np.float16), np.zeros((4, 384), np.float16)
 V2 = SimpleNamespace(get_buffers=None, layer_offsets={0: 0}, impl=SimpleNamespace(get_mem_pool_base_address=None))
 CASES = {
-    "order": (POOL, {"kv_layout": "DHN"}, "kv_layout is 'DHN'; it is one of 'HND', 'NHD'"),
+    "order": (POOL, {"kv_layout": "DHN"}, "kv_layout is 'DHN'; it is one of 'NHD', 'HND'"),
     "no sizes": (POOL, {}, r"shape \(4, 3, 2, 64\) folds .* into 64 elements: give tokens_per_block= and num_kv_"),
     "one size": (POOL, {"num_kv_heads": 2}, "give tokens_per_block= and num_kv_heads="),
     "sizes": (POOL, {"tokens_per_block": 5, "num_kv_heads": 2}, "dim of extent 64 .* cannot be head=2 . token=5 . "),

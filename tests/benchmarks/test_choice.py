@@ -8,12 +8,16 @@ import pytest
 
 import kvplan
 from benchmarks import choice, choice_pairs
-from benchmarks.choice import Point, agreement, by_profile, findings, from_file, regret, to_json
+from benchmarks.choice_findings import Point, agreement, by_profile, findings, from_file, regret, to_json
 from benchmarks.choice_pairs import BLOCKS, PAIRS, RUN_NBYTES, Case, Memory, cases, work
+from kvplan.cost.model import candidates
+from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, default
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.measure.workload import DIRECTIONS
 from tests.simulated.executors import favouring
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 GPU = {"name": "made up"}
 
@@ -81,7 +85,7 @@ def test_findings():
 
 def test_the_error_of_a_prediction_is_the_median_of_the_factors():
     profile = default()
-    exact = {one.path: one.wall for one in choice.candidates(POINTS[0].plan, profile, choice.Policy())}
+    exact = {one.path: one.wall for one in candidates(POINTS[0].plan, profile, Policy())}
     factors = {"kernel": 1.0, "copy_engine": 1.1, "copy_engine_2d": 1 / 1.2, "staged": 2.0}
     walls = {path: wall * factors[path] for path, wall in exact.items()} | {"auto": 1.0}
     # Of 0, 10, 20 and 100 percent, the upper of the middle ones.

@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import baselines, footprint, hostcopy, planning, problems, record
+from benchmarks import footprint, hostcopy, numpy_baselines, planning, problems, record
 from benchmarks.__main__ import GROUPS, main
-from benchmarks.measure import interleaved, peak_nbytes
+from benchmarks.call_costs import interleaved, peak_nbytes
 from benchmarks.problems import SMOKE
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 PROBLEMS = (problems.layer_first_to_page_first, problems.layer_first_to_layer_first)
 
@@ -24,7 +26,7 @@ def moves(src, dst, size):
 
 
 @pytest.mark.parametrize("make", PROBLEMS)
-@pytest.mark.parametrize("baseline", [baselines.plan_broadcast, baselines.plan_by_layer])
+@pytest.mark.parametrize("baseline", [numpy_baselines.plan_broadcast, numpy_baselines.plan_by_layer])
 @pytest.mark.parametrize("ids", [problems.scattered(6, 8), problems.consecutive(5)], ids=["scattered", "consecutive"])
 def test_the_numpy_planner_moves_the_same_bytes(make, baseline, ids):
     problem = make(2, 8)
@@ -33,7 +35,7 @@ def test_the_numpy_planner_moves_the_same_bytes(make, baseline, ids):
     assert np.array_equal(moves(*theirs), moves(*ours))
 
 
-@pytest.mark.parametrize("baseline", [baselines.plan_broadcast, baselines.plan_by_layer])
+@pytest.mark.parametrize("baseline", [numpy_baselines.plan_broadcast, numpy_baselines.plan_by_layer])
 def test_the_numpy_planner_checks_ids_too(baseline):
     stepped = problems.layer_first_to_page_first(1, 8).stepped
     good = np.array([0, 1])
@@ -43,7 +45,7 @@ def test_the_numpy_planner_checks_ids_too(baseline):
             baseline(stepped, src, dst, 8)
 
 
-@pytest.mark.parametrize("floor", [baselines.floor, baselines.compiled_floor])
+@pytest.mark.parametrize("floor", [numpy_baselines.floor, numpy_baselines.compiled_floor])
 def test_a_floor_is_three_int64_arrays(floor):
     columns = floor(7)
     assert [(column.dtype, column.size) for column in columns] == [(np.dtype(np.int64), 7)] * 3
@@ -52,7 +54,7 @@ def test_a_floor_is_three_int64_arrays(floor):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_ceiling_copies_everything(threads):
-    memcpy = baselines.Memcpy(threads)
+    memcpy = numpy_baselines.Memcpy(threads)
     src, dst = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
     memcpy.copy(dst, src)
     memcpy.close()

@@ -17,13 +17,18 @@ import pytest
 
 import kvplan
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import driver, environment, limits, sizes
+from benchmarks.gpu import batch_bytes, environment, required, sizes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
 from kvplan.measure import compute
+from kvplan.measure.flights import AtOnce
+from kvplan.measure.workload import DIRECTIONS, Buffers, Geometry, between, work
+from tests.benchmarks.stepped_gpu import Steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("module", [sizes, limits], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [sizes, required], ids=lambda module: module.__name__)
 def test_examples_are_true(module):
     assert doctest.testmod(module).failed == 0
 
@@ -53,7 +58,7 @@ def test_every_size_fits_the_buffers_and_is_whole(scale):
 
 
 def test_what_the_kernel_s_loads_must_reach():
-    asked = {(size, programs): limits.kernel_share(size, programs)
+    asked = {(size, programs): required.kernel_share(size, programs)
              for size in FULL.kernel_runs for programs in FULL.programs}  # fmt: skip
     assert {at: share for at, share in asked.items() if share} == {
         (512, 12): 0.90, (KIB, 8): 0.97, (2 * KIB, 4): 0.97,
@@ -62,26 +67,26 @@ def test_what_the_kernel_s_loads_must_reach():
 
 
 def test_a_speed_is_held_against_the_first_number_beside_it():
-    row = limits.speed_row("staged", "load", 53.0, {"one large copy": 55.0, "other": 4.0}, link=55.0, share=0.97)
+    row = required.speed_row("staged", "load", 53.0, {"one large copy": 55.0, "other": 4.0}, link=55.0, share=0.97)
     assert (row.limit, row.rule, row.ok) == (0.97 * 55.0, "0.97 x one large copy", False)
-    assert limits.missed(row)
-    assert not limits.missed(limits.speed_row("staged", "load", 1.0, {}, link=55.0))
+    assert required.missed(row)
+    assert not required.missed(required.speed_row("staged", "load", 1.0, {}, link=55.0))
 
 
 def test_a_speed_above_the_link_counts_as_broken():
-    row = limits.speed_row("staged", "load", 60.0, {"one large copy": 55.0}, link=55.0, share=0.97)
+    row = required.speed_row("staged", "load", 60.0, {"one large copy": 55.0}, link=55.0, share=0.97)
     assert (row.limit, row.ok) == (None, None)
     assert "BROKEN" in table([row])
-    assert limits.missed(row)
+    assert required.missed(row)
 
 
 def test_a_baseline_above_the_link_counts_as_broken_too():
-    row = limits.speed_row("staged", "load", 50.0, {"one large copy": 55.0, "baseline": 99.0}, link=55.0, share=0.9)
+    row = required.speed_row("staged", "load", 50.0, {"one large copy": 55.0, "baseline": 99.0}, link=55.0, share=0.9)
     assert "99.0 GB/s is above the link's 55.0" in row.detail["broken"]
 
 
 def test_a_staged_submit_may_take_a_share_of_the_transfer():
-    assert limits.staged_submit_us(24e-3) == pytest.approx(820)
+    assert required.staged_submit_us(24e-3) == pytest.approx(820)
 
 
 def test_ceilings_are_always_measured_and_first():
@@ -151,35 +156,7 @@ def test_a_document_says_what_made_it():
 
 
 def test_attributes_of_a_batch_are_24_bytes():
-    assert ctypes.sizeof(driver.Attributes) == 24
-
-
-class Steps:
-    """A GPU that passes one event each time it is asked for one that is pending."""
-
-    def __init__(self):
-        self.marks = self.passed = 0
-        self.gpu_work = 0
-
-    def mark(self):
-        self.marks += 1
-        return SimpleNamespace(query=self._query(self.marks), elapsed_time=lambda later: later.at * 1.0,
-                               at=self.marks)  # fmt: skip
-
-    def _query(self, at):
-        def query():
-            if self.passed >= at:
-                return True
-            self.passed = min(self.passed + 1, self.marks)
-            return False
-
-        return query
-
-    def enqueue(self):
-        self.gpu_work += 1
-
-    def drain(self):
-        self.passed = self.marks
+    assert ctypes.sizeof(batch_bytes.Attributes) == 24
 
 
 def test_a_window_counts_iterations_alone_and_wholly_beside_transfers():
@@ -212,59 +189,68 @@ def test_a_queue_that_ran_empty_is_noticed():
     assert steps.gpu_work == 4
 
 
-def on_cpu(order):
-    torch = pytest.importorskip("torch")
-    from benchmarks.gpu import memory
+@pytest.fixture
+def pages(monkeypatch):
+    """``pages(direction, count)``: blocks of a pool of kvplan.allocate and a cache of a tensor a layer, on the CPU."""
+    pytest.importorskip("torch")
+    from benchmarks.gpu import rig
 
-    shape, layers, blocks = sizes.shape_of(512), 3, 10
-    raws = [torch.empty(layers * 2 * blocks * 512 + 64, dtype=torch.uint8) for _ in range(2)]
-    for raw in raws:
-        memory.fill_random(raw, torch.device("cpu"))
-    return memory.Pair(order(memory)(raws[0], layers, blocks, shape),
-                       memory.layer_first(raws[1], layers, blocks, shape))  # fmt: skip
+    monkeypatch.setattr(rig, "RUN_NBYTES", 512)
+    host, device = rig.pool_and_cache(3, 10, "cpu")
+    assert (len(host.parts), len(device.parts)) == (1, 3)
+
+    def work(direction, count, seed=0):
+        return between(host, device, Geometry(direction, "contiguous", 512, 6 * count, 6), "cpu", seed)
+
+    return work
 
 
-@pytest.mark.parametrize("order", [lambda m: m.layer_first, lambda m: m.page_first], ids=["layer first", "page first"])
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("count", [1, 7])
-def test_what_is_compared_is_what_a_plan_moves(order, direction, count, executor):
-    torch = pytest.importorskip("torch")
-    work = on_cpu(order).work(direction, count)
-    src_ids, dst_ids = work.ids(torch.device("cpu"))
-    work.dst.clear()
-    executor.submit(work.plan).synchronize()
-    assert torch.equal(work.dst.select(dst_ids), work.src.select(src_ids))
-    assert bool(work.src.select(src_ids).any())
+def test_what_is_compared_is_what_a_plan_moves(direction, count, pages, executor):
+    import torch
+
+    moved = pages(direction, count)
+    src_ids, dst_ids = (torch.from_numpy(ids) for ids in (moved.src_ids, moved.dst_ids))
+    for part in moved.dst.parts:
+        part.zero_()
+    executor.submit(moved.plan).synchronize()
+    assert torch.equal(moved.dst.select(dst_ids, 6), moved.src.select(src_ids, 6))
+    assert bool(moved.src.select(src_ids, 6).all())
     others = sorted(set(range(10)) - set(dst_ids.tolist()))
-    assert not bool(work.dst.select(torch.tensor(others)).any())
+    assert not bool(moved.dst.select(torch.tensor(others), 6).any())
+    moved.verify("host", lambda: executor.submit(moved.plan).synchronize())
+    with pytest.raises(kvplan.TransferError, match="nothing: not every byte"):
+        moved.verify("nothing", lambda: None)
 
 
-def test_plans_of_one_pair_share_a_program():
-    pair = on_cpu(lambda memory: memory.page_first)
-    first, second = pair.works("load", 4, 2)
+@pytest.mark.parametrize("host", ["scattered", "contiguous"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_front_of_the_buffers_has_no_other_blocks_than_those_moved(direction, host, executor):
+    pytest.importorskip("torch")
+    moved = work(Buffers(1 << 20, "cpu").front(7 * 6 * 512), Geometry(direction, host, 512, 7 * 6, 6))
+    assert (moved.src.layout.num_blocks, moved.dst.layout.num_blocks) == (7, 7)
+    moved.verify("host", lambda: executor.submit(moved.plan).synchronize())
+
+
+def test_plans_of_one_pair_share_a_program(pages):
+    first, second = pages("load", 4), pages("load", 4, seed=1)
     assert first.program is second.program
     assert first.src_ids.tolist() != second.src_ids.tolist()
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
-def test_torch_indexing_moves_what_the_plan_moves(direction, monkeypatch):
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_torch_indexing_moves_what_the_plan_moves(direction, pages, monkeypatch):
     torch = pytest.importorskip("torch")
-    from benchmarks.gpu import baselines, memory
+    from kvplan.measure import baselines
 
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    device = torch.device("cpu")
-    cache = memory.allocated_cache(2, 6, device)
-    pair = memory.Pair(memory.allocated_pool(cache, device), cache)
-    work = pair.work(direction, 4)._replace(
-        plan=SimpleNamespace(direction=direction, nbytes=4 * cache.layout.block_nbytes)
+    monkeypatch.setattr(baselines, "Enqueued", lambda line, nbytes, issue: AtOnce(nbytes, issue))
+    line = SimpleNamespace(
+        staging=lambda nbytes: [torch.empty(nbytes // 8, dtype=torch.int64) for _ in range(2)],
+        stream=SimpleNamespace(synchronize=lambda: None),
     )
-    buffers = [torch.empty(6 * cache.layout.block_nbytes, dtype=torch.uint8) for _ in range(2)]
-    stream = SimpleNamespace(synchronize=lambda: None)
-    bench = SimpleNamespace(device=device, buffers=lambda _: buffers, streams={direction: stream})
-    work.dst.clear()
-    baselines.indexing(bench, work)()
-    src_ids, dst_ids = work.ids(device)
-    assert torch.equal(work.dst.select(dst_ids), work.src.select(src_ids))
+    baselines.indexing(line, pages(direction, 4)).verify()
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import doctest
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks.gpu import limits, vllm_limits
+from benchmarks.gpu import required, vllm_jobs
 from benchmarks.gpu.sizes import KIB
-from benchmarks.gpu.vllm_limits import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
+from benchmarks.gpu.vllm_jobs import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
 from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
-from tests.benchmarks.test_gpu import Steps
+from kvplan.measure.flights import AtOnce
+from kvplan.measure.workload import DIRECTIONS
+from tests.benchmarks.stepped_gpu import Steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
 SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
 
 
 def test_examples_are_true():
-    assert doctest.testmod(vllm_limits).failed == 0
+    assert doctest.testmod(vllm_jobs).failed == 0
 
 
 def test_the_jobs_are_those_of_the_requirement():
@@ -35,9 +40,9 @@ def test_the_jobs_are_those_of_the_requirement():
 
 
 def test_what_is_asked_of_every_page():
-    alone = {page: tuple(times_vllm(way, page * KIB) for way in limits.DIRECTIONS) for page in (4, 8, 16, 32, 64, 72)}
+    alone = {page: tuple(times_vllm(way, page * KIB) for way in DIRECTIONS) for page in (4, 8, 16, 32, 64, 72)}
     assert alone == {4: (1.3, 5.0), 8: (1.3, 2.7), 16: (None, 1.9), 32: (None, None), 64: (1.2, 1.2), 72: (1.2, 1.2)}
-    beside = {page: tuple(times_vllm(way, page * KIB, "decode") for way in limits.DIRECTIONS) for page in (4, 8, 16)}
+    beside = {page: tuple(times_vllm(way, page * KIB, "decode") for way in DIRECTIONS) for page in (4, 8, 16)}
     assert beside == {4: (2.0, None), 8: (2.0, None), 16: (None, None)}
 
 
@@ -95,7 +100,7 @@ def test_beside_decode_a_load_must_be_twice_as_fast():
 
 def test_compute_that_ran_empty_marks_both_rows():
     rows = list(rows_beside(Work(SMALL, "load", 16, 55.0), VLLM, "decode", found(50.0, 20.0, broken="ran empty")))
-    assert all(limits.missed(row) for row in rows)
+    assert all(required.missed(row) for row in rows)
 
 
 # ---- whole runs, on CPU memory ----
@@ -118,24 +123,24 @@ def test_a_run_beside_compute_has_its_ceilings_first(monkeypatch):
     pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
     import torch
 
-    from benchmarks.gpu import alone, bench, beside, vllm_worker
+    from benchmarks.gpu import alone, beside_compute, rig, vllm_worker
     from benchmarks.gpu.sizes import SMOKE
     from benchmarks.gpu.vllm_caches import Setup
 
-    monkeypatch.setattr(alone, "one_large_copy", lambda *_: lambda: None)
-    monkeypatch.setattr(beside, "compute_of", lambda *_: Steps())
-    monkeypatch.setattr(beside, "Enqueued", lambda issue, stream: SimpleNamespace(done=lambda: True))
-    gpu = SimpleNamespace(scale=SMOKE, device=torch.device("cpu"), streams=dict.fromkeys(limits.DIRECTIONS),
-                          issued=lambda direction, nbytes, issue: bench.Speed(nbytes, 1e-9, 1e-9))  # fmt: skip
+    large = rig.Way(SMOKE.large_nbytes, lambda: AtOnce(SMOKE.large_nbytes, lambda: None))
+    monkeypatch.setattr(alone, "one_large_copy", lambda *_: large)
+    monkeypatch.setattr(beside_compute, "compute_of", lambda *_: Steps())
+    gpu = SimpleNamespace(scale=SMOKE, device=torch.device("cpu"))
+    gpu.speeds = partial(rig.Rig.speeds, gpu)
     setup = Setup(SMOKE_JOBS, gpu)
     ceilings = [row.what for row in vllm_worker.ceilings(setup)]
     assert ceilings[:2] == ["one large copy, load, 8.4 MB", "one large copy, store, 8.4 MB"]
     assert ceilings[2:] == [f"one large copy, {way} beside {kind}" for kind in ("decode", "prefill")
-                            for way in limits.DIRECTIONS]  # fmt: skip
+                            for way in DIRECTIONS]  # fmt: skip
     rows = list(vllm_worker.jobs(setup, Model("tiny", 3, 64, (5,), (5,))))
     assert [row.what for row in rows] == [
-        *(f"{way}, 5 x 64 B, 960 B{more}" for way in limits.DIRECTIONS for more in ("", ": CPU")),
-        *(f"{way} beside {kind}, 5 x 64 B, 960 B{more}" for kind in ("decode", "prefill") for way in limits.DIRECTIONS
+        *(f"{way}, 5 x 64 B, 960 B{more}" for way in DIRECTIONS for more in ("", ": CPU")),
+        *(f"{way} beside {kind}, 5 x 64 B, 960 B{more}" for kind in ("decode", "prefill") for way in DIRECTIONS
           for more in ("", ": compute slower")),
     ]  # fmt: skip
     assert all(row.detail["transfers"] >= SMOKE.transfers for row in rows if "beside" in row.what)
@@ -151,7 +156,7 @@ def caches():
     made.close()
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_both_workers_move_every_byte(caches, direction):
     assert len(caches.workers) == 2
     for name in caches.workers:
@@ -159,7 +164,7 @@ def test_both_workers_move_every_byte(caches, direction):
             caches.verify(name, direction, specs)
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("fault", ["left out", "elsewhere"])
 def test_a_wrong_byte_is_seen(caches, direction, fault):
     worker = caches.workers[caches.setup.peer.name]

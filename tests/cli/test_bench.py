@@ -16,12 +16,11 @@ from kvplan.cli import main
 from kvplan.cli.screen.printing import show
 from kvplan.cuda import machine
 from kvplan.errors import TransferError
-from kvplan.measure import baselines as rivals
+from kvplan.measure import baselines, flights
 from kvplan.measure.grid import COUNTS, KINDS, SIZES, Bench, paths_of
 from kvplan.measure.rows import Ceilings, Missing, row_of
-from tests.bench_rows import ALONE, LINK, row, rows
-from tests.cli.test_process import python
-from tests.commands import answer, document
+from tests.commands import answer, document, python
+from tests.measure.bench_rows import ALONE, LINK, row, rows
 
 TINY = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16,64", "--memory", "64K", "--seconds", "600")
 
@@ -74,7 +73,7 @@ def chosen():
         elif (one.direction, one.host, one.beside) == ("load", "scattered", "idle"):
             if one.run_nbytes == 8 << 10:
                 found.append(one)
-            elif one.run_nbytes == 128 << 10 and one.path != rivals.LOOP:
+            elif one.run_nbytes == 128 << 10 and one.path != baselines.LOOP:
                 found.append(replace(one, run_nbytes=512 << 10))
     at = next(k for k, one in enumerate(found) if (one.path, one.runs) == ("auto", 1024))
     found[at] = replace(found[at], gbps=None, share=None, broken="57.9 GB/s is faster than the link's 55.1 GB/s")
@@ -162,6 +161,7 @@ def test_what_is_asked_for(capsys, found):
                         (), 2.5, 1 << 30)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_cpu_is_measured(capsys):
     given = document(capsys, *TINY)
     assert (given["device"], given["name"], given["broken"]) == ("cpu", "CPU", 0)
@@ -178,9 +178,9 @@ def test_the_cpu_is_measured(capsys):
 
 def test_bytes_that_do_not_arrive_are_a_finding(capsys, monkeypatch):
     def maker(moved):
-        return rivals._rival(rivals.MEMCPY, moved, lambda: rivals._Done(moved.plan.nbytes, lambda: None))
+        return baselines.verified(baselines.MEMCPY, moved, lambda: flights.AtOnce(moved.plan.nbytes, lambda: None))
 
-    monkeypatch.setattr(rivals, "rivals", lambda device: {rivals.MEMCPY: maker})
+    monkeypatch.setattr(baselines, "makers", lambda device: {baselines.MEMCPY: maker})
     text = answer(capsys, *TINY, "--paths", "host,numpy memcpy", code=1)
     assert "broken: numpy memcpy, load, contiguous, 512 B x 16: numpy memcpy: not every byte of" in " ".join(
         text.split()
@@ -218,6 +218,7 @@ def test_it_keeps_its_document(capsys, found, tmp_path):
     assert err == f"saved {path}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".SVG"])
 def test_it_draws(capsys, found, tmp_path, suffix):
     pytest.importorskip("matplotlib")
@@ -256,11 +257,11 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("--sizes", "4X"), "argument --sizes: '4X' is no size; give bytes, as in 512, 4K or 1M"),
-        (("--sizes", "4K,,8K"), "'' is no size"),
-        (("--sizes", "0"), "'0' is no size"),
+        (("--sizes", "4X"), "argument --sizes: '4X' is not a size; give bytes, as in 512, 4K or 1M"),
+        (("--sizes", "4K,,8K"), "'' is not a size"),
+        (("--sizes", "0"), "'0' is not a size"),
         (("--sizes", "100"), "runs of 100 bytes; give a multiple of 8"),
-        (("--counts", "1e3"), "argument --counts: '1e3' is no list of runs; give numbers, as in 16,1024"),
+        (("--counts", "1e3"), "argument --counts: '1e3' is not a list of runs; give numbers, as in 16,1024"),
         (("--counts", "17"), "17 runs; give an even number"),
         (("--directions", "up"), "'up' is no direction; there are load, store"),
         (("--directions", ""), "no directions"),
@@ -270,10 +271,10 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
         (("--seconds", "-1"), "-1.0 seconds is no time; give more than 0"),
         (("--seconds", "soon"), "argument --seconds: invalid float value: 'soon'"),
         (("--memory", "4"), "nothing fits into 4 B"),
-        (("--plot", "made.pdf"), "argument --plot: 'made.pdf' is no plot; give a file of suffix .png or .svg"),
-        (("--plot", "nowhere/made.svg"), "nowhere/made.svg: there is no folder nowhere"),
-        (("--output", "nowhere/made.json"), "nowhere/made.json: there is no folder nowhere"),
-        (("--device", "gpu"), "argument --device: 'gpu' is no device; give cpu, or a GPU as in cuda:0"),
+        (("--plot", "made.pdf"), "argument --plot: 'made.pdf' does not end in .png or .svg"),
+        (("--plot", "nowhere/made.svg"), "nowhere/made.svg: the folder nowhere does not exist"),
+        (("--output", "nowhere/made.json"), "nowhere/made.json: the folder nowhere does not exist"),
+        (("--device", "gpu"), "argument --device: 'gpu' is not a GPU, as in cuda:0"),
     ],
 )
 def test_usage(capsys, argv, said):
@@ -296,6 +297,7 @@ def test_what_torch_must_reach(capsys, found, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.slow
 def test_without_torch():
     code = "import sys; sys.modules['torch'] = None; from kvplan.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python("-c", code, "bench", "--device", "cpu")

@@ -12,15 +12,9 @@ from kvplan.cli import main
 from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default
 from kvplan.cuda import machine
-from kvplan.cuda.machine import Link, Machine
 from kvplan.measure import calibrate
+from tests.cli.calibrated_machine import H100, MEASURED
 from tests.commands import document
-
-H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
-MEASURED = replace(
-    default(), gpu="NVIDIA H100", driver="580.1", generation=5, width=16, how="calibrated", multiprocessors=132,
-    made="kvplan 0.1.0, 2026-11-21, 900 samples", note="", calibrations=1,
-)  # fmt: skip
 
 GOLDEN = """\
 GPU     not known, 108 SMs
@@ -171,7 +165,7 @@ def complaint(capsys, *argv: str) -> str:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "cuda:-1", "0", "", "cuda:0 "])
 def test_a_device_that_is_none(capsys, device):
-    assert f"device {device!r} is no GPU; give cuda:0 or another" in complaint(capsys, "--device", device)
+    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in complaint(capsys, "--device", device)
 
 
 @pytest.mark.parametrize("argv", [(), ("--json",), ("--device", "cuda:1")])

@@ -7,15 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvplan.cli import doctor, main
-from kvplan.cuda.machine import Link
-from tests.cli.test_process import BLOCKED, python
-from tests.commands import answer, document
-from tests.measure.test_doctor import H100, HEALTHY
-
-GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
-SLOW = replace(
-    HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU", pool=None
-)
+from tests.commands import BLOCKED, answer, document, python
+from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SLOW
 
 GOLDEN = """\
 ok       driver         CUDA 13.0, driver 580.159.04
@@ -112,7 +105,7 @@ def test_a_device_that_is_none(capsys, device):
     assert main(["doctor", "--device", device]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"argument --device: {device!r} is no GPU, as in cuda:0" in err
+    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in err
 
 
 def test_help(capsys, monkeypatch):
@@ -124,6 +117,7 @@ def test_help(capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["doctor"], ["doctor", "--json"]])
 def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
     blocked = ["torch", "triton", "cuda", "numba"] + ["rich"] * ("--json" in argv)
@@ -132,6 +126,7 @@ def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
     assert "not to be had" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_imports_no_package_that_it_asks_for():
     code = (
         "import sys; from kvplan.cli import main; main(['doctor', '--json']);"
@@ -140,5 +135,6 @@ def test_it_imports_no_package_that_it_asks_for():
     assert python("-c", code).stderr == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode():
     assert python("-m", "kvplan", "doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()

@@ -15,7 +15,7 @@ from kvplan.base.limits import Limits
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
-from tests.draw.test_svg import WOVEN
+from tests.draw.drawn_layouts import WOVEN
 
 
 def test_inspect_reads_well(capsys):
@@ -229,7 +229,7 @@ def test_picture_file_beside_json(capsys, tmp_path):
 
 def test_pictures_that_cannot_be(capsys, tmp_path):
     assert refusal(capsys, "inspect", GPU, "--block", "1024") == "kvplan: --block 1024; blocks are 0 to 1023\n"
-    assert "'-1' is no block id" in refusal(capsys, "inspect", GPU, "--block=-1")
+    assert "'-1' is not a whole number of at least 0" in refusal(capsys, "inspect", GPU, "--block=-1")
     assert "--picture draws in the terminal" in refusal(capsys, "inspect", GPU, "--picture", "--json")
 
 

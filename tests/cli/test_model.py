@@ -10,9 +10,7 @@ import pytest
 
 from kvplan.catalogue.models import models
 from kvplan.cli import main
-from tests.cli.test_errors import fails
-from tests.cli.test_process import BLOCKED, python
-from tests.commands import ROOT, answer, document
+from tests.commands import BLOCKED, ROOT, answer, document, fails, python
 
 LLAMA = ("inspect", "--model", "llama-3.1-70b", "--tp", "4")
 
@@ -32,7 +30,7 @@ device    vllm-split-kv, blocks of 16
           layer: kv block token head dim
 host      page-first, blocks of 16
           block layer kv token head dim
-link      55.1 GB/s for each rank is assumed; its times are a floor, no promise
+link      55.1 GB/s for each rank is assumed; its times are lower bounds
 
 group  layers  rows of             window  a token    a block
 ─────────────────────────────────────────────────────────────
@@ -167,22 +165,22 @@ def test_every_model_fits_80_columns(capsys, name):
     [
         (["--model", "llama-3.1-80b"], "near it: llama-3.1-8b, llama-3.1-70b, llama-3.1-405b"),
         (["--model", "?"], "known are llama-3.1-8b, "),
-        (["--model", "qwen3-8b", "--engine", "vlm"], "no layout of the catalogue and no notation; near it: vllm"),
+        (["--model", "qwen3-8b", "--engine", "vlm"], "a notation; did you mean vllm?"),
         (["--model", "qwen3-8b", "--host", "?"], "there are vllm-host, page-first"),
         (["--model", "deepseek-v3", "--host", "page-first"],
          "--host 'page-first' is a layout of mha caches, and the model's is mla; host layouts of that are mla-page-f"),
         (["--model", "qwen3-8b", "--engine", "mla"], "is a layout of mla caches"),
         (["--model", "deepseek-v3", "--engine", "transformers"], "has no mla layout in the catalogue; there are mla,"),
         (["--model", "deepseek-v3", "--host", "block layer kv token head dim"], "no kv axis"),
-        (["--model", "qwen3-8b", "--host", "block layer token dim"], "is of the kind mla"),
+        (["--model", "qwen3-8b", "--host", "block layer token dim"], "is of kind mla"),
         (["--model", "qwen3-8b", "--host", "block kv token head dim"], "has no axis 'layer'"),
         (["--model", "qwen3-8b", "--host", "block layer kv token head.0 head.1 dim"], "sizes["),
         (["--model", "phi-3-medium", "--tp", "4"], "10 KV heads over 4 tensor-parallel ranks"),
         (["--model", "qwen3-next-80b-a3b", "--tp", "32"], "the state over 32 tensor-parallel ranks; tp is a divisor"),
-        (["--model", "qwen3-8b", "--tp", "0"], "'0' is no positive number"),
+        (["--model", "qwen3-8b", "--tp", "0"], "'0' is not a whole number of at least 1"),
         (["--model", "qwen3-8b", "--dtype", "int3"], "dtype 'int3' is unknown"),
-        (["--model", "qwen3-8b", "--link-gbps", "x"], "'x' is no number of GB/s above 0"),
-        (["--model", "qwen3-8b", "--link-gbps", "nan"], "is no number of GB/s"),
+        (["--model", "qwen3-8b", "--link-gbps", "x"], "'x' is not a rate in GB/s above 0"),
+        (["--model", "qwen3-8b", "--link-gbps", "nan"], "is not a rate in GB/s"),
         (["--model", "qwen3-8b", "--config", "a.json"], "not allowed with argument"),
         (["--model", "qwen3-8b", "--sizes", "layer=1"], "unrecognized arguments: --sizes"),
         (["--config", "nowhere.json"], "cannot read the config 'nowhere.json'"),
@@ -216,6 +214,7 @@ def test_help(capsys):
     assert "SPEC" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_starts_light():
     argv = ["inspect", *LLAMA[1:], "--json"]
     done = python("-c", BLOCKED.format(blocked=["torch", "triton", "cuda", "numba", "rich"], argv=argv))

@@ -15,15 +15,9 @@ import pytest
 import kvplan
 from kvplan.cli import main
 from kvplan.cli.main import COMMANDS
-from tests.commands import GPU, HOST, ROOT
+from tests.commands import BLOCKED, GPU, HOST, ROOT, python
 
-
-def python(*argv, **env):
-    """A fresh interpreter in the repository."""
-    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return subprocess.run(  # noqa: PLW1510
-        [sys.executable, *argv], cwd=ROOT, env=known | env, capture_output=True, text=True, encoding="utf-8"
-    )
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 
 def test_version_and_help(capsys):
@@ -66,16 +60,6 @@ def test_python_dash_m(capsys, monkeypatch):
 
 # What takes a tenth of a second or more to load, and of the standard library what takes more than a hundredth.
 HEAVY = ["torch", "triton", "cuda", "numba", "llvmlite", "matplotlib", "http", "xml", "ssl"]
-BLOCKED = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
-            raise ImportError(name + " is not to be had")
-sys.meta_path.insert(0, Blocker())
-from kvplan.cli import main
-sys.exit(main({argv!r}))
-"""
 
 
 @pytest.mark.parametrize(

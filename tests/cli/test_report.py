@@ -12,8 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.cli.main import main
-from tests.cli.test_verify import spoiled
-from tests.verification.test_verify import without
+from tests.verification.broken_moves import spoiled, without
 
 ROOT = Path(__file__).parents[2]
 GPU, HOST, MLA = (
@@ -62,6 +61,7 @@ def report(capsys, tmp_path, *argv: str) -> tuple[int, Checked, str]:
     return code, checked, out
 
 
+@pytest.mark.slow
 def test_a_pair_with_a_plan(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, HOST, GPU, "--blocks", "0-15", "--profile", "h100")
     said = " ".join(page.said)
@@ -75,11 +75,12 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         "a unit is 160 runs of 8 KiB",
         "no CUDA driver",
         "3,932,160 bytes (3.75 MiB) each way, in CPU memory",
-        "every byte arrived where it belongs; of ",
+        "every byte arrived where it belongs; ",
     ):
         assert words in said
 
 
+@pytest.mark.slow
 def test_pictures_have_the_page_to_themselves_and_indents_are_kept(capsys, tmp_path):
     _, page, _ = report(capsys, tmp_path, str(ROOT / "examples" / "specs" / "host_token_major.toml"), GPU)
     made = (tmp_path / "report.html").read_text()
@@ -106,6 +107,7 @@ def test_one_layout_and_an_address(capsys, tmp_path):
     assert "layer 0 k, block 1, token 0 (of 16), head 0 (of 2)" in " ".join(page.said)
 
 
+@pytest.mark.slow
 def test_a_pair_that_cannot_be_compiled_is_a_finding(capsys, tmp_path):
     code, page, _ = report(capsys, tmp_path, GPU, MLA)
     assert code == 1
@@ -152,11 +154,15 @@ def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):
     assert "<b>x&.toml" in " ".join(page.said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         ((GPU, "--output", "/proc/nope/page.html"), "cannot be written"),
-        ((GPU, "--blocks", "0-3", "--output", "page.html"), "blocks are of a plan between two layouts; give B, too"),
+        (
+            (GPU, "--blocks", "0-3", "--output", "page.html"),
+            "blocks are for a plan between two layouts; give B as well",
+        ),
         ((GPU, HOST, "--blocks", "0", "--overlap", "odd", "--output", "page.html"), "overlap 'odd' is none"),
         ((GPU,), "--output"),
         (("nowhere.toml", "--output", "page.html"), "nowhere.toml"),

@@ -17,10 +17,10 @@ from kvplan.cost import store
 from kvplan.cuda import machine
 from kvplan.measure import calibrate
 from kvplan.measure.doctor import gather
-from tests.bench_rows import rows
-from tests.cli.test_calibrate import H100, MEASURED
-from tests.cli.test_doctor import GPU_LESS, HEALTHY, SLOW
+from tests.cli.calibrated_machine import H100, MEASURED
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
+from tests.measure.bench_rows import rows
+from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SLOW
 
 THERE = {found.name.removesuffix(".json") for found in (files("kvplan.cli") / "schemas").iterdir()}
 TOKEN_MAJOR, PADDED, WITH_INDEX = (
@@ -75,6 +75,7 @@ def test_a_name_without_one():
         schema_of("../screen")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [

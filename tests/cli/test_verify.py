@@ -9,26 +9,11 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.plan.loops_numpy import Descriptors
-from kvplan.verification import verify as verification
 from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
 from tests.unknown import FIVE
-from tests.verification.test_verify import Wrong, exchanged, without
+from tests.verification.broken_moves import exchanged, spoiled, without
 
 HND = "block kv head token layer dim"
-
-
-def spoiled(monkeypatch, spoil):
-    """A host path that does something to each plan's copies."""
-
-    class Spoiled(Wrong):
-        def __init__(self, device):
-            assert device == "cpu"
-            super().__init__(spoil)
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(verification, "Executor", Spoiled)
 
 
 def test_all_arrives(capsys):
@@ -40,8 +25,8 @@ from     layer: kv block token head dim
 to       block kv head token layer dim
          2 of 4 blocks of 4 tokens
 markers  512 bytes each way, in CPU memory
-there    every byte arrived where it belongs; of 512 bytes beside, none changed
-back     every byte arrived where it belongs; of 512 bytes beside, none changed
+there    every byte arrived where it belongs; 512 bytes around it unchanged
+back     every byte arrived where it belongs; 512 bytes around it unchanged
 """
     )
 
@@ -79,6 +64,7 @@ def test_what_is_written_beside_is_named(capsys, monkeypatch, tmp_path):
     assert "0x5a before, 0x08 after" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_document(capsys, monkeypatch):
     facts = document(capsys, "verify", GPU, HOST_64, "--blocks", "1")
     # The block of 5 MiB, and what is left of the 160 MiB that are looked at.
@@ -104,6 +90,7 @@ def test_the_five_against_themselves(capsys, tmp_path, name):
     assert facts["ok"]
 
 
+@pytest.mark.slow
 def test_x_packed_keys_against_plain_ones(capsys):
     plain = "layer: kv block token head dim"
     extents = "layer=32,block=64,token=16,head=8,dim=128"
@@ -111,6 +98,7 @@ def test_x_packed_keys_against_plain_ones(capsys):
     assert facts["ok"]
 
 
+@pytest.mark.slow
 def test_a_padded_mla_against_a_dense_one(capsys):
     dense = ("block layer token dim", "--sizes", "layer=61,block=8,token=64,dim=656", "--dtype", "uint8")
     assert document(capsys, "verify", str(SPECS / "mla_fp8_padded.toml"), *dense, "--blocks", "1")["ok"]
@@ -120,7 +108,7 @@ def test_a_padded_mla_against_a_dense_one(capsys):
     ("argv", "code", "message"),
     [
         (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "0"], 2, "blocks is 0; give a number of at least 1"),
-        (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "x"], 2, "'x' is no number of at least 0"),
+        (["verify", TINY, HND, "--sizes", TINY_SIZES, "--blocks", "x"], 2, "'x' is not a whole number of at least 0"),
         (["verify", GPU, HOST_64, "--blocks", "64"], 2, "a verification moves at most 67,108,864"),
         (["verify", TINY], 2, "arguments are required: DST"),
         (["verify", GPU, X_PACKED], 1, "the destination lacks layers 32-79"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kvplan import KVLayout
-from kvplan.cli import main, which
-from kvplan.cli.which import what
+from kvplan.cli import main
+from kvplan.cli.answers import place_rows
+from kvplan.cli.arguments.values import span
 from tests.commands import GPU, HOST, ROOT, SPECS, TINY, TINY_SIZES, answer, document
 from tests.unknown import FIVE, mla_656, overlaid, padded_split_kv, token_major
 
@@ -109,7 +110,7 @@ def test_groups_that_overlay(capsys, tmp_path, monkeypatch):
 def test_many_lines_are_cut(capsys, monkeypatch):
     text = answer(capsys, "which", "100000@0x7f0000000010", str(SPECS / "mla_fp8_padded.toml"), code=1)
     assert "gaps, the first right after token 0 of block 0" in " ".join(text.split())
-    monkeypatch.setattr(which, "SHOWN_LINES", 2)
+    monkeypatch.setattr(place_rows, "SHOWN_LINES", 2)
     text = answer(capsys, "which", "100000@0x7f0000000010", str(SPECS / "mla_fp8_padded.toml"), code=1)
     assert re.search(r"\n +and [3-9] more lines; --json has all of it\n$", text)
 
@@ -178,8 +179,8 @@ def test_what_is_none_is_one_line(capsys, text):
 
 
 def test_what_is_decimal_or_hex():
-    assert what("007") == (1, 7)
-    assert what("0X10@0XfF") == (16, 255)
+    assert span("007") == (1, 7)
+    assert span("0X10@0XfF") == (16, 255)
 
 
 def test_a_broken_dump_is_one_line(capsys, dumps):
@@ -201,6 +202,7 @@ def test_a_dump_is_a_layout_to_every_command(capsys, dumps):
     )
 
 
+@pytest.mark.slow
 def test_it_starts_light():
     code = (
         "import sys; from kvplan.cli import main; code = main(sys.argv[1:]); "

@@ -11,7 +11,7 @@ from kvplan import Policy
 from kvplan.cost.explain import WIDTH, explain
 from kvplan.cost.model import candidates
 from kvplan.cost.profile import default
-from tests.cost.test_model import PLAN, profile
+from tests.cost.priced_profiles import PLAN, profile
 
 PROFILE = replace(
     profile(

@@ -115,7 +115,7 @@ def test_a_folder_that_the_system_refuses(home, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(KVPlanError, match=r"the profile cannot be written to .*/x\.json: Permission denied"):
         store.save(MINE, home / "x.json")
 
@@ -188,8 +188,8 @@ BAD = {
     corrupt: "no JSON",
     foreign: "is of NVIDIA A30, and this is NVIDIA H100",
     newer: "version 2, newer than 1",
-    large: "more than 1048576 bytes; a profile has some kilobytes",
-    folder: "no file",
+    large: "more than 1,048,576 bytes",
+    folder: "Is a directory",
     binary: "no text",
     empty: "no JSON",
     unbounded: "ceilings.load is a number of",

@@ -21,8 +21,8 @@ from queue import SimpleQueue
 
 import kvplan
 from tests.deep.soak import threads
-from tests.execute.test_interrupts import PATIENCE, Host, cancel, result, submit, submit_high
-from tests.gpu_simulated.test_interrupts import CALLS, PATHS, interrupted_on_a_gpu, points_on_a_gpu
+from tests.execute.interrupted_host import PATIENCE, Host, cancel, result, submit, submit_high
+from tests.simulated.interrupted import CALLS, PATHS, interrupted_on_a_gpu, points_on_a_gpu
 
 LONGEST = 1.5  # times what the operation takes: the latest that a signal comes
 LEAD = 500e-6  # seconds from the order of a signal to the operation: who sends it must have read that

@@ -20,7 +20,9 @@ from kvplan import KVLayout
 from kvplan.cli import main
 from kvplan.layout.notation import parse
 from tests.commands import GPU, HOST, ROOT, answer
-from tests.docs.test_figures import DOCUMENTS
+from tests.docs.documents import DOCUMENTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 KINDS = ("python", "python gpu", "python nixl", "console", "toml", "text")
@@ -37,6 +39,9 @@ NOT_RUN = {
 # Blocks that are no code, by their first words, and what they are.
 TEXTS = {
     "tensors ──backends/──▶": "a picture",
+    "region of layer 0": "a picture",
+    "source block 9": "a picture",
+    "host block ── copy engine": "a picture",
     "kernel          fixed + runs": "formulas; test_cost.py holds the terms to them",
     '"layer: block kv token head dim"': "a notation, which is parsed below",
 }

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import BlockIndexError, KVLayout, LayoutError
@@ -16,6 +16,7 @@ from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
 from kvplan.draw.content import Gap
 from kvplan.layout.strides import offset
 from tests.commands import SPECS
+from tests.profiles import examples
 
 BASE = 0x1000
 
@@ -66,7 +67,7 @@ def check_band(band):
 
 
 def check_laws(layout, block=0):
-    picture = block_picture(layout, block)
+    picture = block_picture(layout.built, block)
     runs = runs_by_hand(content_of(layout, block), layout)
     assert sorted(picture.each_run()) == runs
     assert (picture.runs, picture.run_nbytes) == (len(runs), (min(n for _, n in runs), max(n for _, n in runs)))
@@ -96,10 +97,11 @@ def test_planes_of_a_padded_page():
 
 def test_the_last_block_is_followed_by_nothing():
     layout = spec("block dim", {"block": 3, "dim": 4}, strides=[6, 1])
-    assert block_picture(layout, 1).stretches[0].cells[1:] == (Gap(2, 2),)
-    assert block_picture(layout, 2).stretches[0].cells[1:] == ()
+    assert block_picture(layout.built, 1).stretches[0].cells[1:] == (Gap(2, 2),)
+    assert block_picture(layout.built, 2).stretches[0].cells[1:] == ()
 
 
+@pytest.mark.slow
 def test_eighty_layers_are_folded():
     layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
     picture = check_laws(layout, 3)
@@ -152,7 +154,7 @@ def test_kv_and_state_of_one_page():
         {"notation": "block layer dim", "dtype": "uint8", "part": "state", "address": BASE + 128, "layers": [4, 5],
          "strides": [256, 64, 1], "sizes": {"block": 3, "layer": 2, "dim": 50}},
     ]})  # fmt: skip
-    picture = block_picture(layout, 1)
+    picture = block_picture(layout.built, 1)
     assert (picture.allocations, picture.runs, picture.run_nbytes) == (1, 2, (50, 178))
     (band,) = picture.stretches
     assert [(cell.name, cell.nbytes) for cell in band.cells] == [
@@ -162,14 +164,14 @@ def test_kv_and_state_of_one_page():
 
 
 def test_parts_in_tensors_of_their_own_are_two_stretches():
-    picture = block_picture(KVLayout.from_spec(SPECS / "mla_with_index.toml"))
+    picture = block_picture(KVLayout.from_spec(SPECS / "mla_with_index.toml").built)
     assert [band.parts for band in picture.stretches] == [("kv",), ("index",)]
     assert [band.cells[0].name for band in picture.stretches] == ["layer 0 kv", "layer 0 index"]
 
 
 def test_blocks_that_are_looked_up():
     layout = KVLayout.from_tensors("block: token dim", [np.zeros((4, 8), np.uint8) for _ in range(3)])
-    picture = block_picture(layout, 2)
+    picture = block_picture(layout.built, 2)
     assert list(picture.each_run()) == [(layout.address(layer=0, part="kv", block=2), 32)]
 
 
@@ -184,7 +186,7 @@ def test_many_parts_are_folded():
 
 
 def check_laws_of_merged(layout):
-    picture = block_picture(layout)
+    picture = block_picture(layout.built)
     assert sorted(picture.each_run()) == runs_by_hand(content_of(layout, 0), KVLayout.from_spec(
         {"notation": "block dim", "sizes": {"block": 1, "dim": 1}}))  # fmt: skip
     return picture
@@ -197,14 +199,14 @@ def test_woven_runs_are_listed(monkeypatch):
     assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
     monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
     with pytest.raises(LayoutError, match="no picture"):
-        block_picture(layout)
+        block_picture(layout.built)
 
 
 @pytest.mark.parametrize("block", [-1, 4])
 def test_no_such_block(block):
     layout = spec("block dim", {"block": 4, "dim": 8})
     with pytest.raises(BlockIndexError, match=rf"block {block}; blocks are 0 to 3"):
-        block_picture(layout, block)
+        block_picture(layout.built, block)
 
 
 # ---- laws ------------------------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ SIZES = {"layer": 5, "kv": 2, "block": 3, "token": 4, "head": 3, "dim": 4}
 ORDERS = [*permutations(["layer", "kv", "block", "token", "head", "dim"])]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(order=st.sampled_from(ORDERS), outside=st.integers(0, 2), block=st.integers(0, 2), data=st.data())
 def test_runs_are_those_of_the_definition(order, outside, block, data):
     outside = outside if {*order[:outside]} <= {"layer", "kv"} else 0
@@ -225,7 +227,7 @@ def test_runs_are_those_of_the_definition(order, outside, block, data):
     check_laws(spec(notation, SIZES, strides=strides), block)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(order=st.sampled_from(ORDERS), pads=st.lists(st.sampled_from([0, 0, 3]), min_size=6, max_size=6),
        block=st.integers(0, 2))  # fmt: skip
 def test_gaps_are_what_is_between(order, pads, block):
@@ -252,13 +254,13 @@ def test_gaps_are_what_is_between(order, pads, block):
                 walk(cell, at)
             at += cell.nbytes
 
-    (band,) = block_picture(layout, block).stretches
+    (band,) = block_picture(layout.built, block).stretches
     walk(band, mine[0])
 
 
 @pytest.mark.parametrize("path", sorted(SPECS.iterdir()), ids=lambda path: path.name)
 def test_every_row_has_room_for_its_labels(path):
-    for row in block_picture(KVLayout.from_spec(path)).rows():
+    for row in block_picture(KVLayout.from_spec(path).built).rows():
         assert len(row.band.cells) <= MAX_CELLS + 1  # the padding after a block comes on top
 
 
@@ -268,5 +270,5 @@ def test_the_picture_counts_what_inspect_counts():
     for path in SPECS.iterdir():
         layout = KVLayout.from_spec(path)
         extents = layout_facts(layout)["block_extents"]
-        picture = block_picture(layout)
+        picture = block_picture(layout.built)
         assert (picture.runs, *picture.run_nbytes) == tuple(extents.values()), path.name

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
 from kvplan.draw.ranks import PALETTE
-from tests.mixed_ranks import mixed
-from tests.ranks.test_resharding import HND, NHD, SPLIT, rank, tp
-from tests.topologies import reshards, shards_of
+from tests.profiles import examples
+from tests.ranks.mixed_ranks import mixed
+from tests.ranks.rank_specs import HND, NHD, SPLIT, rank, tp
+from tests.ranks.topologies import reshards, shards_of
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,6 +33,7 @@ def coloured(root) -> list[tuple[str, float, float]]:
     return [(e.get("fill"), float(e.get("x")), float(e.get("width"))) for e in rects if float(e.get("y")) == bottom]
 
 
+@pytest.mark.slow
 def test_a_block_of_four_ranks_becomes_pages_of_two():
     """16 tokens of K: in NHD each token row of a page is two ranks' heads, in HND each page is two halves."""
     root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8), tp(NHD, 2, 8)).diagram())
@@ -79,7 +81,7 @@ def test_a_cache_onto_itself_can_be_drawn():
     assert len(list(root.iter(f"{SVG}polygon"))) == 1
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 2**32))
 def test_ranks_that_are_not_alike_can_be_drawn(seed):
     sides = mixed(seed).sides
@@ -97,7 +99,7 @@ def test_pictures_of_the_documentation_are_what_is_drawn(name, src, dst):
     assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == kvplan.reshard(*sides).diagram()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=reshards())
 def test_any_resharding_can_be_drawn(case):
     shards = shards_of(case)

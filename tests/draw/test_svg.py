@@ -16,39 +16,17 @@ from kvplan.draw.block import block_picture
 from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg, colours
 from tests import unknown
 from tests.commands import ROOT, SPECS
+from tests.draw.drawn_layouts import CASES, PADDED_PAGE, WOVEN
 
 SVG = "{http://www.w3.org/2000/svg}"
 FIELDS = {"head": 15, "label": 12, "small": 11, None: 13}  # sizes of letters, in pixels
 
-BLOCK = {"block": 64, "token": 16, "head": 2, "dim": 128}
-PADDED_PAGE = {"notation": "layer: kv block token head dim", "dtype": "bf16", "device": "cuda:0",
-               "strides": [64 * 4224, 4224, 256, 128, 1], "sizes": {"layer": 32, **BLOCK}}  # fmt: skip
-HYBRID = {"layouts": [
-    {"notation": "block layer kv token head dim", "dtype": "bf16", "strides": [65536, 8192, 4096, 256, 128, 1],
-     "address": 4096, "sizes": {"layer": 6, **BLOCK}},
-    {"notation": "block layer dim", "dtype": "uint8", "part": "state", "strides": [131072, 8192, 1],
-     "address": 4096 + 6 * 16384, "layers": [6, 7], "sizes": {"layer": 2, "block": 64, "dim": 8000}},
-]}  # fmt: skip
-SCALES = {"layouts": [
-    {"notation": "layer: block kv token head dim", "dtype": "fp8", "address": 4096, "sizes": {"layer": 32, **BLOCK}},
-    {"notation": "layer: block kv token head dim", "dtype": "fp32", "part": "scale", "address": 1 << 33,
-     "sizes": {"layer": 32, **BLOCK, "dim": 1}},
-]}  # fmt: skip
-MANY = {"layouts": [{"notation": "layer: block token dim", "part": f"a_part_of_a_long_name_{k}", "dtype": "uint8",
-                     "address": 4096 + 64 * k, "strides": [16 * 1024, 1024, 1],
-                     "sizes": {"layer": 1, "block": 64, "token": 16, "dim": 40 + k}} for k in range(9)]}  # fmt: skip
-# Tokens 24 bytes apart, heads 16: neither steps over all of the other.
-WOVEN = {"notation": "block token head dim", "dtype": "uint8", "strides": [256, 24, 16, 1],
-         "sizes": {"block": 2, "token": 2, "head": 3, "dim": 4}}  # fmt: skip
-CASES = {path.stem: path for path in sorted(SPECS.iterdir())} | {
-    "padded_page": PADDED_PAGE, "hybrid": HYBRID, "scales": SCALES, "many": MANY, "woven": WOVEN
-}  # fmt: skip
 # The pictures of the documentation, by the layouts that they show.
 PICTURES = {"split-kv-80-layers": SPECS / "gpu_split_kv.toml", "padded-page": PADDED_PAGE}
 
 
 def svg_of(given, block=0):
-    return block_svg(block_picture(KVLayout.from_spec(given), block))
+    return block_svg(block_picture(KVLayout.from_spec(given).built, block))
 
 
 def text_boxes(root):
@@ -159,7 +137,7 @@ def test_a_notebook_says_what_inspect_says():
     }  # fmt: skip
     attention, state = map(facts_of, unknown.overlaid())
     assert (attention["layers"], attention["heads"]) == ("2 (0, 2)", "no axis of heads")
-    assert (state["a token"], state["padding"]) == ("none: blocks move whole", "336 bytes, 21.9 %")
+    assert (state["a token"], state["padding"]) == ("no token slots; blocks move whole", "336 bytes, 21.9 %")
     # A part whose blocks move whole is of no one token: 16 bytes of each are the latent's.
     index = {"notation": "block dim", "part": "index", "sizes": {"block": 2, "dim": 100}, "address": 1 << 20}
     latent = {"notation": "block token dim", "dtype": "uint8", "sizes": {"block": 2, "token": 4, "dim": 16}}
@@ -168,7 +146,7 @@ def test_a_notebook_says_what_inspect_says():
 
 def test_names_are_escaped():
     layout = KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 2, "dim": 8}})
-    layout.notation = "<b>&"
+    layout.built = layout.built._replace(notation="<b>&")
     assert "<td>&lt;b&gt;&amp;</td>" in layout._repr_html_()
     assert "<b>" not in layout._repr_html_()
 
@@ -182,6 +160,7 @@ def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_png_is_one():
     pytest.importorskip("cairosvg")
     from kvplan.draw.png import PIXELS, png_of

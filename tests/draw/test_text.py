@@ -7,13 +7,13 @@ import pytest
 from kvplan import KVLayout
 from kvplan.draw.block import block_picture
 from kvplan.draw.text import ASCII, BLOCKS, NARROWEST, block_lines, encodable, plain
-from tests.draw.test_svg import CASES, PADDED_PAGE
+from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
 # ruff: noqa: RUF001 (the screens hold what the screens hold)
 
 
 def screen(given, width, *, ascii_only=False):
-    return plain(block_lines(block_picture(KVLayout.from_spec(given)), width, ascii_only=ascii_only)).split("\n")
+    return plain(block_lines(block_picture(KVLayout.from_spec(given).built), width, ascii_only=ascii_only)).split("\n")
 
 
 def test_a_padded_page_at_80_columns():

@@ -18,7 +18,7 @@ from kvplan.engines.sglang import plugin as sglang_plugin
 
 torch = pytest.importorskip("torch", reason="the engine's pools are torch's")
 
-from tests.backends import sglang_pools as pools  # noqa: E402
+from tests.backends.sglang import sglang_pools as pools  # noqa: E402
 
 PAGE, LAYERS = 4, 3
 

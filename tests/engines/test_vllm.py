@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -17,7 +17,7 @@ from kvplan.engines.vllm import jobs as vllm_jobs
 from kvplan.engines.vllm.jobs import ids_of
 from kvplan.engines.vllm.pages import canonical_nbytes, pages_of
 from kvplan.engines.vllm.worker import Worker
-from tests.vllm_stand_ins import (
+from tests.engines.vllm_stand_ins import (
     finish,
     mapping,
     on_device,
@@ -29,6 +29,7 @@ from tests.vllm_stand_ins import (
     two_layers,
     workers,
 )
+from tests.profiles import examples
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def test_folding_runs_moves_no_byte(drawn):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_bytes_of_any_job_are_those_of_a_loop_over_blocks(data):
     """The law of a job: block n of a group goes to place (first + n) of its chunks, layer by layer, and back."""
     per_chunk = data.draw(st.integers(1, 4))
@@ -297,6 +298,7 @@ def test_the_first_block_of_a_request_says_where_in_a_chunk():
 # ---- without vLLM ----
 
 
+@pytest.mark.slow
 def test_the_adapter_imports_no_engine():
     probe = "import sys, kvplan.engines.vllm; print({'vllm', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

@@ -11,8 +11,9 @@ import pytest
 
 import kvplan
 from kvplan.engines.vllm.worker import JobResult, Worker
+from tests.engines.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
+from tests.engines.vllm_worker_moves import store_and_load_elsewhere
 from tests.patience import PATIENCE, once, takes_no_more
-from tests.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
 
 
 @pytest.fixture
@@ -188,3 +189,10 @@ def test_a_pool_without_a_chunk_takes_no_job(made, caplog):
     worker.submit_store(2, on_device([0]), on_host([0]))
     assert not finish(worker, 2).success
     assert "no chunk; give more cpu_bytes_to_use" in caplog.text
+
+
+@pytest.mark.parametrize("page", [656, 8192, 65536])
+@pytest.mark.parametrize("per_chunk", [1, 4])
+@pytest.mark.parametrize("expedited", [False, True])
+def test_what_the_engine_writes_is_stored_and_loaded_elsewhere(page, per_chunk, expedited):
+    store_and_load_elsewhere("cpu", "auto", page, per_chunk, expedited)

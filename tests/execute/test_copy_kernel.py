@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.execute.gpu.shape import WORDS, Shape, shape_of
 from tests import simulated
 from tests.patience import PATIENCE
+from tests.profiles import examples
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
 
 GUARD = 64
 
@@ -126,7 +129,7 @@ def headers(draw):
     return Copies(draw(st.integers(0, 9)), sizes, word, draw(st.integers(0, 99))), shape, draw(st.integers(1, 4))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(drawn=headers())
 def test_any_header_is_carried_out(drawn):
     check(*drawn)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 
@@ -21,14 +17,8 @@ from kvplan import KVLayout, TransferError
 from kvplan.execute.host import memcpy, tasks
 from kvplan.execute.host import path as host
 from kvplan.plan import jit
+from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
 from tests.patience import PATIENCE, once, takes_no_more
-
-
-def pair(num_blocks=16, dim=64, seed=0):
-    src = np.random.default_rng(seed).integers(0, 256, (num_blocks, 4, dim), np.uint8)
-    dst = np.zeros_like(src)
-    program = kvplan.compile(*(KVLayout.from_tensors("block token dim", t) for t in (src, dst)))
-    return src, dst, program
 
 
 def test_a_transfer_s_life():
@@ -87,11 +77,6 @@ def test_a_transfer_waits_for_another_executor_s():
         gate.set()
         second.synchronize()
     assert (last[5] == src[3]).all()
-
-
-class Broken:
-    def synchronize(self):
-        raise OSError("the stream is gone")
 
 
 def test_a_failure_belongs_to_its_transfer():
@@ -196,30 +181,7 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     np.testing.assert_array_equal(again, expected)
 
 
-def python(code, *arguments, warnings="error", **environment):
-    command = [sys.executable, "-W", warnings, "-c", textwrap.dedent(code), *arguments]
-    env = os.environ | environment
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
-    return done.returncode, done.stdout, done.stderr
-
-
-EXITS = """
-import atexit, sys, threading, time
-import numpy as np
-
-def check():
-    print("at exit", bool((dst == src).all()))
-
-atexit.register(check)
-import kvplan
-from kvplan.execute.host import path as host
-src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
-dst = np.zeros_like(src)
-program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
-executor = kvplan.Executor(policy=kvplan.Policy(threads=int(sys.argv[1])))
-"""
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["1", "2", "4"])
 @pytest.mark.parametrize("last", ["", "del executor"])
 def test_what_was_submitted_before_the_exit_arrives_whole(threads, last):
@@ -232,6 +194,7 @@ atexit.register(gate.set)  # the exit has begun by then
     assert python(EXITS + code + last, threads) == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "del executor"])
 def test_an_exit_does_not_wait_for_what_never_comes(last):
     code = """
@@ -293,6 +256,7 @@ def test_after_close_nothing_is_taken():
         executor.submit(program.plan([1], [2]))
 
 
+@pytest.mark.slow
 def test_a_submit_that_races_a_close_is_finished_or_refused():
     _, _, program = pair()
     plan = program.plan([1], [2])
@@ -371,6 +335,7 @@ def test_an_after_may_close_its_own_executor():
     assert (dst[2] == src[1]).all()
 
 
+@pytest.mark.slow
 def test_an_executor_does_not_survive_a_fork():
     code = """
 import os
@@ -397,6 +362,7 @@ executor.submit(plan).synchronize()
     assert (rc, out, err) == (0, "at exit True\n" * 2, "")
 
 
+@pytest.mark.slow
 def test_a_parent_s_transfer_in_flight_is_not_waited_for_in_a_fork_s_child():
     code = """
 import os, threading
@@ -439,20 +405,7 @@ def test_a_policy_is_a_policy(policy):
         kvplan.Executor(policy=policy)
 
 
-WATCH = """
-import time
-compiled = []
-
-def perf_counter():
-    from kvplan.execute.host import memcpy
-    compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
-    return time.perf_counter()
-
-from kvplan.execute.host import tasks
-tasks.perf_counter = perf_counter
-"""
-
-
+@pytest.mark.slow
 def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
 executor.prepare()
@@ -467,6 +420,7 @@ assert len(compiled) == 4 and compiled[::2] == compiled[1::2], compiled
     assert python(EXITS + WATCH + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 def test_a_first_transfer_at_once_is_timed_without_compiling(tmp_path):
     code = """
 executor.submit(program.plan([0], [0])).synchronize()
@@ -564,6 +518,7 @@ def test_a_place_where_numba_cannot_cache_still_compiles(monkeypatch):
         jit.compiled(loop)
 
 
+@pytest.mark.slow
 def test_plans_and_transfers_where_numba_cannot_cache():
     code = """
 from numba.core import caching

@@ -22,7 +22,7 @@ from kvplan.execute import stats as tally
 from kvplan.execute.ranges import SWITCH
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
-from tests.execute.test_executor import Broken, pair, python
+from tests.execute.host_processes import Broken, pair, python
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, executor_on, pair_on
 
@@ -252,6 +252,7 @@ def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(ca
     ]
 
 
+@pytest.mark.slow
 def test_importing_installs_no_handler():
     code = """
 import logging

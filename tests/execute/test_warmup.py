@@ -9,11 +9,10 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -21,10 +20,12 @@ from kvplan.base import process as forks
 from kvplan.engines.startup import prepare
 from kvplan.execute.gpu.kernel_path import MAX_GROUPS
 from kvplan.plan import jit, loops
-from tests.gpu_simulated.test_mixed import Hybrid
+from tests.commands import ROOT
 from tests.patience import PATIENCE
+from tests.profiles import examples
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn
+from tests.simulated.hybrid import Hybrid
 from tests.strategies import cases
 
 LAYOUT = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
@@ -40,7 +41,7 @@ def made(executor: kvplan.Executor) -> tuple[set[object], int]:
 
 
 @pytest.mark.parametrize(("path", "direction"), WAYS)
-@settings(max_examples=60)
+@examples(60)
 @given(case=cases(), seed=st.integers(0, 2**32), named=st.booleans())
 def test_a_transfer_finds_all_that_it_needs(path, direction, case, seed, named):
     device = Device(seed)
@@ -338,10 +339,9 @@ def test_a_close_within_what_is_being_made_waits_for_nobody():
             executor.prepare(program.plan([0], [0]))
 
 
+@pytest.mark.slow
 def test_loops_that_were_loaded_are_compiled_for_all_that_comes():
-    script = Path(__file__).parents[1] / "loaded_loops.py"
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False,
-                          timeout=PATIENCE)  # fmt: skip
+    command = [sys.executable, "-m", "tests.execute.loaded_loops"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "compiled: nothing\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, pair_of
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, pair_of
 
 MOVE = Move([3, 1, 30, 7, 8, 9], [0, 31, 12, 13, 14, 2])
 

@@ -1,27 +1,23 @@
-"""A tiny bench of a real GPU: every path and rival, alone and beside compute; whatever the times are."""
+"""A tiny bench of a real GPU: every path and baseline, alone and beside compute; whatever the times are."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-import torch
 
 from kvplan.errors import PathError
-from kvplan.measure import baselines as rivals
+from kvplan.measure import baselines, flights
 from kvplan.measure.bench import Run
 from kvplan.measure.grid import Bench, paths_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 DEVICE = "cuda:0"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
-def test_every_path_and_rival_alone_and_beside_decode():
+def test_every_path_and_baseline_alone_and_beside_decode():
     asked = Bench(DEVICE, sizes=(4096, 64 << 10), counts=(64,), beside=("decode",), seconds=300.0, most_nbytes=8 << 20)
     run = Run(asked)
     found = list(run.rows())
@@ -45,27 +41,27 @@ def test_every_path_and_rival_alone_and_beside_decode():
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("host", HOSTS)
-def test_rivals_move_every_byte_of_many_runs(direction, host):
+def test_baselines_move_every_byte_of_many_runs(direction, host):
     """More descriptors than a batch takes in one call."""
     buffers = Buffers(32 << 20, DEVICE, 64 << 20)
     many = work(buffers, Geometry(direction, host, 512, 40_000, 40))
     few = work(buffers, Geometry(direction, host, 8192, 960, 40))
-    for name, maker in rivals.rivals(DEVICE).items():
+    for name, maker in baselines.makers(DEVICE).items():
         for moved in (many, few):
             try:
-                rival = maker(moved)
+                baseline = maker(moved)
             except PathError as error:
-                assert name == rivals.BATCH or (moved is many and "more than 8,192" in str(error))  # noqa: PT017
+                assert name == baselines.BATCH or (moved is many and "more than 8,192" in str(error))  # noqa: PT017
                 continue
-            rival.verify()
-            result = rival.begin().result()
+            baseline.verify()
+            result = baseline.begin().result()
             assert result.nbytes == moved.plan.nbytes
             assert result.seconds > 0
 
 
-def test_rivals_by_a_thread_of_their_own():
+def test_baselines_by_a_thread_of_their_own():
     moved = work(Buffers(8 << 20, DEVICE), Geometry("load", "contiguous", 4096, 640, 64))
-    with rivals.Aside() as aside:
-        for maker in rivals.rivals(DEVICE).values():
-            rival = maker(moved)
-            moved.verify("aside", lambda rival=rival: aside.begin(rival.begin).synchronize())
+    with flights.Aside() as aside:
+        for maker in baselines.makers(DEVICE).values():
+            baseline = maker(moved)
+            moved.verify("aside", lambda baseline=baseline: aside.begin(baseline.begin).synchronize())

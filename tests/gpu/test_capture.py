@@ -7,13 +7,10 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, Move, Paged, Pair, assert_same_bytes, pair_of
 from tests.gpu.flights import MOVE, small_pair, warm
+from tests.paged_caches import DEVICE_NOTATION, Move, Paged, Pair, assert_same_bytes, pair_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 both_ways = pytest.mark.parametrize("direction", ["load", "store"])
 

@@ -11,10 +11,7 @@ import torch
 import kvplan
 from kvplan import KVLayout
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

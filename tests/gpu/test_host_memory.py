@@ -13,13 +13,10 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
 from tests.strategies import POISON
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PAGE = mmap.PAGESIZE
 every_path = pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "staged", "auto"])

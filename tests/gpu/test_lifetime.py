@@ -13,14 +13,11 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, assert_same_bytes, pair_of, put
 from tests.gpu.flights import MOVE, small_pair, warm
 from tests.gpu.gate import Gate
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, assert_same_bytes, pair_of, put
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
 every_path = pytest.mark.parametrize("path", PATHS)

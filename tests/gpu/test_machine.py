@@ -13,10 +13,7 @@ from kvplan.cuda.machine import machine
 from kvplan.measure.doctor import examine, gather
 from kvplan.measure.facts import _woken
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_a_real_gpu_and_its_doctor():

@@ -6,15 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, pair_of
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, pair_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged", "auto")
 PATIENCE = 60.0  # seconds

@@ -11,13 +11,10 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Paged, Pair, pair_of
 from tests.gpu.flights import MOVE, small_pair
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Paged, Pair, pair_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 every_path = pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "staged", "auto"])
 SMALL = Paged(DEVICE_NOTATION, dim=4096)

@@ -9,14 +9,11 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.caches import Move, assert_same_bytes
 from tests.gpu.flights import MOVE, copy_onto, event_on, small_pair, warm
 from tests.gpu.gate import Gate
+from tests.paged_caches import Move, assert_same_bytes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 every_path = pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "staged", "auto"])
 both_ways = pytest.mark.parametrize("direction", ["load", "store"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import kvplan
-from tests.gpu.caches import HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -39,6 +39,7 @@ def capture(device: Device, executor: kvplan.Executor, *plans: kvplan.Plan) -> t
     return graph, made
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("limit", [{}, {"MAX_ROWS": 3}, {"MAX_GROUPS": 0}, {"MAX_GROUPS": 0, "MAX_ROWS": 3}], ids=str)
 def test_a_captured_transfer_moves_at_every_replay_what_it_is_planned_to(direction, limit):
@@ -125,6 +126,7 @@ def test_a_captured_transfer_comes_after_another_of_its_graph():
         store.check()
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "staged"])
 def test_other_paths_refuse_before_anything(direction, path):

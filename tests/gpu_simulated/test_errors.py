@@ -10,7 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from tests.gpu.caches import Move, Pair
+from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE, until
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
@@ -25,6 +25,8 @@ from tests.simulated.executors import (
     open_executor,
     pair_on,
 )
+
+pytestmark = pytest.mark.slow
 
 CALLS = ("cuMemAlloc", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuMemcpyBatchAsync",
          "cuMemcpy2DAsync", "cuLaunchKernelEx", "cuModuleLoadData")  # fmt: skip

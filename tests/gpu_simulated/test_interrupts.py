@@ -6,118 +6,47 @@ What is left at the end, memory, events or a kernel, `executor_on` finds.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-import time
 
 import pytest
 
 import kvplan
-from tests.gpu.caches import Move
 from tests.interrupts import Interrupt
+from tests.paged_caches import Move
+from tests.profiles import points
 from tests.simulated.device import Device
 from tests.simulated.executors import executor_on, pair_on
-from tests.simulated.objects import Stream
+from tests.simulated.interrupted import (
+    CALLS,
+    MOVE,
+    PATHS,
+    PATIENCE,
+    and_a_cancel,
+    and_its_result,
+    at_once,
+    behind_a_stream,
+    interrupted_on_a_gpu,
+    points_on_a_gpu,
+)
 
-PATIENCE = 60.0  # seconds
 # What is raised in a finalizer, Python swallows.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-def at_once(executor, pair, gate, user):
-    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst))
-
-
-def behind_a_stream(executor, pair, gate, user):
-    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=Stream(user), priority="high")
-
-
-def by_the_lane(executor, pair, gate, user):
-    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=gate)
-
-
-def and_its_result(executor, pair, gate, user):
-    return lambda: executor.submit(pair.program.plan(MOVE.src, MOVE.dst)).result()
-
-
-def and_a_wait(executor, pair, gate, user):
-    transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), by_layer=True)
-    return lambda: (transfer.wait_layer(0, Stream(user)), transfer.wait(Stream(user)), transfer.done())
-
-
-def and_a_cancel(executor, pair, gate, user):
-    transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=gate)
-    executor.submit(pair.plan(Move([7], [5])))
-    return lambda: (transfer.cancel(), executor.stats())
-
-
-MOVE = Move([3, 1, 8, 5], [0, 7, 2, 4])
-CALLS = [at_once, behind_a_stream, by_the_lane, and_its_result, and_a_wait, and_a_cancel]
-
-
-def interrupted_on_a_gpu(call, path, at, *, warm, jumps=False):
-    """Whether a call was interrupted at a point; and that all goes on."""
-    device, gate = Device(at), threading.Event()
-    pair = pair_on(device, "load" if at % 2 else "store")
-    interrupt = Interrupt(at, jumps=jumps)
-    try:
-        with executor_on(device, path) as executor:
-            device.gates.append(gate)
-            if warm:
-                executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
-            user = device.stream()
-            todo = call(executor, pair, gate, user)
-            interrupted = interrupt.within(todo)
-            gate.set()
-            executor.submit(pair.plan(Move([6], [6])), priority="high").synchronize(PATIENCE)
-            executor.submit(pair.plan(MOVE)).synchronize(PATIENCE)
-            end = time.monotonic() + PATIENCE
-            while executor.stats().in_flight:
-                executor._backend.reap()
-                assert time.monotonic() < end, "a transfer is in flight that nobody ends"
-            device.run()
-            pair.check()
-            closing = threading.Thread(target=executor.close, daemon=True)
-            closing.start()
-            closing.join(PATIENCE)
-            assert not closing.is_alive(), "the close hangs"
-    except BaseException as error:
-        raise AssertionError(f"interrupted at point {at}, {interrupt.where}") from error
-    return interrupted
-
-
-PATHS = ["kernel", "staged", "copy_engine"]
-FEW = 12  # points of each case in the ordinary tests; `tests.deep.signals` takes all
-
-
-def points_on_a_gpu(call, path, *, warm):
-    """How many points there are where a call can be interrupted."""
-    device, gate = Device(1), threading.Event()
-    pair = pair_on(device, "load")
-    with executor_on(device, path) as executor:
-        if warm:
-            executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
-        interrupt = Interrupt(0)
-        interrupt.within(call(executor, pair, gate, device.stream()))
-        gate.set()
-    return interrupt.points
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("warm", [True, False])
 def test_an_executor_of_a_gpu_goes_on_after_an_interrupt(call, path, warm):
-    points = points_on_a_gpu(call, path, warm=warm)
-    assert points > 10
-    for at in range(1, points + 1, max(points // FEW, 1)):
+    total = points_on_a_gpu(call, path, warm=warm)
+    assert total > 10
+    for at in points(total):
         interrupted_on_a_gpu(call, path, at, warm=warm)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("call", [at_once, behind_a_stream, and_its_result, and_a_cancel])
 def test_a_signal_s_handler_may_submit_at_a_gpu_s_executor_too(call, path):
-    points = points_on_a_gpu(call, path, warm=True)
-    for at in range(1, points + 1, max(points // FEW, 1)):
+    for at in points(points_on_a_gpu(call, path, warm=True)):
         device, gate = Device(at), threading.Event()
         pair = pair_on(device, "load" if at % 2 else "store")
         with executor_on(device, path) as executor:
@@ -144,9 +73,8 @@ def test_a_signal_s_handler_may_submit_at_a_gpu_s_executor_too(call, path):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_gpu_s_executor_goes_on_after_an_interrupt_at_a_jump_back(call):
-    for at in itertools.count(1):
-        if not interrupted_on_a_gpu(call, "staged", at, warm=True, jumps=True):
-            break
+    for at in points(points_on_a_gpu(call, "staged", warm=True, jumps=True)):
+        interrupted_on_a_gpu(call, "staged", at, warm=True, jumps=True)
 
 
 @pytest.mark.parametrize("jumps", [True, False])
@@ -154,8 +82,7 @@ def test_a_gpu_s_executor_goes_on_after_an_interrupt_at_a_jump_back(call):
 @pytest.mark.parametrize("call", [at_once, behind_a_stream, and_its_result, and_a_cancel])
 def test_a_handler_may_close_a_gpu_s_executor_and_ask_it_at_any_point_of_a_call(call, do, jumps):
     """It cannot wait for the end there, nor can a finalizer: what it came into is a part of that."""
-    step = 1 if jumps else max(points_on_a_gpu(call, "kernel", warm=True) // FEW, 1)
-    for at in itertools.count(1, step):
+    for at in points(points_on_a_gpu(call, "kernel", warm=True, jumps=jumps)):
         device, gate = Device(at), threading.Event()
         pair = pair_on(device, "load" if at % 2 else "store")
         with executor_on(device, "kernel") as executor:

@@ -17,7 +17,7 @@ import pytest
 import kvplan
 from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
@@ -34,6 +34,8 @@ from tests.simulated.executors import (
     pair_on,
 )
 from tests.simulated.lifetime import tensors_of, wait_until_gone
+
+pytestmark = pytest.mark.slow
 
 
 @every_path

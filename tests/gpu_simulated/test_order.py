@@ -10,7 +10,7 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu import turns
-from tests.gpu.caches import Move, Pair
+from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (

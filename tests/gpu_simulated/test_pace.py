@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, Paged
+from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on

@@ -9,7 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import PathError, TransferError
-from tests.gpu.caches import Move
+from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
@@ -43,6 +43,7 @@ def test_what_was_submitted_last_is_what_stays_whatever_the_priorities(direction
         pair.check()
 
 
+@pytest.mark.slow
 @every_path
 @both_ways
 def test_a_high_one_goes_past_what_waits_on_the_cpu(path, direction):

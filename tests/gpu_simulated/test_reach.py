@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -21,8 +21,9 @@ from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, def
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.execute.gpu import reaper as ending
 from kvplan.layout.address_ranges import stretches
-from tests.gpu.caches import Move, Paged
+from tests.paged_caches import Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
+from tests.profiles import examples
 from tests.simulated import Device, Stream, Tensor
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -256,7 +257,7 @@ def test_units_that_touch_are_no_other_decision_where_the_kernel_is_taken_whatev
 
 
 @both_ways
-@settings(max_examples=max(25, settings.default.max_examples // 4))
+@examples(62)
 @given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(1, 6), min_size=2, max_size=12))
 def test_what_is_remembered_is_what_the_model_takes(direction, seed, counts):
     """A copy is as dear as merging decides between copy engine and kernel, and blocks that touch are common."""

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 
 import kvplan
-from tests.gpu.caches import DEVICE_NOTATION, GUARD, HOST_NOTATIONS, Drawn, Move, Paged, Pair
+from tests.paged_caches import DEVICE_NOTATION, GUARD, HOST_NOTATIONS, Drawn, Move, Paged, Pair
 from tests.strategies import Case, cases
 
 CPU = ("cpu", "cpu")

@@ -10,7 +10,7 @@ import pytest
 import kvplan
 from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     MOVE,

@@ -11,7 +11,7 @@ import pytest
 import kvplan
 from kvplan.execute.gpu import reaper as ending
 from kvplan.program.passes import compile_geometry
-from tests.gpu.caches import DEVICE_NOTATION, Move, Paged
+from tests.paged_caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kvplan import KVLayout
 from kvplan.layout.padding import Padding, padding_of
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 
 
@@ -49,7 +50,7 @@ def test_blocks_that_are_looked_up_have_no_one_number():
     assert padding_of(KVLayout.from_tensors("block: token dim", pages).built) == Padding(48, 36, 0, 12, 0, 144, None)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_it_is_every_byte_that_is_no_content(case):
     for side in (case.src, case.dst):

@@ -6,13 +6,14 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, locate
 from kvplan.layout.inverse import Row
 from kvplan.layout.strides import extent, offset
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, GPU, mla_656, overlaid, padded_split_kv, token_major, x_packed
 
@@ -41,7 +42,7 @@ def rows_of(place):
     return [Row(layer, part, *where) for where in product(place.blocks, tokens, heads, spans, subblocks)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(max_blocks=3), data=st.data())
 def test_every_coordinate_is_found_at_its_address(case, data):
     cache = case.src.build(case.seed)
@@ -54,7 +55,7 @@ def test_every_coordinate_is_found_at_its_address(case, data):
         assert region.address + place.offset == address < region.end
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(max_blocks=3), data=st.data())
 def test_every_other_byte_is_padding_between_its_neighbours(case, data):
     cache = case.src.build(case.seed)
@@ -77,7 +78,7 @@ def test_every_other_byte_is_padding_between_its_neighbours(case, data):
             assert above is None or place.before_nbytes == above - address
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases(max_blocks=3), data=st.data())
 def test_a_range_is_folded_without_loss(case, data):
     cache = case.src.build(case.seed)
@@ -96,6 +97,7 @@ def test_a_range_is_folded_without_loss(case, data):
     assert all(str(place) for place in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
 def test_the_five_byte_by_byte(name):
     layout = FIVE[name]()
@@ -236,6 +238,7 @@ def test_what_is_no_range(address, nbytes, message):
         locate(mla_656(), address, nbytes)
 
 
+@pytest.mark.slow
 def test_what_is_no_layout_and_too_many_rows():
     with pytest.raises(KVPlanError, match="layout is a str"):
         locate("block token dim", 0)

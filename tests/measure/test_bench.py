@@ -10,8 +10,7 @@ import pytest
 from kvplan.cost.model import Candidate
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.executor import Executor
-from kvplan.measure import baselines as rivals
-from kvplan.measure import bench
+from kvplan.measure import baselines, bench, flights
 from kvplan.measure.bench import Run
 from kvplan.measure.compute import Window
 from kvplan.measure.grid import KINDS, Bench, paths_of
@@ -69,10 +68,10 @@ def test_a_spent_budget_lists_what_was_not_measured(ticks):
 
 
 def replaced(monkeypatch, maker):
-    """The rivals of the CPU are this one."""
-    monkeypatch.setattr(bench.rivals, "rivals", lambda device: {rivals.MEMCPY: maker})
+    """The baselines of the CPU are this one."""
+    monkeypatch.setattr(bench.baselines, "makers", lambda device: {baselines.MEMCPY: maker})
     few = {"sizes": (512,), "counts": (16,), "directions": ("load",), "hosts": ("contiguous",)}
-    return Run(Bench("cpu", paths=(rivals.MEMCPY, "host"), **few, most_nbytes=64 << 10))
+    return Run(Bench("cpu", paths=(baselines.MEMCPY, "host"), **few, most_nbytes=64 << 10))
 
 
 def test_wrong_bytes_are_caught_before_they_are_timed(monkeypatch):
@@ -81,22 +80,22 @@ def test_wrong_bytes_are_caught_before_they_are_timed(monkeypatch):
     def maker(moved):
         def move():
             moves.append(1)
-            rivals._indexing_on_cpu(moved).begin()
-            moved.dst.flat[int(moved.dst_ids[0]) if not moved.dst.paged else 0] += 1
+            baselines._indexing_on_cpu(moved).begin()
+            moved.dst.parts[0][int(moved.dst_ids[0]) if not moved.dst.paged else 0] += 1
 
-        return rivals._rival(rivals.MEMCPY, moved, lambda: rivals._Done(moved.plan.nbytes, move))
+        return baselines.verified(baselines.MEMCPY, moved, lambda: flights.AtOnce(moved.plan.nbytes, move))
 
     wrong, right = list(replaced(monkeypatch, maker).rows())
     assert len(moves) == 1
     assert (wrong.path, wrong.verified, wrong.gbps, wrong.seconds, wrong.samples) == (
-        rivals.MEMCPY, False, None, None, 0,
+        baselines.MEMCPY, False, None, None, 0,
     )  # fmt: skip
     assert wrong.broken.startswith("numpy memcpy: not every byte of ")
     assert right.path == "host"
     assert right.gbps > 0
 
 
-def test_a_rival_that_refuses_is_listed(monkeypatch):
+def test_a_baseline_that_refuses_is_listed(monkeypatch):
     def maker(moved):
         raise PathError("it is not for these")
 
@@ -112,9 +111,9 @@ def test_a_transfer_that_fails_while_it_is_timed_is_told(monkeypatch):
         def begin():
             if next(calls):
                 raise TransferError("the\n link is gone")
-            return rivals._Done(8, lambda: None)
+            return flights.AtOnce(8, lambda: None)
 
-        return rivals.Rival(begin, lambda: begin().synchronize())
+        return baselines.Baseline(begin, lambda: begin().synchronize())
 
     found = list(replaced(monkeypatch, maker).rows())
     assert [(one.gbps, one.broken) for one in found] == [(None, "the link is gone")] * 2
@@ -161,7 +160,7 @@ class Acted:
 def acted(monkeypatch):
     """``acted(window)``: all of a GPU is the CPU; windows are this one."""
     Acted.made.clear()
-    makers = rivals.rivals("cpu")
+    makers = baselines.makers("cpu")
 
     def patched(seen):
         def window(compute, begin, **_):
@@ -179,9 +178,9 @@ def acted(monkeypatch):
         monkeypatch.setattr(bench, "compute_of", lambda device, kind: kind)
         monkeypatch.setattr(bench, "window", window)
         monkeypatch.setattr(
-            bench.rivals, "rivals",
-            lambda device: {rivals.BATCH: makers[rivals.INDEXING], rivals.LOOP: makers[rivals.MEMCPY],
-                            rivals.INDEXING: makers[rivals.INDEXING]},
+            bench.baselines, "makers",
+            lambda device: {baselines.BATCH: makers[baselines.INDEXING], baselines.LOOP: makers[baselines.MEMCPY],
+                            baselines.INDEXING: makers[baselines.INDEXING]},
         )  # fmt: skip
         return Run(Bench(GPU, sizes=(512,), counts=(16,), hosts=("scattered",), beside=KINDS, seconds=600.0,
                          most_nbytes=1 << 20))  # fmt: skip
@@ -189,13 +188,14 @@ def acted(monkeypatch):
     return patched
 
 
+@pytest.mark.slow
 def test_the_frontier_and_predictions(acted):
     run = acted(Window((0.5, 0.25, 0.75), (1.0, 1.0), (1.5, 1.5), dry=False))
     found = list(run.rows())
     predicted = {(one.direction, one.beside, one.label): one.predicted for one in found}
-    fixed = {"copy_engine_2d": None, "staged": 2.0} | dict.fromkeys(rivals.names(GPU))
+    fixed = {"copy_engine_2d": None, "staged": 2.0} | dict.fromkeys(baselines.names(GPU))
     assert predicted == {
-        **{(way, "idle", path): None for way in DIRECTIONS for path in (*rivals.names(GPU), "copy_engine_2d")},
+        **{(way, "idle", path): None for way in DIRECTIONS for path in (*baselines.names(GPU), "copy_engine_2d")},
         **{(way, "idle", path): 1.0 for way in DIRECTIONS for path in ("auto", "staged")},
         **{(way, "idle", "kernel"): 3.0 for way in DIRECTIONS},
         **{(way, "decode", f"kernel, {programs}"): 4.0 for way in DIRECTIONS for programs in (1, 2, 4, 8)},
@@ -218,6 +218,7 @@ def test_the_frontier_and_predictions(acted):
     assert len(refused) == len(run.missing) == 2 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
@@ -233,11 +234,12 @@ def test_what_is_broken_beside_compute_has_no_figures(acted, seen, said):
             assert (one.gbps, one.slowdown) == (None, None)
 
 
+@pytest.mark.slow
 def test_windows_that_ran_dry_are_tried_again_and_listed(acted):
     run = acted(Window((0.5,), (1.0,), (1.5,), dry=True))
     assert {one.beside for one in run.rows()} == {"idle"}
     dry = [one for one in run.missing if one.why == bench.DRY]
-    # The frontier's four, or one kernel; and two paths and three rivals.
+    # The frontier's four, or one kernel; and two paths and three baselines.
     assert len(dry) == 2 * (4 + 2 + 3) + 2 * (1 + 2 + 3)
 
 
@@ -245,7 +247,7 @@ def test_a_window_is_tried_again(monkeypatch):
     wet, dry = (Window((0.5,), (1.0,), (1.5,), dry=dry) for dry in (False, True))
     left = [dry, wet, dry]
     monkeypatch.setattr(bench, "window", lambda compute, begin, **_: left.pop(0))
-    assert bench._window(None, lambda: rivals._Done(8, lambda: None)) == wet
+    assert bench._window(None, lambda: flights.AtOnce(8, lambda: None)) == wet
     assert left == [dry]
 
 

@@ -19,7 +19,7 @@ from kvplan.measure import facts as gathering
 from kvplan.measure import host
 from kvplan.measure.doctor import Finding, examine, gather
 from kvplan.measure.facts import ProfileInUse
-from tests.cuda.test_machine import PCI, libraries, sysfs, written
+from tests.cuda.fake_system import PCI, libraries, sysfs, written
 
 GIB = 1 << 30
 

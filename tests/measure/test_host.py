@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvplan.measure import host
-from tests.cuda.test_machine import PCI, sysfs, written
+from tests.cuda.fake_system import PCI, sysfs, written
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ import pytest
 
 from kvplan.errors import KVPlanError
 from kvplan.measure.rows import Ceilings, pareto
-from tests.bench_rows import BESIDE, LINK, row, rows
-from tests.cli.test_process import python
+from tests.commands import python
+from tests.measure.bench_rows import BESIDE, LINK, row, rows
 
 mpl = pytest.importorskip("matplotlib")
 plots = pytest.importorskip("kvplan.measure.plots")
+
+pytestmark = pytest.mark.slow
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAWN = {"bandwidth": plots.bandwidth, "frontier": plots.frontier}
@@ -137,7 +139,7 @@ def test_no_state_is_left_behind():
         "import sys, tempfile, matplotlib\n"
         "from pathlib import Path\n"
         "from kvplan.measure import plots\n"
-        "from tests.bench_rows import LINK, rows\n"
+        "from tests.measure.bench_rows import LINK, rows\n"
         "def parameters():  # to ask for the backend would choose one\n"
         "    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != 'backend'}\n"
         "before = parameters()\n"

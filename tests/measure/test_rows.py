@@ -13,7 +13,7 @@ from kvplan.errors import KVPlanError
 from kvplan.measure.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks
 from kvplan.measure.rows import Ceilings, Missing, Row, at_largest_count, figures, grouped, judged, pareto, row_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Geometry
-from tests.bench_rows import LINK, row, rows
+from tests.measure.bench_rows import LINK, row, rows
 
 GPU = "cuda:0"
 

@@ -47,7 +47,7 @@ def test_a_wrong_byte_is_found(direction, host):
 
         def almost() -> None:
             executor.submit(moved.plan).synchronize()
-            root = moved.dst.flat.view(-1).numpy().view(np.uint8)
+            root = moved.dst.parts[0].view(-1).numpy().view(np.uint8)
             root[address - root.ctypes.data] ^= 1
 
         with pytest.raises(

@@ -18,20 +18,13 @@ from kvplan import KVLayout
 from kvplan.memory import shared
 from kvplan.memory.reserve import reserve
 from kvplan.memory.shared import path_of
+from tests.memory.pickled_pools import again, pool_of, rows
+from tests.memory.shared_workers import take, take_later
 from tests.patience import PATIENCE
-from tests.pickled_pools import again, check_gone, new_name, pool_of, rows
-from tests.shared_workers import take, take_later
+
+pytestmark = pytest.mark.slow
 
 spawn = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def name():
-    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
-    made = new_name()
-    yield made
-    gc.collect()
-    check_gone(made, f"{made}-2")
 
 
 @pytest.fixture
@@ -204,8 +197,8 @@ def moved_apart(layout, shifts):
 
 @pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
 def test_runs_of_a_group_go_each_with_its_region(shifts):
-    from kvplan.layout.pickling import Shifts
-    from kvplan.plan.pickling import _moved_group
+    from kvplan.layout.records import Shifts
+    from kvplan.plan.plan_pickling import _moved_group
 
     spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
     sides = [

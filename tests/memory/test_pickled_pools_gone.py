@@ -15,23 +15,16 @@ import pytest
 import kvplan
 from kvplan.memory import shared
 from kvplan.memory.shared import path_of, share
-from tests.pickled_pools import again, check_gone, new_name, pool_of
+from tests.memory.pickled_pools import again, pool_of
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def name():
-    """A name of /dev/shm that nobody has; the test leaves nothing behind."""
-    made = new_name()
-    yield made
-    gc.collect()
-    check_gone(made, f"{made}-2")
-
-
 def test_of_users_that_were_killed_the_pool_is_not_taken_up_and_not_unlinked(name):
     script = (
-        "import sys, os, pickle, signal; from tests.pickled_pools import pool_of\n"
+        "import sys, os, pickle, signal; from tests.memory.pickled_pools import pool_of\n"
         "pool = pool_of(sys.argv[1]); pool.tensors[...] = 7\n"
         "sys.stdout.buffer.write(pickle.dumps(pool)); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -15,8 +15,7 @@ import pytest
 
 import kvplan
 from kvplan.memory.shared import path_of, share
-from tests.patience import PATIENCE
-from tests.shared_workers import (
+from tests.memory.shared_workers import (
     BLOCKS,
     HEADS,
     LAYERS,
@@ -31,6 +30,9 @@ from tests.shared_workers import (
     race,
     rank,
 )
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 WRITERS = [Topology(LAYERS, range(start, start + 2)) for start in range(0, 8, 2)]
 READERS = [Topology(range(start, start + 2), HEADS) for start in range(0, 4, 2)]

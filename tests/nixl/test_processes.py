@@ -12,10 +12,12 @@ import pytest
 import kvplan
 from kvplan import KVLayout, TransferError
 from kvplan.nixl import NixlAgent
-from tests.nixl_workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
+from tests.nixl.workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+
+pytestmark = pytest.mark.slow
 spawn = multiprocessing.get_context("spawn")
 TRANSPORTS = "tcp,self"  # what goes between machines without RDMA; shared memory would end before anybody is killed
 

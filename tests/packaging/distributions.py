@@ -42,7 +42,6 @@ def attempt(distribution: Path) -> None:
             [binaries / "python", "-c", LIGHT],
             [binaries / "python", "-c", example()],
             [binaries / "kvplan", "--help"],
-            [binaries / "kvplan", "backends"],
         ):
             subprocess.run(
                 list(map(str, command)), cwd=elsewhere, env=environment, check=True, stdout=subprocess.DEVNULL

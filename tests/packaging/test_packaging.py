@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.version import __version__
+from kvplan import __version__
 
 ROOT = Path(__file__).parents[2]
 DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/cost/profiles/*.json")
-pytestmark = pytest.mark.package
+pytestmark = [pytest.mark.slow, pytest.mark.package]
 
 PROBE = """
 import importlib, json, pkgutil

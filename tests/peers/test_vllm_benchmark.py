@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu import limits, vllm_peer
+from benchmarks.gpu import vllm_peer
 from benchmarks.gpu.vllm_caches import Caches, Setup
-from benchmarks.gpu.vllm_limits import SMOKE_JOBS, Model
-from tests.peers.test_vllm_offloading import OnDevice, copies  # noqa: F401  # a fixture
+from benchmarks.gpu.vllm_jobs import SMOKE_JOBS, Model
+from kvplan.measure.workload import DIRECTIONS
+from tests.peers.vllm_worker import OnDevice
 
 pytestmark = pytest.mark.peers
 
 
-@pytest.mark.parametrize("direction", limits.DIRECTIONS)
-def test_vllm_s_worker_moves_every_byte(direction, copies, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_vllm_s_worker_moves_every_byte(direction, copies, monkeypatch):
     whole = vllm_peer.vllm_worker
     monkeypatch.setattr(
         vllm_peer, "vllm_worker",

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
-from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
-from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvplan.backends import vllm
+from tests.peers.vllm_worker import allocated
 
 pytestmark = pytest.mark.peers
 
@@ -23,21 +21,7 @@ NAMES = ["layers.0.attn", "layers.1.attn"]
 def registered(order, **changes):
     """vLLM's caches of two layers, and the bytes that its connector registers of them, by their first address."""
     spec = FullAttentionSpec(**{"block_size": 8, "num_kv_heads": 2, "head_size": 16, "dtype": torch.float16} | changes)
-    layout = KVCacheLayout[order]
-    config = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: layout, num_gpu_blocks_override=BLOCKS,
-            prefix_cache_retention_interval=None,
-        ),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=1, prefill_context_parallel_size=1, decode_context_parallel_size=1,
-            cp_kv_cache_interleave_size=1, world_size=1, rank=0,
-        ),
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: spec.num_kv_heads),
-    )  # fmt: skip
-    plan = get_kv_cache_config_from_groups(config, [KVCacheGroupSpec(NAMES, spec)], available_memory=1)
-    caches = allocate_kv_cache(plan, torch.device("cpu"), layout, None)
+    config, plan, caches = allocated([KVCacheGroupSpec(NAMES, spec)], order, BLOCKS, total_heads=spec.num_kv_heads)
     taken = []
     own = SimpleNamespace(canonical_layout=False, parallel=SimpleNamespace(rank=0))
     offload = SimpleNamespace(replicated_layout=False, get_worker=taken.append, config=own)

@@ -6,16 +6,13 @@ the end is a loop of ``memmove`` that also notes what it was given.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
-from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -24,69 +21,20 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_offload.base import CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
-from vllm.v1.worker.utils import allocate_kv_cache
 
 from kvplan.engines import vllm
 from kvplan.engines.vllm import worker as vllm_worker
+from tests.peers.vllm_worker import OnDevice, allocated
 
 pytestmark = pytest.mark.peers
 
 BLOCKS, CHUNKS = 24, 10
 FULL = {"block_size": 8, "num_kv_heads": 2, "head_size": 4, "dtype": torch.float16}
 MLA = {"block_size": 8, "num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
-
-
-class OnDevice(torch.Tensor):
-    """A CPU tensor that vLLM takes for a GPU's."""
-
-    is_cuda = True
-
-
-class Clock:
-    """An event: recorded at once."""
-
-    def __init__(self, enable_timing=False):
-        pass
-
-    def record(self, stream):
-        pass
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, other):
-        return 1.0
-
-
-@pytest.fixture
-def copies(monkeypatch):
-    """What vLLM's worker copies: rows of (source, destination, bytes)."""
-    made = []
-
-    def swap(src, dst, sizes, is_src_access_order_any):
-        rows = torch.stack([src, dst, sizes], dim=1).tolist()
-        made.extend(rows)
-        for source, destination, nbytes in rows:
-            ctypes.memmove(destination, source, nbytes)
-
-    stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
-    platform = SimpleNamespace(
-        Stream=lambda: stream, current_stream=lambda: stream, stream=lambda stream: nullcontext(),
-        is_xpu=lambda: False, is_rocm=lambda: False,
-    )  # fmt: skip
-    monkeypatch.setattr(gpu_worker, "current_platform", platform)
-    monkeypatch.setattr(gpu_worker, "PIN_MEMORY", False)
-    monkeypatch.setattr(gpu_worker.torch, "Event", Clock)
-    monkeypatch.setattr(gpu_worker.ops, "swap_blocks_batch", swap)
-    return made
 
 
 def name(layer):
@@ -99,21 +47,7 @@ def group_of(layers, spec):
 
 def caches_of(groups, order, rank=0, tp=1, total_heads=2, **parallel):
     """vLLM's plan, its allocation with random bytes, and its canonical form of it."""
-    layout = KVCacheLayout[order]
-    config = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: layout, num_gpu_blocks_override=BLOCKS,
-            prefix_cache_retention_interval=None,
-        ),
-        parallel_config=SimpleNamespace(**{
-            "tensor_parallel_size": tp, "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1,
-            "cp_kv_cache_interleave_size": 1, "world_size": tp, "rank": rank, **parallel,
-        }),
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: total_heads),
-    )  # fmt: skip
-    plan = get_kv_cache_config_from_groups(config, groups, available_memory=1)
-    caches = allocate_kv_cache(plan, torch.device("cpu"), layout, None)
+    config, plan, caches = allocated(groups, order, BLOCKS, rank=rank, tp=tp, total_heads=total_heads, **parallel)
     raw = whole(next(iter(caches.values())))
     raw.copy_(torch.from_numpy(np.random.default_rng(rank).integers(-128, 128, raw.shape, dtype=np.int8)))
     taken = []

@@ -7,7 +7,6 @@ import importlib.util
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
 from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
 from vllm.v1.attention.ops.paged_attn import PagedAttention
-from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -26,10 +24,10 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.worker.utils import allocate_kv_cache
 
 import kvplan
 from kvplan.backends import vllm
+from tests.peers.vllm_worker import allocated
 
 pytestmark = pytest.mark.peers
 
@@ -49,17 +47,8 @@ def group_of(numbers, spec):
 
 def caches_of(groups, order, kernel_block_sizes=None):
     """vLLM's plan and its allocation, for BLOCKS blocks."""
-    layout = KVCacheLayout[order]
-    config = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: layout,
-            num_gpu_blocks_override=BLOCKS,
-            prefix_cache_retention_interval=None,
-        ),
-    )
-    plan = get_kv_cache_config_from_groups(config, groups, available_memory=1)
-    return plan, allocate_kv_cache(plan, torch.device("cpu"), layout, kernel_block_sizes)
+    _, plan, caches = allocated(groups, order, BLOCKS, kernel_block_sizes=kernel_block_sizes)
+    return plan, caches
 
 
 def hold_rows(layout, row):

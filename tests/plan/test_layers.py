@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan.plan.layers import split_layers
-from tests import oracle
-from tests.strategies import cases, layout_of
+from tests.compiled_cases import moves, planned
+from tests.profiles import examples
+from tests.strategies import cases
 
 
-def planned(case) -> kvplan.Plan:
-    src, dst = layout_of(case.src.build(case.seed)), layout_of(case.dst.build(case.seed + 1))
-    return kvplan.compile(src, dst).plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-
-
-def moves(plan: kvplan.Plan) -> dict[int, int]:
-    return oracle.byte_moves(plan.descriptors())
-
-
-@settings(max_examples=150)
-@given(several=st.lists(cases(max_blocks=3), min_size=1, max_size=2), count=st.integers(1, 5))
-def test_the_parts_together_are_the_plan_and_layers_ascend(several, count):
-    plan = kvplan.join([planned(case) for case in several])
-    made = split_layers(plan, count)
-    assert 1 <= len(made) <= count
-    layers = [sorted(layers) for layers, _ in made]
-    flat = [layer for some in layers for layer in some]
-    assert flat == sorted(set(flat)) == sorted({layer for src, _ in plan.layouts for layer in src.layers})
-    together: dict[int, int] = {}
-    for _, part in made:
-        here = moves(part)
-        assert part.nbytes == len(here)
-        assert part.direction == plan.direction
-        assert len(part.skips) == len(part.parts)
-        assert not together.keys() & here.keys()
-        together |= here
-    assert together == moves(plan)
-
-
-@settings(max_examples=200)
+@examples(200)
 @given(case=cases(), count=st.integers(1, 3))
 def test_each_part_moves_the_bytes_of_its_layers(case, count):
     plan = planned(case)

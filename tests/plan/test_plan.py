@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import descriptors, loops_numba, loops_numpy, merges, placement, placing_numba
+from kvplan.plan import loops_numpy, placement
 from tests import oracle
-from tests.laws.test_laws import by_dst, compiled, twin_of
-from tests.strategies import cases, neighbour_cases
+from tests.compiled_cases import by_dst, twin_of
+from tests.plan.slow_twins import uncompiled
 
 
 def tokens(num_blocks: int, block_tokens: int, dim: int = 8, notation: str = "block token dim", **kwargs) -> KVLayout:
@@ -214,44 +210,6 @@ def test_a_cap_cuts_from_the_front():
     assert plan.descriptors(max_nbytes=4096).size.tolist() == [4096]
 
 
-@st.composite
-def seamed(draw):
-    case = draw(st.one_of(cases(), neighbour_cases()))
-    src, dst, _, _ = compiled(case)
-    sides = []
-    for cache in (src, dst):
-        inside = [root.ctypes.data + draw(st.integers(0, root.size)) for root in cache.roots]
-        sides.append(np.array(sorted(set(inside)), dtype=np.int64))
-    return case, src, dst, sides, draw(st.none() | st.integers(1, 40))
-
-
-@given(drawn=seamed())
-def test_no_descriptor_crosses_a_seam_and_pieces_are_minimal(drawn):
-    case, src, dst, sides, cap = drawn
-    from tests.strategies import layout_of
-
-    program = kvplan.compile(layout_of(src), layout_of(dst))
-    plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-    whole = oracle.byte_moves(plan.descriptors())
-    plan.seams = descriptors.Seams(*sides)
-    d = plan.descriptors(max_nbytes=cap)
-    assert oracle.byte_moves(d) == whole
-    assert by_dst(d) == by_dst(twin_of(plan, cap))
-    seams = [set(side.tolist()) for side in sides]
-    starts = {(a, b): n for a, b, n in zip(*(c.tolist() for c in d), strict=True)}
-    for a, b, n in zip(*(c.tolist() for c in d), strict=True):
-        assert cap is None or n <= cap
-        assert not any(a < s < a + n for s in seams[0])
-        assert not any(b < s < b + n for s in seams[1])
-        following = starts.get((a + n, b + n))
-        if following is not None:
-            assert a + n in seams[0] or b + n in seams[1] or n + following > cap
-    assert oracle.strided_moves(plan.strided()) == whole
-    for a, b, w, h, p, q in plan.strided().tolist():
-        assert not any(a < s < a + (h - 1) * p + w for s in seams[0])
-        assert not any(b < s < b + (h - 1) * q + w for s in seams[1])
-
-
 def test_strided_rows_by_name():
     src = KVLayout.from_tensors("layer: block token dim", list(np.zeros((3, 8, 4, 16), np.uint8)))
     dst = KVLayout.from_tensors("block layer token dim", np.zeros((8, 3, 4, 16), np.uint8))
@@ -266,45 +224,6 @@ def test_strided_rows_by_name():
 # ---- fast paths next to their slow twins ------------------------------------------------------------------------
 
 
-@given(ids=st.lists(st.integers(0, 9), max_size=12), rising=st.booleans())
-def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
-    dst_ids = np.array(sorted(ids) if rising else ids, dtype=np.int64)
-    seen = np.zeros(4, np.uint64)
-    found = placing_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
-    assert (found >= 0) == (len(set(ids)) < len(ids))
-    assert not seen.any()
-
-
-@given(case=st.one_of(cases(), neighbour_cases()))
-def test_the_loops_do_uncompiled_what_they_do_compiled(case):
-    _, _, program, plan = compiled(case)
-    with uncompiled():
-        again = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-        flat = again.descriptors(max_nbytes=7)
-        whole = again.descriptors()
-    for part, other in zip(plan.parts, again.parts, strict=True):
-        np.testing.assert_array_equal(part.units, other.units)
-    for column, other in zip(plan.descriptors(), whole, strict=True):
-        np.testing.assert_array_equal(column, other)
-    for column, other in zip(plan.descriptors(max_nbytes=7), flat, strict=True):
-        np.testing.assert_array_equal(column, other)
-
-
-@contextmanager
-def uncompiled():
-    """Run the compiled loops as the Python they are written in."""
-    modules = (loops_numba, placing_numba)
-    loops = [(module, *item) for module in modules for item in vars(module).items() if hasattr(item[1], "py_func")]
-    for module, name, loop in loops:
-        setattr(module, name, loop.py_func)
-    try:
-        with np.errstate(over="ignore"):  # hashes wrap around
-            yield
-    finally:
-        for module, name, loop in loops:
-            setattr(module, name, loop)
-
-
 def test_the_loops_report_bad_ids_uncompiled_too():
     program = kvplan.compile(tokens(4, 4), tokens(4, 4))
     larger = kvplan.compile(tokens(8, 4), tokens(4, 8))
@@ -314,19 +233,6 @@ def test_the_loops_report_bad_ids_uncompiled_too():
                 program.plan(src, dst)
         with pytest.raises(kvplan.OverlapError):
             larger.plan(range(4), [2, 2])
-
-
-@given(case=neighbour_cases())
-def test_an_irregular_program_falls_back_to_sorting(case):
-    _, _, _, plan = compiled(case)
-    expected = by_dst(plan.descriptors())
-    limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
-    merges.possible_merges.cache_clear()
-    try:
-        assert by_dst(plan.descriptors()) == expected
-    finally:
-        merges.MAX_CANDIDATES = limit
-        merges.possible_merges.cache_clear()
 
 
 def test_scratch_grows_with_the_pool():

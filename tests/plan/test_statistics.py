@@ -11,15 +11,12 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
 from kvplan.plan.merges import possible_merges
+from tests.plan.small_caches import LAYERED, PAGED, zeros
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
 
 KIB = 1 << 10
 NONE = Pieces()
-
-
-def zeros(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.int8)
 
 
 def store_between(cache: tuple[str, np.ndarray], pool: tuple[str, np.ndarray], *told, by: str = "store") -> Statistics:
@@ -28,9 +25,6 @@ def store_between(cache: tuple[str, np.ndarray], pool: tuple[str, np.ndarray], *
     sides = (device, host) if by == "store" else (host, device)
     return statistics_of(kvplan.compile(*sides).plan(*told))
 
-
-LAYERED = "layer block token dim"  # layers outermost: a block is a run a layer
-PAGED = "block layer token dim"  # blocks outermost: a block is contiguous
 
 # 4 layers of 8 blocks of 16 tokens of 64 bytes: a run of one layer and block has 1,024 bytes, a block 4,096.
 

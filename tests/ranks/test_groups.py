@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import BlockIndexError, Groups, KVLayout, LayoutError, OverlapError
 from tests import oracle
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 
 
@@ -32,7 +33,7 @@ def requests(draw):
     return case, lists, draw(st.integers(0, len(lists[0]))), draw(st.booleans())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(drawn=st.lists(requests(), min_size=1, max_size=3))
 def test_every_group_moves_its_request_from_its_front_on(drawn, executor):
     programs, sides, firsts, wanted = [], ([], []), ([], []), []
@@ -109,7 +110,7 @@ def test_a_rank_of_a_resharding_is_a_group():
 @pytest.mark.parametrize(
     ("lists", "firsts", "said"),
     [
-        (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry a group"),
+        (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry per group"),
         ((3, [[0], [0]]), {}, "src_blocks is 3; give a sequence of 2"),
         ((None, [[0], [0]]), {}, "src_blocks is None; give a sequence of 2"),
         (({0, 1}, [[0], [0]]), {}, r"src_blocks is \{0, 1\}; give a sequence of 2"),

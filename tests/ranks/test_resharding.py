@@ -6,107 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, LayoutError, OverlapError, Shard
-from tests.oracle import byte_moves
-from tests.topologies import fill, reshards, shards_of, truth_of
-
-SPLIT = "layer: kv block token head dim"
-HND, NHD = "block layer kv head token dim", "block layer kv token head dim"
-
-
-def written(plans) -> dict[int, int]:
-    """Byte moves of all plans together; fails where a byte has two writers."""
-    moves: dict[int, int] = {}
-    for plan in plans:
-        for at, value in byte_moves(plan.descriptors()).items():
-            assert at not in moves, f"byte {at:#x} has two writers"
-            moves[at] = value
-    return moves
-
-
-@settings(max_examples=150)
-@given(case=reshards())
-def test_there_is_the_truth_and_back_is_the_identity(case, executor):
-    truth = truth_of(case)
-    caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
-    wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]
-    for rank, cache in zip(case.sides[0], caches[0], strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth)
-    elements = sum(
-        fill(rank, cache, case.ids[1], case.first[1], truth) for rank, cache in zip(case.sides[1], wanted, strict=True)
-    )
-    shards = shards_of(case, caches)
-    there = kvplan.reshard(*shards)
-    assert there.unit_tokens == case.unit
-    plans = there.plan(*case.ids, *case.skips)
-    assert len(written(plans.values())) == elements * case.logical.itemsize == sum(p.nbytes for p in plans.values())
-    for plan in plans.values():
-        executor.submit(plan).synchronize()
-    for cache, want in zip(caches[1], wanted, strict=True):
-        for root, expected in zip(cache.roots, want.roots, strict=True):
-            np.testing.assert_array_equal(root, expected)
-
-    for rank, cache in zip(case.sides[0], caches[0], strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth ^ 0xFF)
-    originals = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[0])]
-    for rank, cache in zip(case.sides[0], originals, strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth)
-    back = kvplan.reshard(*shards[::-1]).plan(*case.ids[::-1], *case.skips[::-1])
-    for plan in back.values():
-        executor.submit(plan).synchronize()
-    for cache, want in zip(caches[0], originals, strict=True):
-        for root, expected in zip(cache.roots, want.roots, strict=True):
-            np.testing.assert_array_equal(root, expected)
-
-
-@settings(max_examples=100)
-@given(case=reshards())
-def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
-    programs = kvplan.reshard(*shards_of(case))
-    for program in programs.values():
-        fast = written([program.plan(*case.ids, *case.skips)])
-        for move in program._moves:
-            move._whole = None
-        assert written([program.plan(*case.ids, *case.skips)]) == fast
-
-
-@settings(max_examples=100)
-@given(case=reshards(), data=st.data())
-def test_a_transfer_in_two_steps_moves_what_one_does(case, data):
-    """Law 7, for every pair: whole blocks of the larger side, first some and then the others."""
-    programs = kvplan.reshard(*shards_of(case))
-    spans = [side[0].span for side in case.sides]
-    large = 0 if spans[0] >= spans[1] else 1
-    if spans[large] % spans[1 - large] or any(case.skips):
-        return
-    per_block = spans[large] // spans[1 - large]
-    at = data.draw(st.integers(0, len(case.ids[large])))
-    cuts = [0, 0]
-    cuts[large], cuts[1 - large] = at, min(at * per_block, len(case.ids[1 - large]))
-    for program in programs.values():
-        whole = written([program.plan(*case.ids)])
-        front = program.plan(*(ids[:cut] for ids, cut in zip(case.ids, cuts, strict=True)))
-        rest = program.plan(*(ids[cut:] for ids, cut in zip(case.ids, cuts, strict=True)))
-        assert written([front, rest]) == whole
-
-
-def rank(notation: str, *, heads: range, layers: range = range(1), tokens: int = 16, blocks: int = 8, kv: bool = True):
-    """A rank that is not here: a spec."""
-    axes = {"layer": len(layers), "block": blocks, "kv": 2, "token": tokens, "head": len(heads), "dim": 128}
-    sizes = {axis: size for axis, size in axes.items() if axis in notation}
-    assert kv == ("kv" in notation)
-    return KVLayout.from_spec({
-        "notation": notation, "sizes": sizes, "dtype": "bf16", "layer_start": layers.start, "head_start": heads.start,
-    })  # fmt: skip
-
-
-def tp(notation: str, ranks: int, heads: int, **more):
-    each = max(heads // ranks, 1)
-    return [rank(notation, heads=range(k * heads // ranks, k * heads // ranks + each), **more) for k in range(ranks)]
+from tests.ranks.rank_specs import HND, NHD, SPLIT, rank, tp, written
 
 
 def test_llama_70b_of_four_ranks_into_a_canonical_pool():

@@ -4,39 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import BlockIndexError, Groups, IncompatibleLayoutsError, KVLayout, OverlapError, Shard
-from kvplan.plan.plan import check_written_once
-from tests.mixed_ranks import held_bytes, mixed
 from tests.oracle import byte_moves
-
-
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32))
-def test_every_byte_comes_once_from_the_rank_whose_turn_it_is(seed):
-    case = mixed(seed)
-    programs = kvplan.reshard(*case.sides)
-    held, wanted = (
-        [held_bytes(rank, ids, skip, case.tokens) for rank, ids in zip(ranks, lists, strict=True)]
-        for ranks, lists, skip in zip(case.sides, case.ids, case.skips, strict=True)
-    )
-    contents = [{content for content, _ in each.values()} for each in held]
-    skips = [skip // programs.unit_tokens for skip in case.skips]
-    moved = 0
-    for (s, d), program in programs.items():
-        plan = program.plan(case.ids[0][s], case.ids[1][d], *skips)
-        check_written_once(plan)  # what a pair joins without looking
-        moves = byte_moves(plan.descriptors())
-        for to, origin in moves.items():
-            content, block = wanted[d][to]
-            assert held[s][origin][0] == content
-            holders = [k for k, some in enumerate(contents) if content in some]
-            assert holders[block % len(holders)] == s
-        moved += len(moves)
-    assert moved == sum(map(len, wanted))
+from tests.ranks.mixed_ranks import held_bytes
 
 
 def kv(heads=range(4), tokens=16, **more):

@@ -20,7 +20,7 @@ from kvplan import KVLayout
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from kvplan.execute.gpu.selection import Candidates, Choice
 from tests import oracle
-from tests.gpu.caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
 from tests.simulated.objects import Tensor
 from tests.strategies import Case

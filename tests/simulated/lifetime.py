@@ -6,7 +6,7 @@ import gc
 import weakref
 from typing import Any
 
-from tests.gpu.caches import Pair
+from tests.paged_caches import Pair
 from tests.patience import until
 from tests.simulated.device import Device
 

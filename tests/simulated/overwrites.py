@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import kvplan
-from tests.gpu.caches import Move, Pair
+from tests.paged_caches import Move, Pair
 from tests.simulated.device import Device
 from tests.simulated.executors import paths_in_turn
 

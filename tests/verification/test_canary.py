@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
@@ -16,8 +16,9 @@ from kvplan.memory.reserve import reserve
 from kvplan.verification import canary as guard
 from kvplan.verification.canary import Guard, Stray, Stretches
 from kvplan.verification.raw_bytes import Contents, _torch
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
-from tests.verification.test_verify import Failing, Wrong
+from tests.verification.broken_moves import Failing, Wrong
 
 
 class Poking(Wrong):
@@ -51,7 +52,7 @@ def free_bytes(dst, plan):
     return sorted(every - written)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(case=cases(), where=st.integers(0, 2**31), value=st.integers(0, 255), markers=st.booleans())
 def test_one_byte_anywhere_is_always_seen_and_put_back(case, where, value, markers):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -72,7 +73,7 @@ def test_one_byte_anywhere_is_always_seen_and_put_back(case, where, value, marke
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_a_correct_transfer_changes_nothing_beside(case):
     src, dst = (layout_of(side.build(case.seed)) for side in (case.src, case.dst))
@@ -201,6 +202,7 @@ def test_two_pools_in_one_allocation_are_told_apart():
     assert (memory == before).all()
 
 
+@pytest.mark.slow
 def test_stretches_of_a_gpu_tensor_are_read_and_written_by_it():
     torch = pytest.importorskip("torch")
     tensor = torch.arange(64, dtype=torch.uint8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import kvplan
 from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError
@@ -16,37 +15,10 @@ from kvplan.layout.inverse import Row
 from kvplan.memory.reserve import reserve
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.verification.raw_bytes import Contents, _torch
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 from tests.unknown import FIVE, overlaid, padded_split_kv
-
-
-class Wrong:
-    """An executor that copies a plan's descriptors after something was done to them; on the CPU, at once."""
-
-    def __init__(self, spoil):
-        self.spoil = spoil
-
-    def submit(self, plan):
-        for src, dst, size in zip(*(column.tolist() for column in self.spoil(plan.descriptors())), strict=True):
-            ctypes.memmove(dst, src, size)
-        return self
-
-    def result(self):
-        return self
-
-    def synchronize(self):
-        pass
-
-
-def without(number):
-    return lambda made: Descriptors(*(np.delete(column, number) for column in made))
-
-
-def exchanged(made):
-    """The first two copies of one size go each to the other's place."""
-    dst = made.dst.copy()
-    dst[[0, 1]] = dst[[1, 0]]
-    return Descriptors(made.src, dst, made.size)
+from tests.verification.broken_moves import Failing, Wrong, exchanged, without
 
 
 def byte_places(layout, address, nbytes):
@@ -66,7 +38,7 @@ def caches(seed=0):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_the_host_path_is_right_and_nothing_is_lost(case):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -80,7 +52,7 @@ def test_the_host_path_is_right_and_nothing_is_lost(case):
         assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_a_copy_that_is_left_out_is_always_caught(case):
     caches = case.src.build(case.seed), case.dst.build(case.seed + 1)
@@ -103,7 +75,7 @@ def test_a_copy_that_is_left_out_is_always_caught(case):
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases())
 def test_two_copies_that_are_exchanged_are_always_caught(case):
     src, dst = (layout_of(form.build(case.seed)) for form in (case.src, case.dst))
@@ -195,20 +167,6 @@ def test_bytes_written_beside_the_transfer_are_found():
         "there: 0x5a before, 0x08 after; 32 such bytes in all"
     )
     assert not pool.tensors.any()
-
-
-class Failing(Wrong):
-    def __init__(self, where):
-        super().__init__(lambda made: made)
-        self.where = where
-
-    def submit(self, plan):
-        if self.where == "submit":
-            raise RuntimeError("no")
-        return super().submit(plan)
-
-    def result(self):
-        raise RuntimeError("no")
 
 
 @pytest.mark.parametrize("where", ["submit", "result"])

@@ -1,1 +1,1 @@
-"""What commands answer: facts as plain data for JSON, and the same facts in words for tables and pages."""
+"""Make the answers of commands: facts as plain data for JSON, and rows of words for tables and pages."""

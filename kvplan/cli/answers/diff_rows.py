@@ -1,4 +1,4 @@
-"""The difference of two layouts in words: rows of tables, for the terminal and for a page."""
+"""Put the difference of two layouts into rows of words, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -9,34 +9,26 @@ from kvplan.advise.advise import Numbers, Order
 from kvplan.advise.compare import OUTSIDE, untouched
 from kvplan.base.numbers import binary, count_of, exact, number_ranges
 from kvplan.cli.answers.difference import FACTS, NAMES, Difference, differing
-from kvplan.cli.inspect import padding_words
+from kvplan.cli.answers.layout_rows import padding_words
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.explain import match_lines
 from kvplan.program.program import Program
 
 FACT_HEADER = ("* differs", "", "A", "B")
-
-
-def fact_rows(found: Difference) -> list[tuple[str, ...]]:
-    """Facts of both sides, under :data:`FACT_HEADER`."""
-    differs = differing(found.sides)
-    return [
-        (
-            name,
-            "*" if key in differs else "",
-            *(_said(key, found.sides[side], getattr(found, side)) for side in NAMES),
-        )
-        for key, name in zip(FACTS, _FACT_NAMES, strict=True)
-    ]
-
-
 _FACT_NAMES = (
     "layout", "dtype", "device", "addresses", "layers", "parts", "heads", "blocks", "tokens each", "a token", "a block",
     "padding", "contiguous",
 )  # fmt: skip
-
-
 _WHOSE = {"memory": "of this process", "dump": "of the process that saved it", "spec": "made up"}
+
+
+def fact_rows(found: Difference) -> list[tuple[str, ...]]:
+    """Put the facts of both sides into rows, under :data:`FACT_HEADER`."""
+    differs = differing(found.sides)
+    return [
+        (name, "*" * (key in differs), *(_said(key, found.sides[side], getattr(found, side)) for side in NAMES))
+        for key, name in zip(FACTS, _FACT_NAMES, strict=True)
+    ]
 
 
 def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
@@ -63,7 +55,7 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
 
 
 def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """What is matched, and where the sides part."""
+    """Say what is matched, and where the first run ends."""
     if found.made is None or found.broken is None:
         yield "no program", (found.refused or "").replace("the source", "A").replace("the destination", "B")
         return
@@ -89,7 +81,7 @@ def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
 
 
 def _unit_rows(found: Difference, program: Program) -> Iterator[tuple[str, str]]:
-    """What a unit is on both sides, and of parts that are unlike, a line for each."""
+    """Describe a unit on both sides, with a line for each part that differs from the others."""
     units = f"; {program.src_units} a block of A, {program.dst_units} a block of B"
     yield "unit", f"{_unit(program, opaque=found.src.opaque)}{units}"
     for one in found.parts:
@@ -109,7 +101,7 @@ def _unit(program: Program, *, opaque: bool) -> str:
 
 
 def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """What would be better."""
+    """Name better orders."""
     advice = found.advice
     name, layout = NAMES[advice.change], getattr(found, advice.change)
     orders = count_of(advice.tried, "order")
@@ -120,7 +112,7 @@ def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
             for line in _instead(order.numbers, advice.present):
                 yield "", f"  {line}"
     elif advice.present is None:
-        yield "better", f"no order of {name} would make them meet"
+        yield "better", f"no order of {name} would make the pair compile"
     else:
         yield "better", f"nothing: {name} is as good as any of {orders} that were tried"
     if found.other is not None:
@@ -140,7 +132,7 @@ def _named(order: Order, layout: KVLayout) -> str:
 
 
 def _instead(numbers: Numbers, present: Numbers | None) -> Iterator[str]:
-    """What an order gives, and what it gives instead of; units of unlike size each on a line of its own."""
+    """Compare an order with the present one, on two lines where their units differ in size."""
     extents = numbers.extents
     if present is None:
         yield f"{_given(numbers, present)}, {_times(*extents)}"
@@ -155,13 +147,13 @@ def _instead(numbers: Numbers, present: Numbers | None) -> Iterator[str]:
 
 
 def _given(numbers: Numbers, beside: Numbers | None) -> str:
-    """Runs of a unit, and how large that is where the other's is not as large."""
+    """Count the runs of a unit, and give its size where the two orders differ in it."""
     unlike = beside is not None and numbers.unit_tokens != beside.unit_tokens
     unit = f" a unit of {count_of(numbers.unit_tokens, 'token')}" * unlike
     return f"{_times(numbers.runs, *numbers.run_nbytes, 'run')}{unit}"
 
 
 def _times(count: int, least: int, most: int, noun: str = "extent") -> str:
-    """So many of such sizes: ``160 extents of 8 KiB``."""
+    """Show a count with its sizes: ``160 extents of 8 KiB``."""
     size = binary(most) if least == most else f"{least:,} to {exact(most)}"
     return f"{count_of(count, noun)} of {size}"

@@ -1,4 +1,4 @@
-"""Two layouts side by side, before anything is printed: facts, programs, where they part, advice."""
+"""Compare two layouts: their facts, their programs, the place where common runs end, and advice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FACTS = (
 
 
 class PartProgram(NamedTuple):
-    """What parts that are alike compile to without the others.
+    """The program of parts that compile alike, without the other parts.
 
     Attributes:
         parts: their names, in order.
-        opaque: whether their blocks move whole: a unit is a block.
-        program: of one of them.
+        opaque: whether their blocks move whole, so that a unit is a block.
+        program: of one of these parts.
     """
 
     parts: tuple[str, ...]
@@ -34,13 +34,13 @@ class PartProgram(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Everything that is told of a pair.
+    """All that ``kvplan diff`` says about a pair.
 
     Attributes:
-        made, broken: None where the pair cannot be compiled.
-        parts: one for each kind of part, where they are unlike; else none.
+        made, broken: passes and the end of the first run; None where the pair cannot be compiled.
+        parts: one for each kind of part where parts compile differently; else empty.
         advice: for the side that may change.
-        other: for the other side, where that moves in fewer runs than anything advised; else None.
+        other: for the other side, where it would take fewer runs than ``advice``; else None.
     """
 
     src: KVLayout
@@ -55,7 +55,7 @@ class Difference(NamedTuple):
 
 
 def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
-    """Work it out; ``change`` is the side that may change its order: A, B, or None for the one on the host, else B."""
+    """Compare a pair; ``change`` is the side that may change its order: A, B, or None for the host's, else B."""
     sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
              for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
@@ -72,25 +72,25 @@ def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Differenc
 
 
 def _may_change(src: KVLayout, dst: KVLayout) -> str:
-    """The host's pool is ours to order, the engine's cache is not."""
+    """Choose the side on the host: its order is free, the engine's is not."""
     return "src" if src.device == "cpu" and dst.device != "cpu" else "dst"
 
 
 def _better(advice: Advice, other: Advice) -> Advice | None:
-    """The other side's advice, where its best order takes fewer runs a token than what this side has or could have."""
+    """Return the other side's advice if its best order takes fewer runs a token than any order of this side."""
     known = [numbers.rank[0] for numbers in (advice.present, *(order.numbers for order in advice.orders)) if numbers]
     best = min((order.numbers.rank[0] for order in other.orders), default=None)
     return other if best is not None and best < min(known, default=best + 1) else None
 
 
 def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
-    """Programs of the parts that both sides name, if they differ in units, runs or extents."""
+    """Compile the parts that both sides name one by one; empty if they agree in units, runs and extents."""
     kinds: dict[tuple[Any, ...], PartProgram] = {}
     for part in (part for part in src.parts if part in dst.parts):
         try:
             held = [side.slice(parts=(part,)) for side in (src, dst)]
             program = passes(held[0].geometry, held[1].geometry).program
-        except (IncompatibleLayoutsError, LayoutError):  # a part that only the other parts of its layer complete
+        except (IncompatibleLayoutsError, LayoutError):  # this part cannot be compiled without the others
             return ()
         key = (held[0].opaque, program.unit_tokens, program.unit_nbytes, program.runs, program.run_nbytes,
                program.extents("src"), program.extents("dst"))  # fmt: skip
@@ -100,12 +100,12 @@ def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
 
 
 def differing(sides: dict[str, dict[str, Any]]) -> list[str]:
-    """Keys of :data:`FACTS` whose values differ."""
+    """List the keys of :data:`FACTS` whose values differ."""
     src, dst = sides["src"], sides["dst"]
     return [key for key in FACTS if src[key] != dst[key] and not (key == "dtype" and _alike(src[key], dst[key]))]
 
 
 def _alike(dtype: str, other: str) -> bool:
-    """Whether two names are of one dtype: torch's and numpy's, and the short ones of specs."""
+    """Whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
     short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
     return short.get(dtype, dtype) == short.get(other, other)

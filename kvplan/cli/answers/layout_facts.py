@@ -1,79 +1,69 @@
-"""A layout as plain facts: what ``kvplan inspect`` prints, ready for JSON."""
+"""List the facts of a layout as plain data, which ``kvplan inspect`` prints."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from kvplan.layout.components import Component, Form, Region
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.padding import Padding, padding_of
+from kvplan.layout.padding import padding_of
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent
 from kvplan.program.program import Program
 
+LAYOUT = (
+    "notation", "sizes", "dtype", "device", "virtual", "addresses", "layers", "heads", "parts", "num_blocks",
+    "block_tokens", "nbytes", "block_nbytes",
+)  # fmt: skip
+PADDING = ("share", "between_nbytes", "before_nbytes", "after_nbytes", "block_nbytes", "unused_nbytes")
+REGION = ("address", "nbytes", "pinned", "writable")
+UNIT = ("unit_tokens", "unit_nbytes", "runs", "run_nbytes")
+
+
+def picked(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """List attributes by name; tuples and ranges become lists, as JSON has them."""
+    values = {name: getattr(source, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple | range) else value for name, value in values.items()}
+
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:
-    """Everything a layout tells about itself; bytes unless the name says otherwise."""
+    """List every fact of a layout; numbers are bytes unless the name says otherwise."""
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
     padding = padding_of(layout.built)
     return {
-        "notation": layout.notation,
-        "sizes": layout.sizes,
-        "dtype": layout.dtype,
-        "device": layout.device,
-        "virtual": layout.virtual,
-        "addresses": layout.addresses,
-        "layers": list(layout.layers),
-        "heads": list(layout.heads),
-        "parts": list(layout.parts),
-        "num_blocks": layout.num_blocks,
-        "block_tokens": layout.block_tokens,
-        "nbytes": layout.nbytes,
-        "block_nbytes": layout.block_nbytes,
+        **picked(layout, LAYOUT),
         "token_nbytes": token_nbytes(layout),
         "padding_nbytes": padding.nbytes,
-        "padding": padding_facts(padding),
+        "padding": picked(padding, PADDING),
         "block_extents": extent_facts(compile(layout, layout).program, "src"),
         "views": [_view(form, held, regions) for form, held in _by_form(layout).items()],
-        "regions": [_region(region) for region in regions],
+        "regions": [picked(region, REGION) for region in regions],
         "seams": list(layout.seams),
     }
 
 
 def side_facts(layout: KVLayout) -> dict[str, str]:
-    """What names one side of a pair, and whose its addresses are."""
-    return {"notation": layout.notation, "device": layout.device, "addresses": layout.addresses}
+    """Name one side of a pair, and say which process its addresses belong to."""
+    return picked(layout, ("notation", "device", "addresses"))
 
 
 def extent_facts(program: Program, side: str) -> dict[str, int]:
-    """Maximal contiguous byte ranges of one unit on one side."""
+    """Count the extents of one unit on one side: its maximal contiguous byte ranges."""
     count, smallest, largest = program.extents(side)
     return {"count": count, "min_nbytes": smallest, "max_nbytes": largest}
 
 
 def token_nbytes(layout: KVLayout) -> int | None:
-    """Bytes of one token over all parts that have token slots; None where none has."""
+    """Return the bytes of one token over all parts that have token slots; None where no part has them."""
     forms = [component.form for component in layout.components if not component.form.opaque]
     return sum(extent(form.head) * extent(form.dim) for form in forms) if forms else None
-
-
-def padding_facts(padding: Padding) -> dict[str, Any]:
-    """Where padding lies, and what of it comes with each block."""
-    return {
-        "share": padding.share,
-        "between_nbytes": padding.between_nbytes,
-        "before_nbytes": padding.before_nbytes,
-        "after_nbytes": padding.after_nbytes,
-        "block_nbytes": padding.block_nbytes,
-        "unused_nbytes": padding.unused_nbytes,
-    }
 
 
 def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:
@@ -87,9 +77,10 @@ def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:
 
 
 def _view(form: Form, held: Sequence[Component], regions: Sequence[Region]) -> dict[str, Any]:
-    """Components of one form: which they are, and the axes that run over and inside them.
+    """List components of one form: which they are, and the axes that run over them and inside them.
 
-    Heads that are held apart are several components of one (layer, part), whose forms differ in ``head_start`` alone.
+    A layout may hold its heads apart. They are then several components of one (layer, part), and their forms differ in
+    ``head_start`` alone.
     """
     by_part: dict[str, list[Component]] = defaultdict(list)
     by_layer: dict[int, list[Component]] = defaultdict(list)
@@ -133,7 +124,7 @@ def _looked_up(name: str, size: int) -> dict[str, Any]:
 
 
 def _outer(name: str, lines: Sequence[Sequence[Component]], regions: Sequence[Region]) -> dict[str, Any]:
-    """An axis that was unrolled into components; its stride is None where no one number tells it."""
+    """List an axis that was unrolled into components; its stride is None where it is not a single number."""
     size = max(len(line) for line in lines)
     if size == 1:
         return _axis(name, ())
@@ -146,12 +137,3 @@ def _outer(name: str, lines: Sequence[Sequence[Component]], regions: Sequence[Re
 
 def _region_of(address: int, regions: Sequence[Region]) -> int:
     return max(bisect_right(regions, address, key=lambda region: region.address) - 1, 0)
-
-
-def _region(region: Region) -> dict[str, Any]:
-    return {
-        "address": region.address,
-        "nbytes": region.nbytes,
-        "pinned": region.pinned,
-        "writable": region.writable,
-    }

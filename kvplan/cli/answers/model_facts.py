@@ -1,4 +1,4 @@
-"""A model's cache as plain facts: what ``kvplan inspect --model`` prints, ready for JSON."""
+"""List the facts of a model's cache as plain data, which ``kvplan inspect --model`` prints."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model
-from kvplan.cli.answers.layout_facts import extent_facts
+from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
 from kvplan.errors import KVPlanError
 from kvplan.layout.notation import parse
 from kvplan.plan.copy_program import compile  # noqa: A004
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 
-# The order an engine has if nobody asks for another, by kind of cache.
+# The default layout of each engine, by kind of cache.
 ENGINES = {
     "vllm": {"mha": "vllm-LBHNC", "mla": "vllm-mla-cross-layer"},
     "sglang": {"mha": "sglang-device", "mla": "sglang-device-mla"},
@@ -27,11 +27,11 @@ HOSTS = {"mha": "page-first", "mla": "mla-page-first"}
 
 
 class Question(NamedTuple):
-    """What is asked of a model.
+    """The layouts and sizes to compute a model's cache for.
 
     Attributes:
         device, host: the layouts of attention; states have their own.
-        block_tokens, host_block_tokens: rows a block on each side.
+        block_tokens, host_block_tokens: rows of a block on each side.
         blocks: on the device.
         link_gbps: of the link between them, 10^9 bytes a second.
     """
@@ -47,15 +47,15 @@ class Question(NamedTuple):
 
 
 def choose(name: str, side: str, kind: str) -> NamedLayout:
-    """A layout by the name of an engine, its own name, or a notation.
+    """Find a layout by the name of an engine, by its own name, or by a notation.
 
     Args:
-        name: empty for the default of a host.
+        name: empty for the default layout of a host.
         side: ``"device"`` or ``"host"``.
         kind: of the model's cache, ``"mha"`` or ``"mla"``.
 
     Raises:
-        KVPlanError: no such layout, or one of another kind.
+        KVPlanError: there is no such layout, or it is of another kind.
 
     >>> choose("vllm", "device", "mla").name
     'vllm-mla-cross-layer'
@@ -79,8 +79,8 @@ def choose(name: str, side: str, kind: str) -> NamedLayout:
         return NamedLayout("as given", side, _kind_of(name, option, kind), name, "the command line")
     names = [*(ENGINES if side == "device" else ()), *fitting]
     near = get_close_matches(name, names, n=3)
-    hint = f"near it: {_list(near)}" if near else f"there are {_list(names)}"
-    raise KVPlanError(f"{option} {quoted(name)} is no layout of the catalogue and no notation; {hint}")
+    hint = f"did you mean {_list(near)}?" if near else f"there are {_list(names)}"
+    raise KVPlanError(f"{option} {quoted(name)} is neither a layout of the catalogue nor a notation; {hint}")
 
 
 def _list(names: list[str]) -> str:
@@ -88,42 +88,33 @@ def _list(names: list[str]) -> str:
 
 
 def _kind_of(notation: str, option: str, kind: str) -> str:
-    """The kind of a notation: K and V of each head, or rows without."""
+    """Return the kind of a notation: ``"mha"`` with a kv axis, else ``"mla"``."""
     axes = parse(notation).axes
     has = "mha" if "kv" in axes else "mla"
     for axis in ("layer", "block", "token"):
         if axis not in axes:
-            raise KVPlanError(f"{option} '{notation}' has no axis {axis!r}; a model's cache has one")
+            raise KVPlanError(f"{option} '{notation}' has no axis {axis!r}, which a model's cache needs")
     if has != kind:
         wanted = "a kv axis" if kind == "mha" else "no kv axis"
-        raise KVPlanError(f"{option} '{notation}' is of the kind {has}, and the model's cache is {kind}: {wanted}")
+        raise KVPlanError(f"{option} '{notation}' is of kind {has}, and the model's cache is {kind}: {wanted}")
     return has
 
 
 def model_facts(model: Model, asked: Question) -> dict[str, Any]:
-    """Everything there is to say; bytes unless the name says otherwise.
+    """List every fact of a model's cache; numbers are bytes unless the name says otherwise.
 
     Raises:
-        KVPlanError: heads and ranks that do not divide, a dtype that is unknown.
+        KVPlanError: the ranks do not divide the heads, or the dtype is unknown.
     """
     groups = [_group(group, asked) for group in model.groups]
-    # Rows of several groups share tokens; states do not grow with them.
+    # Groups share tokens, so their bytes add up. States do not grow with tokens.
     growing = [facts for facts in groups if facts["token_nbytes"] is not None]
     token = sum(facts["token_nbytes"] for facts in growing)
     kept = sum(facts["token_nbytes"] for facts in growing if facts["window"] is None)
     state = sum(facts["block_nbytes"] for facts in groups if facts["kind"] == "state")
     return {
-        "model": {
-            "name": model.name,
-            "layers": model.layers,
-            "source": model.source,
-            "verified": model.verified,
-            "note": model.note,
-        },
-        "dtype": asked.dtype,
-        "tp": asked.tp,
-        "block_tokens": asked.block_tokens,
-        "host_block_tokens": asked.host_block_tokens,
+        "model": picked(model, ("name", "layers", "source", "verified", "note")),
+        **picked(asked, ("dtype", "tp", "block_tokens", "host_block_tokens")),
         "device": {"layout": asked.device.name, "notation": asked.device.notation},
         "host": {"layout": asked.host.name, "notation": asked.host.notation},
         "token_nbytes": {"rank": token, "all": token * asked.tp},
@@ -138,7 +129,7 @@ def model_facts(model: Model, asked: Question) -> dict[str, Any]:
 def _group(group: Group, asked: Question) -> dict[str, Any]:
     state = group.kind == "state"
     rows, host_rows = (1, 1) if state else (asked.block_tokens, asked.host_block_tokens)
-    # Not rank 0, whose heads lie at the front of a shared pool and so more aligned than those of the others.
+    # Not rank 0: its heads lie at the front of a shared pool, and so are better aligned than those of other ranks.
     rank = min(asked.tp - 1, 1)
     host_blocks = -(-asked.blocks * rows // host_rows)
     device = layout_for(STATE["device"] if state else asked.device, group, num_blocks=asked.blocks, block_tokens=rows,
@@ -162,10 +153,7 @@ def _group(group: Group, asked: Question) -> dict[str, Any]:
         "row_nbytes": row_nbytes,
         "token_nbytes": None if state else _quotient(row_nbytes, group.row_tokens),
         "block_nbytes": device.block_nbytes,
-        "unit_tokens": program.unit_tokens,
-        "unit_nbytes": program.unit_nbytes,
-        "runs": program.runs,
-        "run_nbytes": list(program.run_nbytes),
+        **picked(program, UNIT),
         "host_extents": extent_facts(program.program, "dst"),
         "alignment": program.alignment,
     }
@@ -176,7 +164,7 @@ def _quotient(total: int, count: int) -> float:
 
 
 def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question) -> dict[str, Any]:
-    """What a request of so many tokens holds and moves on one rank: whole blocks of the device."""
+    """Count what a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
     blocks = nbytes = runs = 0
     for group, told in zip(groups, facts, strict=True):
         held = group.rows_held(tokens, asked.block_tokens)

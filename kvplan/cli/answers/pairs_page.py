@@ -1,4 +1,4 @@
-"""docs/pairs.md: the table of all pairs as Markdown."""
+"""Write docs/pairs.md: the table of all pairs as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvplan.base.numbers import between
-from kvplan.cli.pairs import alike, by_pool, pool_name, title
+from kvplan.cli.answers.pair_facts import alike, by_pool, pool_name, title
 
 HEAD = """# All pairs
 
@@ -35,11 +35,11 @@ message says what each side holds:
 
 
 def page(facts: Mapping[str, Any], message: str) -> str:
-    """The page.
+    """Write the page.
 
     Args:
-        facts: all pairs, from :func:`kvplan.cli.pairs.pairs_facts`.
-        message: what compiling an mha against an mla cache says.
+        facts: all pairs, from :func:`kvplan.cli.answers.pair_facts.pairs_facts`.
+        message: the error of compiling an mha against an mla cache.
     """
     refused = sum(pair["refused"] is not None for pair in facts["pairs"])
     pieces = [HEAD.format(count=len(facts["pairs"]), refused=f"{refused or 'none'} refused")]
@@ -56,7 +56,7 @@ def page(facts: Mapping[str, Any], message: str) -> str:
 def _glance(
     model: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], layouts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Runs and bytes of every pair, for one pool: a row for each device notation."""
+    """Show runs and bytes of every pair for one pool, a row for each device notation."""
     tokens, tp = model["block_tokens"], model["tp"]
     chosen = {(pair["device"], pair["host"]): pair for pair in pairs
               if (pair["host_block_tokens"], pair["host_tp"]) == (tokens, tp)}  # fmt: skip
@@ -82,7 +82,7 @@ def _cell(pair: Mapping[str, Any]) -> str:
 def _hosts(
     model: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], layouts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """A table for each host notation: device layouts that go alike share a row."""
+    """Make a table for each host notation; device layouts with equal numbers share a row."""
     pools = by_pool(pairs)
     names: dict[str, list[str]] = {}
     for _, host, _, _ in pools:

@@ -1,1 +1,1 @@
-"""What commands read from their arguments: layouts, and values with their units."""
+"""Read the arguments of commands: layouts, and values with their units."""

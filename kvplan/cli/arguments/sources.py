@@ -1,4 +1,4 @@
-"""Layouts from the command line: a spec file, or a notation with its sizes."""
+"""Read layouts: from a spec file, or from a notation and its sizes."""
 
 from __future__ import annotations
 
@@ -8,44 +8,63 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.base.quoting import quoted
+from kvplan.cli.arguments.values import block_ids
 from kvplan.errors import KVPlanError, LayoutError, bounded
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
 
 SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
 SIZES = "AXIS=EXTENT,..."
+IN_ELEMENTS = "in elements: layer=80,block=1024,..."
+SIDES = ("src", "dst")
 
 _LACKED = re.compile(r"needs sizes\['([a-z.0-9]+)'\]")
 _SIZE = re.compile(r"([a-z]+(?:\.[0-9]+)?)=([0-9]{1,18})")
 
 
 def add_layout(parser: argparse.ArgumentParser) -> None:
-    """Arguments that name one layout; read by :func:`layout_of`."""
+    """Add the arguments that name one layout; :func:`layout_of` reads them."""
     parser.add_argument("layout", metavar="SPEC", help=SOURCE)
-    parser.add_argument(
-        "--sizes", type=sizes, metavar=SIZES, help="of a notation, in elements: layer=80,block=1024,..."
-    )
+    parser.add_argument("--sizes", type=sizes, metavar=SIZES, help=f"of a notation, {IN_ELEMENTS}")
     parser.add_argument("--dtype", help="of a notation (default bf16)")
     parser.add_argument("--device", help="of a notation (default cpu)")
 
 
-def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST")) -> None:
-    """Arguments that name a source and a destination layout; read by :func:`pair_of`."""
+def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST"), *, both: bool = True) -> None:
+    """Add the arguments that name a source and a destination layout; :func:`pair_of` reads them.
+
+    Args:
+        parser: of the command.
+        names: of the source and the destination in the help.
+        both: False makes the destination optional.
+    """
     parser.add_argument("source", metavar=names[0], help=SOURCE)
-    parser.add_argument("destination", metavar=names[1], help="the same")
-    parser.add_argument("--sizes", type=sizes, metavar=SIZES, help="of notations, in elements: layer=80,block=1024,...")
-    for side, name in zip(("src", "dst"), names, strict=True):
+    parser.add_argument("destination", metavar=names[1], nargs=None if both else "?",
+                        help="the same" if both else "the same: the other side")  # fmt: skip
+    parser.add_argument("--sizes", type=sizes, metavar=SIZES, help=f"of notations, {IN_ELEMENTS}")
+    for side, name in zip(SIDES, names, strict=True):
         parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {name} differs")
     parser.add_argument("--dtype", help="of notations (default bf16)")
-    for side, name in zip(("src", "dst"), names, strict=True):
+    for side, name in zip(SIDES, names, strict=True):
         parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default cpu)")
 
 
+def add_blocks(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST")) -> None:
+    """Add the arguments that name the blocks of a plan, and the profile and policy that choose its path."""
+    parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
+    for side, name in zip(SIDES, names, strict=True):
+        parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help=f"where {name} has other blocks")
+    parser.add_argument("--profile", metavar="NAME", help="whose costs: part of a shipped GPU's name, 'default', or a "
+                        "file; by default this GPU's")  # fmt: skip
+    parser.add_argument("--overlap", default="idle", metavar="WHAT",
+                        help="compute that runs at the same time: idle, decode or prefill")  # fmt: skip
+
+
 def layout_of(args: argparse.Namespace) -> KVLayout:
-    """The layout that :func:`add_layout`'s arguments name.
+    """Read the layout that :func:`add_layout`'s arguments name.
 
     Raises:
-        KVPlanError: it cannot be read, or is none.
+        KVPlanError: it cannot be read, or is not a layout.
     """
     given = {"--sizes": args.sizes, "--dtype": args.dtype, "--device": args.device}
     if _is_file(args.layout):
@@ -54,11 +73,20 @@ def layout_of(args: argparse.Namespace) -> KVLayout:
     return _from_notation(args.layout, args.sizes or {}, args.dtype, args.device)
 
 
-def pair_of(args: argparse.Namespace) -> tuple[KVLayout, KVLayout]:
-    """The source and destination layouts that :func:`add_pair`'s arguments name.
+def file_layout(path: str) -> KVLayout:
+    """Read the layout of a file.
 
     Raises:
-        KVPlanError: one of them cannot be read, or is none.
+        KVPlanError: it cannot be read, or is not a layout.
+    """
+    return layout_of(argparse.Namespace(layout=path, sizes=None, dtype=None, device=None))
+
+
+def pair_of(args: argparse.Namespace) -> tuple[KVLayout, KVLayout]:
+    """Read the source and destination layouts that :func:`add_pair`'s arguments name.
+
+    Raises:
+        KVPlanError: one of them cannot be read, or is not a layout.
     """
     if _is_file(args.source) and _is_file(args.destination):
         _refuse(args.source, {"--sizes": args.sizes, "--dtype": args.dtype})
@@ -70,7 +98,7 @@ def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
     if _is_file(source):
         _refuse(source, {f"--{side}-sizes": own_sizes, f"--{side}-device": device})
         return _from_file(source)
-    # --sizes speaks to both notations: what only the other one names is not for this one.
+    # --sizes serves both notations: a size that only the other one names is left out here.
     notation = parse(source)
     names = notation.axes | {str(atom) for dim in notation.dims for atom in dim}
     common = {name: extent for name, extent in (args.sizes or {}).items() if name in names}
@@ -81,11 +109,11 @@ def _from_file(path: str) -> KVLayout:
     try:
         return KVLayout.from_spec(path)
     except KVPlanError as error:
-        if str(Path(path)) not in str(error):  # of two files, which
+        if str(Path(path)) not in str(error):  # name the one of two files
             error.args = (bounded(f"{path}: {error}"),)
         raise
     except RecursionError as error:
-        raise KVPlanError(f"{path}: nested too deeply to be read; a spec has two levels") from error
+        raise KVPlanError(f"{path}: nested too deeply; a spec has two levels") from error
     except ValueError as error:  # numbers of thousands of digits, a zero byte in the path
         raise KVPlanError(f"cannot read the spec {quoted(path)}: {error}") from error
 
@@ -110,11 +138,11 @@ def _is_file(source: str) -> bool:
 def _refuse(source: str, given: dict[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
-            raise KVPlanError(f"{option} goes with a notation; {quoted(source)} is a file, which tells its own")
+            raise KVPlanError(f"{option} goes with a notation; {quoted(source)} is a file, which states its own")
 
 
 def sizes(text: str) -> dict[str, int]:
-    """Extents by axis.
+    """Read extents by axis.
 
     >>> sizes("layer=80,head.1=4")
     {'layer': 80, 'head.1': 4}
@@ -123,9 +151,9 @@ def sizes(text: str) -> dict[str, int]:
     for item in text.split(","):
         match = _SIZE.fullmatch(item.strip())
         if match is None:
-            raise argparse.ArgumentTypeError(f"{quoted(item)} is no AXIS=EXTENT, as in layer=80,block=1024")
+            raise argparse.ArgumentTypeError(f"{quoted(item)} is not AXIS=EXTENT, as in layer=80,block=1024")
         name, extent = match.groups()
         if name in extents:
-            raise argparse.ArgumentTypeError(f"{quoted(name)} stands twice in {quoted(text)}")
+            raise argparse.ArgumentTypeError(f"{quoted(name)} is given twice in {quoted(text)}")
         extents[name] = int(extent)
     return extents

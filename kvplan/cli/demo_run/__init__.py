@@ -1,1 +1,1 @@
-"""What ``kvplan demo`` runs: an engine or plain tensors, the round trip of their blocks, and its story."""
+"""Run ``kvplan demo``: an engine or plain tensors, the round trip of their blocks, and the story of it."""

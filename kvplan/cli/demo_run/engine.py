@@ -1,4 +1,4 @@
-"""The demo's engine: continuous batching of transformers on the CPU, disturbed in mid-flight."""
+"""Run continuous batching of transformers on the CPU, and disturb it between two steps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ import numpy as np
 from kvplan.cli.demo_run.round_trip import (
     DemoError,
     Move,
-    Note,
     Outcome,
     RoundTrip,
     Workload,
     measure_speed,
     round_trip,
 )
+from kvplan.cli.screen.printing import Tell
 
-STALL_SECONDS = 120.0  # without a token for so long, the engine is given up
+STALL_SECONDS = 120.0  # an engine that gives no token for this time has failed
 VOCABULARY = 1024
-
-
 WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
 
 
 def import_engine() -> dict[str, str]:
-    """Import all that the engine needs, and give the versions.
+    """Import torch and transformers, and return the versions.
 
     Raises:
-        ImportError: torch or transformers is missing, or so old that it has no continuous batching.
+        ImportError: torch or transformers is missing, or too old for continuous batching.
     """
     import torch
     import transformers
@@ -42,22 +40,22 @@ def import_engine() -> dict[str, str]:
     return {"transformers": transformers.__version__, "torch": torch.__version__, "numpy": np.__version__}
 
 
-def run(workload: Workload, note: Note) -> Outcome:
+def run(workload: Workload, tell: Tell) -> Outcome:
     """Generate undisturbed, then with the blocks of all requests moved away and back, and compare the tokens.
 
     Args:
-        workload: what is asked.
-        note: told what is going on.
+        workload: size of the demo.
+        tell: called with the share that is done and a text.
 
     Raises:
         ImportError: as :func:`import_engine` says.
-        DemoError: the engine failed, or was done before it could be disturbed.
+        DemoError: the engine failed, or finished before it could be disturbed.
     """
     versions = import_engine()
     with _quiet(), _one_thread():
         model = _model()
         prompts = workload.prompts(VOCABULARY)
-        undisturbed = generate(model, prompts, workload, note, "Undisturbed run")
+        undisturbed = generate(model, prompts, workload, tell, "Undisturbed run")
         trips: list[RoundTrip] = []
 
         def disturb(manager: Any) -> None:
@@ -66,8 +64,8 @@ def run(workload: Workload, note: Note) -> Outcome:
         def lose(manager: Any) -> None:
             move_blocks(manager, list(undisturbed), workload, load=False)
 
-        disturbed = generate(model, prompts, workload, note, "Disturbed run", disturb)
-        control = generate(model, prompts, workload, note, "Control run, without the load", lose)
+        disturbed = generate(model, prompts, workload, tell, "Disturbed run", disturb)
+        control = generate(model, prompts, workload, tell, "Control run, without the load", lose)
     config = model.config
     return Outcome(
         engine="transformers",
@@ -85,7 +83,7 @@ def run(workload: Workload, note: Note) -> Outcome:
         compared="generated tokens",
         equal={name: disturbed[name] == tokens for name, tokens in undisturbed.items()},
         control_changed=sum(control[name] != tokens for name, tokens in undisturbed.items()),
-        speed=measure_speed(trips[0], workload, note),
+        speed=measure_speed(trips[0], workload),
     )
 
 
@@ -93,21 +91,21 @@ def generate(
     model: Any,
     prompts: list[list[int]],
     workload: Workload,
-    note: Note,
+    tell: Tell,
     what: str,
     disturb: Callable[[Any], None] | None = None,
 ) -> dict[str, list[int]]:
-    """Run all prompts at once, greedily, and give the tokens that each request generated.
+    """Run all prompts at once, greedily, and return the tokens that each request generated.
 
-    All requests are queued before the engine starts, so that every run forms the same batches: greedy tokens then
-    depend on nothing but the cache.
+    All requests are queued before the engine starts, so that every run forms the same batches. Greedy tokens then
+    depend on the cache alone.
 
     Args:
         model: of transformers.
         prompts: token ids.
         workload: tokens to generate, and when to disturb.
-        note: told of every token.
-        what: to call this run in notes.
+        tell: called after every token.
+        what: name of this run for ``tell``.
         disturb: called once with the paused manager, when every request has generated ``workload.pause_after`` tokens.
     """
     import transformers
@@ -135,29 +133,29 @@ def generate(
         for output in _outputs(manager, len(prompts)):
             tokens[output.request_id] = list(output.generated_tokens)
             counts = [len(made) for made in tokens.values()]
-            note(what, done=sum(counts), total=len(prompts) * workload.new_tokens)
+            tell(sum(counts) / (len(prompts) * workload.new_tokens), what)
             if disturb is not None and min(counts) >= workload.pause_after:
-                with manager.pause():  # between two steps; the cache and the requests in flight stay
+                with manager.pause():  # between two steps; the cache and the running requests stay
                     disturb(manager)
                 disturb = None
     finally:
         manager.stop(hard_stop=True)
     if disturb is not None:
-        raise DemoError("the engine was done before it could be disturbed")
+        raise DemoError("the engine finished before it could be disturbed")
     return tokens
 
 
 def move_blocks(manager: Any, names: list[str], workload: Workload, *, load: bool = True) -> RoundTrip:
-    """Move every request of a paused engine to other blocks of its cache, by way of a host pool.
+    """Move every request of a paused engine to other blocks of its cache, through a host pool.
 
     Args:
         manager: a paused ``ContinuousBatchingManager``.
         names: ids of the requests.
         workload: see :class:`~kvplan.cli.demo_run.round_trip.Workload`.
-        load: False leaves the new blocks empty.
+        load: False leaves out the load, so that the new blocks stay empty.
 
     Raises:
-        DemoError: a request that is not in flight, no blocks left, or old blocks that the engine can still read.
+        DemoError: a request is not running, no blocks are left, or the engine can still read the old blocks.
     """
     from kvplan.backends import transformers as backend
 
@@ -169,11 +167,11 @@ def move_blocks(manager: Any, names: list[str], workload: Workload, *, load: boo
     for name in names:
         state = running.get(name)
         if state is None or state.status.name != "DECODING":
-            raise DemoError(f"{name} is not in flight any more; ask for more tokens (--tokens)")
+            raise DemoError(f"{name} has finished already; ask for more tokens (--tokens)")
         old = list(allocator.block_table[name])
         new = _free_blocks(allocator, len(old))
         moves.append(Move(name, state.current_len(), old, [], new, generated=state.generated_len()))
-    # Bytes by the engine's own account of them: row b is block b.
+    # The engine's own view of its memory: row b is block b.
     block_bytes = cache.cache_tensor.numpy().reshape(-1, allocator.bytes_per_block)
     trip = round_trip(layout, block_bytes, moves, workload, load=load)
     for move in trip.moves:
@@ -194,17 +192,17 @@ def _free_blocks(allocator: Any, count: int) -> list[int]:
 
 
 def _reads_only_nan(allocator: Any, move: Move) -> bool:
-    """Whether attention, which finds a request's tokens by these indices, would read nothing but NaN."""
+    """Whether attention would read only NaN. It finds the tokens of a request by these indices."""
     rows = allocator.get_read_indices(move.request, move.cached_tokens, 0)
     views = (view for pair in allocator._kv_token_views.values() for view in pair)
     return all(bool(view[rows].isnan().all()) for view in views)
 
 
 def _outputs(manager: Any, unfinished: int) -> Iterator[Any]:
-    """Outputs as they come, until every request has finished.
+    """Yield outputs as they come, until every request has finished.
 
     Raises:
-        DemoError: the engine failed, or nothing came for long.
+        DemoError: the engine failed, or gave no token for :data:`STALL_SECONDS`.
     """
     last = perf_counter()
     while unfinished:
@@ -221,7 +219,7 @@ def _outputs(manager: Any, unfinished: int) -> Iterator[Any]:
 
 
 def _model() -> Any:
-    """A small Llama, its weights ten times wider than usual: else greedy tokens repeat and tell little of the cache."""
+    """Make a small Llama. Its weights are ten times wider than usual, or else greedy tokens repeat and show little."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -244,7 +242,7 @@ def _model() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the engine's log: what goes wrong comes out of the requests."""
+    """Silence the engine's log; errors come out of the requests."""
     loggers = [logging.getLogger(name) for name in ("transformers", "ContinuousBatchingLogger")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -258,7 +256,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for torch: so small a model gains nothing by more, and loses much where cores are shared."""
+    """Give torch one thread: more threads do not help a small model, and cost much where cores are shared."""
     import torch
 
     before = torch.get_num_threads()

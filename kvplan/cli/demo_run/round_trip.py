@@ -1,4 +1,4 @@
-"""The demo's round trip, on the blocks of any cache; and the plain demo, for machines without an engine."""
+"""Run the demo's round trip on the blocks of any cache, and the plain demo, which needs no engine."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from typing import Any
 import numpy as np
 
 import kvplan
-from kvplan.execute.host.tasks import TASK_NBYTES
+from kvplan.cli.screen.printing import Tell
 
 POOL_NOTATION = "block layer kv token head dim"
 POOL_BLOCK_TOKENS = 64
-DESTROYED = 0xFF  # four such bytes are a NaN in float32
+DESTROYED = 0xFF  # four of these bytes are a NaN in float32
 REPEATS = 9
 
 Tamper = Callable[[kvplan.KVLayout], None]
-Note = Callable[..., None]  # note(what is going on, done=, total=)
 
 
 class DemoError(RuntimeError):
-    """The demo could not be carried through."""
+    """The demo cannot run to its end."""
 
 
 class MissingError(DemoError):
-    """What was asked for by name is not installed."""
+    """The engine that was asked for by name is not installed."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of the demo; everything that is random comes from ``seed``.
+    """Size of the demo. All randomness comes from ``seed``.
 
     Attributes:
-        requests: how many run at once.
-        new_tokens: tokens that each generates.
+        requests: number that run at once.
+        new_tokens: tokens that each request generates.
         page_tokens: tokens of a block of the cache.
-        speed_nbytes: bytes of the timed copy.
+        speed_nbytes: bytes of the timed copy; 0 leaves it out.
         threads: CPU threads of every copy.
-        tamper: called with the pool between store and load: tests show with it that the demo can fail.
+        tamper: called with the pool between store and load; with it, tests show that the demo can fail.
     """
 
     requests: int
@@ -58,7 +57,7 @@ class Workload:
         return max(1, self.new_tokens // 8)
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
-        """Token ids: of different lengths, so that most requests end inside a block."""
+        """Draw token ids. Prompts have different lengths, so that most requests end inside a block."""
         random = np.random.default_rng(self.seed)
         lengths = random.integers(2 * self.page_tokens, 9 * self.page_tokens, self.requests)
         return [random.integers(0, vocabulary, length).tolist() for length in lengths]
@@ -66,13 +65,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Move:
-    """One request on its way through the pool.
+    """One request that moves through the pool.
 
     Attributes:
         request: its name.
         cached_tokens: tokens whose keys and values the cache holds.
         old, host, new: block ids in the cache, in the pool, and in the cache again.
-        generated: tokens it had generated when it was interrupted.
+        generated: tokens that it had generated when it was interrupted.
     """
 
     request: str
@@ -85,16 +84,16 @@ class Move:
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What was stored, destroyed and loaded elsewhere.
+    """Blocks that were stored, destroyed and loaded elsewhere.
 
     Attributes:
         store: the program from cache to pool.
-        moves: one a request.
-        units: units moved, each way.
-        rows: rows of one (layer, part, token, head) moved, each way: the copies before anything is merged.
+        moves: one for each request.
+        units: units that were moved each way.
+        rows: rows of one (layer, part, token, head) that were moved each way: the copies without any merging.
         descriptors: contiguous copies of the plan, after merging.
-        stored, loaded: results of the two transfers; None where nothing was loaded.
-        destroyed: whether every byte of the old blocks was seen overwritten.
+        stored, loaded: results of the two transfers; ``loaded`` is None where the load was left out.
+        destroyed: whether every byte of the old blocks read back as overwritten.
     """
 
     store: kvplan.CopyProgram
@@ -109,7 +108,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Speed:
-    """A large copy of the same program, and a plain memcpy of as many bytes with as many threads; best of repeats."""
+    """Best times of a large copy by the same program, and of a memcpy of equal size and threads."""
 
     nbytes: int
     units: int
@@ -121,14 +120,15 @@ class Speed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that the demo found out.
+    """Results of the demo.
 
     Attributes:
         engine: ``"transformers"``, ``"torch"`` or ``"numpy"``.
-        compared: what was compared with the undisturbed run.
-        equal: request by request, whether it was the same.
-        control_changed: requests that came out different where the load was left out; None where there is no control.
+        compared: name of what was compared with the undisturbed run: tokens or bytes.
+        equal: whether each request gave the same result.
+        control_changed: requests that changed where the load was left out; None without a control run.
         model: facts of the model; empty without an engine.
+        speed: of a large copy; None where it was left out.
     """
 
     engine: str
@@ -139,11 +139,11 @@ class Outcome:
     compared: str
     equal: dict[str, bool]
     control_changed: int | None
-    speed: Speed
+    speed: Speed | None
 
     @property
     def passed(self) -> bool:
-        """Whether the demo shows what it is meant to."""
+        """Whether every request gave the same result, the old blocks were destroyed, and the control changed."""
         return all(self.equal.values()) and self.trip.destroyed and self.control_changed != 0
 
 
@@ -154,10 +154,10 @@ def round_trip(
 
     Args:
         cache: the layout of the cache.
-        block_bytes: (block, byte) uint8 numpy view of the same memory, which kvplan has no part in.
-        moves: with ``old`` and ``new`` ids; ``host`` ids are filled in.
+        block_bytes: (block, byte) uint8 numpy view of the same memory, made without kvplan.
+        moves: with ``old`` and ``new`` ids; the ``host`` ids are filled in.
         workload: threads, and the hook between store and load.
-        load: False leaves the load out, so that the new blocks stay as they are.
+        load: False leaves out the load, so that the new blocks keep their content.
     """
     host_blocks = [ceil(len(move.old) * cache.block_tokens / POOL_BLOCK_TOKENS) for move in moves]
     pool = kvplan.allocate(
@@ -181,53 +181,48 @@ def round_trip(
     return RoundTrip(store, moves, plan.units, rows, len(plan.descriptors().size), stored, loaded, destroyed)
 
 
-def measure_speed(trip: RoundTrip, workload: Workload, note: Note) -> Speed:
-    """Time the same program on caches large enough to leave the CPU's caches, blocks in random order."""
+def measure_speed(trip: RoundTrip, workload: Workload) -> Speed | None:
+    """Time the same program on larger caches, whose blocks move in random order."""
+    if not workload.speed_nbytes:
+        return None
     cache, pool = trip.store.src, trip.store.dst
-    per_host_block = pool.block_tokens // cache.block_tokens
     host_blocks = max(1, workload.speed_nbytes // pool.block_nbytes)
-    blocks = host_blocks * per_host_block
+    blocks = host_blocks * (pool.block_tokens // cache.block_tokens)
     counts = ((cache, {"block": blocks}), (pool, {"block": host_blocks}))
-    shapes = [[(layout.sizes | count)[axis] for axis in layout.notation.split()] for layout, count in counts]
+    shapes = [[(one.sizes | count)[axis] for axis in one.notation.split()] for one, count in counts]
     arrays = [np.ones(shape, cache.dtype) for shape in shapes]  # ones: every page is there before the clock runs
-    large = [
-        kvplan.KVLayout.from_tensors(layout.notation, array) for (layout, _), array in zip(counts, arrays, strict=True)
-    ]
+    large = [kvplan.KVLayout.from_tensors(one.notation, array) for (one, _), array in zip(counts, arrays, strict=True)]
     random = np.random.default_rng(workload.seed)
     plan = kvplan.compile(*large).plan(random.permutation(blocks), random.permutation(host_blocks))
     source, destination = (array.reshape(-1).view(np.uint8) for array in arrays)
-    # One piece a thread is what memcpy likes best; small pieces suffer less where other programs want the cores too.
-    pieces = (workload.threads, max(workload.threads, source.size // TASK_NBYTES))
-    cuts = [np.linspace(0, source.size, count + 1).astype(int) for count in pieces]
-    ours, plain = [], []
+    cuts = np.linspace(0, source.size, workload.threads + 1).astype(int)
+    seconds = []
     with (
         kvplan.Executor(device="cpu", policy=kvplan.Policy(threads=workload.threads)) as executor,
         ThreadPoolExecutor(workload.threads) as threads,
     ):
-        for k in range(REPEATS + 1):  # the first of each warms up
-            note("Timing a large copy", done=k, total=REPEATS + 1)
-            start = perf_counter()  # both by the wall clock, hand-off to the threads included
+        for _ in range(REPEATS + 1):  # the first warms up
+            start = perf_counter()
             executor.submit(plan).synchronize()
-            ours.append(perf_counter() - start)
-            for cut in cuts:
-                start = perf_counter()
-                list(threads.map(lambda a, b: np.copyto(destination[a:b], source[a:b]), cut[:-1], cut[1:]))
-                plain.append(perf_counter() - start)
-    return Speed(plan.nbytes, plan.units, workload.threads, REPEATS, min(ours[1:]), min(plain[len(cuts) :]))
+            between = perf_counter()
+            list(threads.map(lambda a, b: np.copyto(destination[a:b], source[a:b]), cuts[:-1], cuts[1:]))
+            seconds.append((between - start, perf_counter() - between))
+    ours, plain = (min(times[1:]) for times in zip(*seconds, strict=True))
+    return Speed(plan.nbytes, plan.units, workload.threads, REPEATS, ours, plain)
 
 
-def run(workload: Workload, note: Note, *, framework: str) -> Outcome:
-    """The same round trip without an engine: the content of the cache is random, and compared byte by byte.
+def run(workload: Workload, tell: Tell, *, framework: str) -> Outcome:
+    """Run the round trip without an engine: the content of the cache is random, and compared byte by byte.
 
     Args:
-        workload: what is asked.
-        note: told what is going on.
-        framework: ``"torch"`` or ``"numpy"``, whose tensor is the cache.
+        workload: size of the demo.
+        tell: called with the share that is done and a text.
+        framework: ``"torch"`` or ``"numpy"``, which makes the tensor of the cache.
 
     Raises:
-        ImportError: there is no torch.
+        ImportError: torch is not installed.
     """
-    note(f"Filling a cache of plain {framework} tensors")
+    tell(None, f"Filling a cache of plain {framework} tensors")
     prompts = workload.prompts(vocabulary=2)
     lengths = [len(prompt) + workload.pause_after for prompt in prompts]
     needed = [ceil(length / workload.page_tokens) for length in lengths]
@@ -250,5 +245,5 @@ def run(workload: Workload, note: Note, *, framework: str) -> Outcome:
     block_bytes = content.reshape(shape[0], -1).view(np.uint8)
     trip = round_trip(kvplan.KVLayout.from_tensors(POOL_NOTATION, tensor), block_bytes, moves, workload)
     equal = {move.request: bool((content[move.new] == undisturbed[move.old]).all()) for move in trip.moves}
-    speed = measure_speed(trip, workload, note)
+    speed = measure_speed(trip, workload)
     return Outcome(framework, versions, {}, 0, trip, "bytes of the cache", equal, None, speed)

@@ -1,4 +1,4 @@
-"""What the demo shows: its facts as JSON, and for people a screen of at most 80 columns."""
+"""Tell what the demo did: facts for JSON, and a screen of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import kvplan
 from kvplan.base.numbers import binary, count_of, exact, number_ranges
-from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome
+from kvplan.cli.answers.layout_facts import UNIT, picked
+from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome, Speed
 from kvplan.cli.screen.printing import fact_table, number_table
 
 NEIGHBOURS = 16  # blocks of the example that merges
+LAYOUT = ("notation", "sizes", "dtype", "device", "block_tokens", "block_nbytes", "nbytes")
 
 
 def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, Any]:
-    """Everything the demo found out; units are in the names, GB are 10^9 bytes.
+    """List the results of the demo; units are in the names, GB are 10^9 bytes.
+
+    ``descriptors`` counts the contiguous copies of one way: by rows of one (layer, part, token, head), by runs of the
+    program, and after merging. ``speed`` compares a larger copy of the same program with a memcpy.
 
     Args:
-        missing: why better engines were passed over.
-        seconds: that the whole demo took.
-
-    The keys are the document that ``--json`` prints. ``descriptors`` counts the contiguous copies of one way: one a
-    row of (layer, part, token, head), one a run of the program, and after merging. ``transfers`` are the ones that the
-    requests made, ``speed`` is a larger copy of the same program beside a memcpy of as many bytes.
+        outcome: of the demo.
+        missing: reasons why better engines were not used.
+        seconds: of the whole demo.
     """
-    trip, speed = outcome.trip, outcome.speed
-    program = trip.store
+    trip, program = outcome.trip, outcome.trip.store
     transfers = {"store": trip.stored, "load": trip.loaded}
-    kvplan_rate, memcpy_rate = (speed.nbytes / taken / 1e9 for taken in (speed.kvplan_seconds, speed.memcpy_seconds))
     return {
         "passed": outcome.passed,
         "engine": outcome.engine,
@@ -52,58 +52,38 @@ def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, 
         ],
         "old_blocks_destroyed": trip.destroyed,
         "control": None if outcome.control_changed is None else {"requests_changed": outcome.control_changed},
-        "layouts": {"cache": _layout_facts(program.src), "pool": _layout_facts(program.dst)},
-        "program": {
-            "unit_tokens": program.unit_tokens,
-            "unit_nbytes": program.unit_nbytes,
-            "runs": program.runs,
-            "run_nbytes": list(program.run_nbytes),
-            "alignment": program.alignment,
-        },
+        "layouts": {"cache": picked(program.src, LAYOUT), "pool": picked(program.dst, LAYOUT)},
+        "program": picked(program, (*UNIT, "alignment")),
         "units": trip.units,
         "nbytes": trip.stored.nbytes,
         "descriptors": {"rows": trip.rows, "before": program.runs * trip.units, "after": trip.descriptors},
         "neighbours": _neighbours(program.src),
         "transfers": {
-            name: {"nbytes": result.nbytes, "seconds": result.seconds, "path": result.path}
+            name: picked(result, ("nbytes", "seconds", "path"))
             for name, result in transfers.items()
             if result is not None
         },
-        "speed": {
-            "nbytes": speed.nbytes,
-            "units": speed.units,
-            "threads": speed.threads,
-            "best_of": speed.repeats,
-            "kvplan_gb_per_s": kvplan_rate,
-            "memcpy_gb_per_s": memcpy_rate,
-            "ratio": kvplan_rate / memcpy_rate,
-        },
+        "speed": None if outcome.speed is None else _speed(outcome.speed),
         "seconds": seconds,
     }
 
 
+def _speed(speed: Speed) -> dict[str, Any]:
+    ours, plain = (speed.nbytes / seconds / 1e9 for seconds in (speed.kvplan_seconds, speed.memcpy_seconds))
+    rates = {"kvplan_gb_per_s": ours, "memcpy_gb_per_s": plain, "ratio": ours / plain}
+    return {**picked(speed, ("nbytes", "units", "threads")), "best_of": speed.repeats, **rates}
+
+
 def _neighbours(cache: kvplan.KVLayout) -> dict[str, int]:
-    """Neighbouring blocks into a pool of the cache's own layout: copies before merging and after."""
+    """Count the copies of consecutive blocks into a pool of the cache's own layout, before and after merging."""
     blocks = min(NEIGHBOURS, cache.num_blocks)
     program = kvplan.compile(cache, kvplan.allocate(cache.notation, like=cache, num_blocks=blocks))
     after = program.plan(range(blocks), range(blocks)).descriptors()
     return {"blocks": blocks, "before": program.runs * blocks, "after": len(after.size)}
 
 
-def _layout_facts(layout: kvplan.KVLayout) -> dict[str, Any]:
-    return {
-        "notation": layout.notation,
-        "sizes": layout.sizes,
-        "dtype": layout.dtype,
-        "device": layout.device,
-        "block_tokens": layout.block_tokens,
-        "block_nbytes": layout.block_nbytes,
-        "nbytes": layout.nbytes,
-    }
-
-
 def screen_of(outcome: Outcome, facts: dict[str, Any]) -> Iterator[Any]:
-    """What a person is shown, piece by piece; needs rich."""
+    """Yield the sections of the screen; needs rich."""
     yield _section("What happened", fact_table((f"{k}.", step) for k, step in enumerate(_story(outcome, facts), 1)))
     moved = [
         (
@@ -121,7 +101,6 @@ def screen_of(outcome: Outcome, facts: dict[str, Any]) -> Iterator[Any]:
     layouts = fact_table((name, _layout_text(layout)) for name, layout in facts["layouts"].items())
     yield _section("The two layouts (dims from outermost to innermost)", layouts)
     yield _section("The copy program from cache to pool, compiled once", fact_table(_program_text(facts)))
-    yield _section("Speed", fact_table(_speed_text(facts)))
     yield _verdict(outcome, facts)
 
 
@@ -138,7 +117,7 @@ def _story(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
             store,
             f"{destroy}, and checked that nothing was left.",
             "Loaded the data back, into different blocks.",
-            "Compared every byte with what it was.",
+            "Compared every byte with its old value.",
         ]
     start = f"Started continuous batching of transformers {outcome.versions['transformers']} on the CPU, with a small "
     start += f"Llama of random weights ({model['layers']} layers, {model['kv_heads']} KV heads of {model['head_dim']}, "
@@ -148,12 +127,12 @@ def _story(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
     generated = number_ranges(made, ", ")
     return [
         f"{start} and generated {count_of(outcome.new_tokens, 'token')} for {requests}.",
-        f"Started it again, and paused it in mid-flight: {generated} of {outcome.new_tokens} tokens were made.",
+        f"Started it again, and paused it after {generated} of {outcome.new_tokens} tokens.",
         store,
         f"{destroy}: the engine would have read NaN.",
-        "Loaded the data back into different blocks, entered those in the engine's block tables, and let it go on.",
+        "Loaded the data back into different blocks, wrote those into the engine's block tables, and let it continue.",
         "Compared the tokens with those of the undisturbed run.",
-        f"As a control, did it all again without the load: {changed} came out different.",
+        f"As a control, did all of this again without the load: {changed} gave different tokens.",
     ]
 
 
@@ -167,34 +146,21 @@ def _program_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
     program, descriptors, units = facts["program"], facts["descriptors"], facts["units"]
     low, high = program["run_nbytes"]
     none = " (here none are)" * (descriptors["before"] == descriptors["after"])
-    near = facts["neighbours"]
+    near, moved = facts["neighbours"], facts["transfers"]
     merging = f"{near['before']:,} before, {near['after']:,} after"
     runs = f"{count_of(program['runs'], 'run')} of {low:,}{f' to {high:,}' * (low != high)} bytes"
     return [
-        ("unit", f"{program['unit_tokens']} tokens, {exact(program['unit_nbytes'])}: what blocks of both are made of"),
+        (
+            "unit",
+            f"{program['unit_tokens']} tokens, {exact(program['unit_nbytes'])}: the largest piece of both blocks",
+        ),
         ("runs", f"{runs} a unit, each contiguous on both sides"),
         ("this transfer", f"{count_of(units, 'unit')}, {exact(facts['nbytes'])}"),
-        ("copies", f"{descriptors['rows']:,} if every (layer, part, token, head) were copied by itself"),
+        ("copies", f"{descriptors['rows']:,} if every (layer, part, token, head) were a copy of its own"),
         ("", f"{descriptors['before']:,} descriptors before merging, one a run"),
         ("", f"{descriptors['after']:,} descriptors after merging those adjacent on both sides{none}"),
+        *((name, f"{binary(each['nbytes'])} in {each['seconds'] * 1e6:,.0f} us") for name, each in moved.items()),
         ("neighbours", f"{near['blocks']} neighbouring blocks into a pool of the cache's own layout: {merging}"),
-    ]
-
-
-def _speed_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    speed = facts["speed"]
-    rows = [
-        (name, f"{binary(each['nbytes'])} in {each['seconds'] * 1e6:,.0f} us (too little to tell a speed)")
-        for name, each in facts["transfers"].items()
-    ]
-    size = f"{count_of(speed['units'], 'unit')} in random order, {binary(speed['nbytes'])}"
-    how = f"{count_of(speed['threads'], 'thread')}, best of {speed['best_of']}"
-    return [
-        *rows,
-        ("at size", f"the same program on larger caches: {size}, {how}"),
-        ("kvplan", f"{speed['kvplan_gb_per_s']:.2f} GB/s"),
-        ("memcpy", f"{speed['memcpy_gb_per_s']:.2f} GB/s: numpy's copy of as many bytes in order, as many threads"),
-        ("ratio", f"{speed['ratio']:.2f} times the speed of memcpy"),
     ]
 
 
@@ -206,7 +172,7 @@ def _verdict(outcome: Outcome, facts: dict[str, Any]) -> Any:
     if outcome.passed:
         return Text(f"PASS: {outcome.compared} are equal in all {count_of(total, 'request')}{took}", "bold green")
     if outcome.control_changed == 0:
-        why = "even without the load nothing changed, so that equal tokens prove nothing"
+        why = "nothing changed even without the load, so equal tokens prove nothing"
     else:
         why = f"{outcome.compared} are equal in only {equal} of {count_of(total, 'request')}"
     return Text(f"FAIL: {why}{took}", "bold red")
@@ -220,5 +186,5 @@ def _section(title: str, content: Any) -> Any:
 
 
 def _few(ids: list[int]) -> str:
-    """Block ids in order, the middle left out where there are many."""
+    """Show block ids in order; of many ids, the first two and the last."""
     return " ".join(map(str, ids if len(ids) <= 4 else [*ids[:2], "..", ids[-1]]))

@@ -1,4 +1,4 @@
-"""How commands print: JSON documents with their schemas, tables, pictures and progress bars."""
+"""Print answers: JSON documents with their schemas, tables, pictures and progress bars."""
 
 from __future__ import annotations
 

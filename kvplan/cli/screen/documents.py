@@ -1,14 +1,17 @@
-"""Print JSON documents, and read their schemas from ``kvplan/cli/schemas``."""
+"""Print JSON documents, read their schemas from ``kvplan/cli/schemas``, and write files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from kvplan.base.files import write_whole
+from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError
 
-# Version of each command's JSON document. Keys are added freely; a key that changes its meaning or goes raises it.
+# Version of each command's JSON document. A new key keeps it; a key that is removed or changes its meaning raises it.
 SCHEMAS = {
     "inspect": 1,
     "inspect-model": 1,
@@ -31,26 +34,44 @@ SCHEMAS = {
 
 
 def print_json(name: str, document: Mapping[str, Any]) -> None:
-    """Print one JSON object, its schema first."""
-    print(json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2))
+    """Print a document."""
+    print(json_text(name, document))
+
+
+def json_text(name: str, document: Mapping[str, Any]) -> str:
+    """Make one JSON object of a document, its schema first."""
+    return json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2)
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a command's document, from the folder ``schemas`` beside this file.
+    """Read the JSON Schema (draft 2020-12) of a command's document.
 
     Args:
         name: a key of :data:`SCHEMAS`.
 
     Raises:
-        KVPlanError: no document of that name has a schema.
+        KVPlanError: there is no document of that name.
 
     >>> schema_of("plan")["title"]
     'kvplan.plan/1'
     """
     from importlib.resources import files
 
-    found = files("kvplan.cli") / "schemas" / f"{name}.json"
-    if name not in SCHEMAS or not found.is_file():
+    if name not in SCHEMAS:
         raise KVPlanError(f"{name!r} has no schema; documents are {', '.join(SCHEMAS)}")
+    found = files("kvplan.cli") / "schemas" / f"{name}.json"
     content: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
     return content
+
+
+def write_file(option: str, name: str, content: bytes) -> None:
+    """Write a file whole or not at all, so that no reader sees half of it.
+
+    Raises:
+        KVPlanError: it cannot be written.
+    """
+    try:
+        write_whole(Path(name), content)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise KVPlanError(f"{option} {quoted(name)} cannot be written: {why}") from None

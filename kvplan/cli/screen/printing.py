@@ -1,17 +1,27 @@
-"""Print tables of at most 80 columns, and numbers in words."""
+"""Print notes, tables of at most 80 columns, and progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+Tell = Callable[[float | None, str], None]  # of a share of 1, None where it is not known, and what is going on
+
+
+def note(text: str) -> None:
+    """Print one line to standard error, which is no part of the answer."""
+    print(text, file=sys.stderr)
+
 
 def show(*shown: RenderableType) -> None:
-    """Print text and tables as they stand, an empty line between; rich itself heeds NO_COLOR and COLUMNS."""
+    """Print text and tables with empty lines between them; rich itself heeds NO_COLOR and COLUMNS."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
@@ -22,7 +32,7 @@ def show(*shown: RenderableType) -> None:
 
 
 def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
-    """Two columns: names, and what they are."""
+    """Make a table of two columns: names and values."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -34,7 +44,7 @@ def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int]) -> Table:
-    """A table with a rule under its header.
+    """Make a table with a rule under its header.
 
     Args:
         right: columns aligned on the right.
@@ -48,3 +58,41 @@ def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+@contextmanager
+def progress(*, silent: bool = False, after: float = 0.0) -> Iterator[Tell]:
+    """Show a progress bar on standard error where that is a terminal.
+
+    Args:
+        silent: show nothing.
+        after: seconds before the bar appears.
+
+    Yields:
+        A function that takes the share that is done, and a text.
+    """
+    if silent or not sys.stderr.isatty():
+        yield _silent
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (rich.BarColumn(24), rich.TimeElapsedColumn(), rich.TextColumn("{task.description}", markup=False))
+    bar = rich.Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("starting", total=None)
+    timer = Timer(after, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda share, text: bar.update(
+            task, description=text, completed=share or 0, total=None if share is None else 1
+        )
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+def _silent(share: float | None, text: str) -> None:
+    """Show nothing."""
+    del share, text

@@ -1,0 +1,113 @@
+"""Parts that several backends share: facts of tensors, options by name, and entries of one layer each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvplan.errors import LayoutError
+
+# The order of a page's dims by the engines' name for it: N tokens, H heads, D dim.
+PAGE = {"NHD": "token head dim", "HND": "head token dim"}
+
+
+def rank_of(value: Any) -> int:
+    """Count the dims of a tensor; 0 for any other value."""
+    return len(value.shape) if hasattr(value, "shape") else 0
+
+
+def itemsize_of(tensor: Any) -> int:
+    """Bytes of an element."""
+    return int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
+
+
+def steps_of(tensor: Any) -> tuple[int, ...]:
+    """Strides in bytes."""
+    if callable(getattr(tensor, "stride", None)):
+        return tuple(int(step) * itemsize_of(tensor) for step in tensor.stride())
+    return tuple(map(int, tensor.strides))
+
+
+def content_dims(count: int) -> str:
+    """Write so many dims of content: ``dim``, or its factors.
+
+    >>> content_dims(1), content_dims(3)
+    ('dim', 'dim.0 dim.1 dim.2')
+    """
+    return "dim" if count == 1 else " ".join(f"dim.{k}" for k in range(count))
+
+
+def kv_names(part: str) -> tuple[str, str]:
+    """Names of K and of V of a part.
+
+    >>> kv_names("kv"), kv_names("scale")
+    (('k', 'v'), ('k_scale', 'v_scale'))
+    """
+    return ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
+
+
+def check_option(name: str, value: Any, known: Iterable[str]) -> None:
+    """Check an option that is given by name.
+
+    >>> check_option("kv_layout", "HDN", PAGE)
+    Traceback (most recent call last):
+    ...
+    kvplan.errors.LayoutError: kv_layout is 'HDN'; it is one of 'NHD', 'HND'
+    """
+    if value not in (names := list(known)):
+        raise LayoutError(f"{name} is {value!r}; it is one of {', '.join(map(repr, names))}")
+
+
+def layers_of(kv_caches: Any, *, kv_dim: int, expected: str, other: str) -> tuple[list[Any] | tuple[Any, ...], bool]:
+    """Check caches with one entry a layer: a tensor of 5 dims, or a pair ``(k_cache, v_cache)`` of 4 dims each.
+
+    Args:
+        kv_caches: a list or tuple of entries of one form; one tensor or one pair by itself is one layer.
+        kv_dim: the dim of a tensor that holds K and V, 0 or 1.
+        expected: the forms that the backend takes, for messages.
+        other: the backend whose tensors hold K and V in the other of the two dims.
+
+    Returns:
+        The entries, and whether they are pairs.
+
+    Raises:
+        LayoutError: another rank, an extent of ``kv_dim`` that is not 2, or forms mixed.
+
+    >>> import numpy as np
+    >>> entries, paired = layers_of(np.zeros((2, 8, 16, 4, 64)), kv_dim=0, expected="", other="")
+    >>> len(entries), paired
+    (1, False)
+    """
+    entries = [kv_caches] if rank_of(kv_caches) or _is_pair(kv_caches) else kv_caches
+    if not isinstance(entries, list | tuple):
+        raise LayoutError(
+            f"kv_caches is a {type(entries).__name__}; give a list with one entry a layer, in order of layers"
+        )
+    pairs = [_is_pair(entry) for entry in entries]
+    for layer, entry in enumerate(entries):
+        if not pairs[layer]:
+            _check_tensor(entry, f"kv_caches[{layer}]", kv_dim, expected, other)
+        if pairs[layer] != pairs[0]:
+            raise LayoutError(f"kv_caches[0] and kv_caches[{layer}] are of different forms; describe each form by "
+                              "itself and merge")  # fmt: skip
+    return entries, any(pairs)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(rank_of(half) == 4 for half in value)
+
+
+def _check_tensor(cache: Any, name: str, kv_dim: int, expected: str, other: str) -> None:
+    if isinstance(cache, list | tuple):
+        ranks = [rank_of(half) for half in cache]
+        raise LayoutError(f"{name} is a sequence of {len(cache)} with ranks {ranks}; {expected}")
+    if not rank_of(cache):
+        raise LayoutError(f"{name} is a {type(cache).__name__}; {expected}")
+    shape, places = tuple(cache.shape), ("first", "second")
+    if len(shape) != 5:
+        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; {expected}")
+    if shape[kv_dim] != 2:
+        swapped = f"; where K and V stand {places[1 - kv_dim]}, use backends.{other}" if shape[1 - kv_dim] == 2 else ""
+        raise LayoutError(
+            f"{name} has shape {shape}, whose {places[kv_dim]} extent {shape[kv_dim]} is not 2; {expected}{swapped}"
+        )

@@ -1,0 +1,127 @@
+"""List the facts of a plan: its blocks, the sizes of its descriptors, and the paths that could take it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
+
+from kvplan.base.numbers import count_of, exact
+from kvplan.errors import BlockIndexError, KVPlanError, TransferError
+from kvplan.layout.kvlayout import KVLayout
+
+if TYPE_CHECKING:
+    from kvplan.cost.policy import Policy
+    from kvplan.cost.profile import DeviceProfile
+    from kvplan.plan.copy_program import CopyProgram
+    from kvplan.plan.plan import Plan
+
+SHOWN_SIZES = 8
+
+
+def listed_ids(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
+    """List all ids. The ends of ranges are checked first, so that a mistyped range takes no memory."""
+    for some in ids:
+        if some.stop > layout.num_blocks:
+            raise BlockIndexError(
+                f"{option} names block {some.stop - 1}; blocks there are 0 to {layout.num_blocks - 1}"
+            )
+    return list(chain(*ids))
+
+
+def by_size(nbytes: Sequence[int]) -> list[tuple[int, int]]:
+    """Count descriptors of each size, the largest first.
+
+    >>> by_size([512, 4096, 512])
+    [(1, 4096), (2, 512)]
+    """
+    return [(len(list(alike)), size) for size, alike in groupby(sorted(nbytes, reverse=True))]
+
+
+def run_lengths(runs: Sequence[tuple[int, int]]) -> str:
+    """Show (count, size) pairs; sizes that occur once share a bracket.
+
+    >>> run_lengths([(3, 8192), (1, 4096), (1, 512), (2, 256)])
+    '3*[8192] | [4096, 512] | 2*[256]'
+    """
+    pieces: list[str] = []
+    for alone, group in groupby(runs[:SHOWN_SIZES], key=lambda run: run[0] == 1):
+        if alone:
+            pieces.append(f"[{', '.join(str(size) for _, size in group)}]")
+        else:
+            pieces.extend(f"{times}*[{size}]" for times, size in group)
+    if len(runs) > SHOWN_SIZES:
+        pieces.append(f"and {len(runs) - SHOWN_SIZES:,} smaller sizes")
+    return " | ".join(pieces) or "none"
+
+
+def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
+    """Plan the blocks that were given, or return None where no blocks were given.
+
+    Raises:
+        BlockIndexError: a block that the layout does not have.
+        KVPlanError: blocks of one side only, or a profile without blocks.
+    """
+    src, dst = args.src or args.blocks, args.dst or args.blocks
+    if src is None and dst is None:
+        if args.profile is not None:
+            raise KVPlanError("--profile is for a plan; give --blocks, or --src and --dst")
+        return None
+    if src is None or dst is None:
+        raise KVPlanError(f"blocks of {'SRC' if src is None else 'DST'} are missing; give --blocks, or --src and --dst")
+    return program.plan(
+        listed_ids("--src" if args.src else "--blocks", src, program.src),
+        listed_ids("--dst" if args.dst else "--blocks", dst, program.dst),
+    )
+
+
+def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80) -> tuple[dict[str, Any], str]:
+    """List the candidates of a plan as facts, and as text after a line about the plan.
+
+    Args:
+        plan: whose paths are compared.
+        name: of a profile; None for this GPU's, or for a shipped one where there is no GPU, which the text says.
+        policy: limits, and the compute that runs at the same time.
+        width: columns of the text.
+    """
+    from kvplan.cost import model as cost
+    from kvplan.cost.explain import explain, facts
+    from kvplan.cost.profile import DIRECTIONS
+    from kvplan.cost.statistics import statistics_of
+    from kvplan.execute.gpu.mixed import halves_of
+
+    profile, where = _profile(name)
+    alike = by_size(plan.descriptors().size.tolist())
+    count = sum(times for times, _ in alike)
+    about = {"direction": plan.direction, "nbytes": plan.nbytes, "units": plan.units, "descriptors": count,
+             "sizes": [{"count": times, "nbytes": nbytes} for times, nbytes in alike]}  # fmt: skip
+    text = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}\n{where}"
+    text += f"{count_of(count, 'descriptor')}: {run_lengths(alike)}\n\n"
+    if plan.direction not in DIRECTIONS:
+        why = f"no cost model for a {plan.direction!r} plan; only loads and stores were measured"
+        return {**about, "candidates": [], "verdict": why}, f"{text}{why}"
+    statistics = statistics_of(plan)
+    refused, most = {}, policy.staging_bytes
+    if most is not None and statistics.granule_nbytes > most:
+        refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
+    large, small = halves_of(plan)
+    halves = (statistics_of(large), statistics_of(small)) if large and small else None
+    given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy
+    return {**about, **facts(*given)}, f"{text}{explain(*given, width)}"
+
+
+def _profile(name: str | None) -> tuple[DeviceProfile, str]:
+    """Find the profile; the line names its GPU where this machine has none."""
+    from kvplan.cost.store import all_shipped, by_name, find_for
+
+    if name is not None:
+        return by_name(name), ""
+    try:
+        from kvplan.cuda.driver import driver
+
+        driver()
+        return find_for(0), ""
+    except TransferError:
+        profile = all_shipped()[0]
+        return profile, f"no GPU here: as on an {profile.gpu}\n"

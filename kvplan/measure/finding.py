@@ -1,0 +1,41 @@
+"""A finding of the doctor: the state of one thing of a machine, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.measure.facts import Facts
+
+State = Literal["ok", "warning", "problem", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The finding of one check.
+
+    Attributes:
+        name: of the check.
+        state: ``"ok"``, ``"warning"``, ``"problem"`` or ``"unknown"``.
+        what: was found, in one line.
+        advice: what to do, in one line; ``""`` where all is well or nothing is known to help.
+    """
+
+    name: str
+    state: State
+    what: str
+    advice: str = ""
+
+
+def unknown(facts: Facts, name: str, fact: str) -> Finding:
+    """A check whose fact is missing, and why."""
+    return Finding(name, "unknown", facts.missing.get(fact, "nobody tells"))
+
+
+def cuda_version(cuda: int) -> str:
+    """A version of CUDA as people write it.
+
+    >>> cuda_version(12080)
+    '12.8'
+    """
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"

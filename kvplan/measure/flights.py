@@ -1,0 +1,206 @@
+"""Transfers that are not kvplan's: calls on a stream between two events, calls at once, calls by another thread."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, Self
+
+SWITCH = 5e-5  # seconds after which one thread lets another run; at Python's 5 ms, compute would run out of work
+
+
+class InFlight(Protocol):
+    """A transfer that can be asked whether it has ended."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+
+class Flight(InFlight, Protocol):
+    """A transfer of any kind: kvplan's, or one of this module."""
+
+    def synchronize(self) -> None:
+        """Wait for its end."""
+        ...
+
+    def result(self) -> Any:
+        """Wait for its end; an object with ``seconds``."""
+        ...
+
+
+Begin = Callable[[], Flight]
+
+
+class Moved(NamedTuple):
+    """Result of a finished transfer: bytes, and seconds from its start to its end, by events where a GPU moves them."""
+
+    nbytes: int
+    seconds: float
+
+
+class Line:
+    """A GPU and one stream of it. The stream is new: streams of torch come from a pool, and may be in use elsewhere.
+
+    Args:
+        name: ``"cuda:N"``.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch
+
+        from kvplan.cuda.device import Device
+
+        torch.empty(1, device=name)  # torch takes the context first
+        self.name = name
+        self.device = Device(int(name.removeprefix("cuda:")))
+        with self.device.current():
+            self.handle = self.device.stream()
+        open_stream: Any = torch.cuda.ExternalStream
+        self.stream = open_stream(self.handle, device=name)
+        self._staging: tuple[Any, Any] | None = None
+
+    def staging(self, nbytes: int) -> tuple[Any, Any]:
+        """int64 words of pinned host memory and of the GPU. All callers share them: one transfer at a time."""
+        import torch
+
+        words = nbytes // 8
+        if self._staging is None or self._staging[0].numel() < words:
+            self._staging = None  # the old ones go first
+            self._staging = (
+                torch.empty(words, dtype=torch.int64, pin_memory=True),
+                torch.empty(words, dtype=torch.int64, device=self.name),
+            )
+        host, device = self._staging
+        return host[:words], device[:words]
+
+
+class Enqueued:
+    """Calls on a stream, between two events that live as long as this.
+
+    Args:
+        line: whose stream.
+        nbytes: that the calls move.
+        issue: makes the calls.
+    """
+
+    def __init__(self, line: Line, nbytes: int, issue: Callable[[], object]) -> None:
+        import torch
+
+        make: Any = torch.cuda.Event
+        self._nbytes = nbytes
+        self._before, self._after = make(enable_timing=True), make(enable_timing=True)
+        with line.device.current():
+            self._before.record(line.stream)
+            issue()
+            self._after.record(line.stream)
+
+    def done(self) -> bool:
+        """See :class:`Flight`."""
+        return bool(self._after.query())
+
+    def synchronize(self) -> None:
+        """See :class:`Flight`."""
+        self._after.synchronize()
+
+    def result(self) -> Moved:
+        """See :class:`Flight`."""
+        self.synchronize()
+        return Moved(self._nbytes, self._before.elapsed_time(self._after) / 1e3)
+
+
+class AtOnce:
+    """A call of the CPU that has moved all bytes when it returns."""
+
+    def __init__(self, nbytes: int, move: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        move()
+        self._moved = Moved(nbytes, time.perf_counter() - start)
+
+    def done(self) -> bool:
+        """See :class:`Flight`."""
+        return True
+
+    def synchronize(self) -> None:
+        """See :class:`Flight`."""
+
+    def result(self) -> Moved:
+        """See :class:`Flight`."""
+        return self._moved
+
+
+class Together:
+    """Several transfers, started one after another and over when the last is.
+
+    Their events have no common start: ``seconds`` of the result is that of the longest.
+    """
+
+    def __init__(self, *begins: Begin) -> None:
+        self._flights = [begin() for begin in begins]
+
+    @property
+    def queued(self) -> bool:
+        """Whether an executor's own thread has yet to issue one of them."""
+        return any(getattr(flight, "queued", False) for flight in self._flights)
+
+    def done(self) -> bool:
+        """See :class:`Flight`."""
+        return all(flight.done() for flight in self._flights)
+
+    def synchronize(self) -> None:
+        """See :class:`Flight`."""
+        for flight in self._flights:
+            flight.synchronize()
+
+    def result(self) -> Moved:
+        """See :class:`Flight`."""
+        results = [flight.result() for flight in self._flights]
+        return Moved(sum(one.nbytes for one in results), max(one.seconds for one in results))
+
+
+class Aside:
+    """A thread that starts transfers, so that a call that takes long does not stop the thread that enqueues compute.
+
+    >>> with Aside() as aside:
+    ...     flight = aside.begin(lambda: AtOnce(8, lambda: None))
+    ...     flight.synchronize()
+    >>> flight.done(), flight.result().nbytes
+    (True, 8)
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "kvplan-baseline")
+        self._interval = sys.getswitchinterval()
+
+    def begin(self, begin: Begin) -> Flight:
+        """Start a transfer there; returns at once."""
+        return _Asked(self._thread.submit(begin))
+
+    def __enter__(self) -> Self:
+        sys.setswitchinterval(SWITCH)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        sys.setswitchinterval(self._interval)
+
+
+class _Asked:
+    """A transfer that another thread starts."""
+
+    def __init__(self, call: Future[Flight]) -> None:
+        self._call = call
+
+    def done(self) -> bool:
+        """See :class:`Flight`."""
+        return self._call.done() and self._call.result().done()
+
+    def synchronize(self) -> None:
+        """See :class:`Flight`."""
+        self._call.result().synchronize()
+
+    def result(self) -> Any:
+        """See :class:`Flight`."""
+        return self._call.result().result()

@@ -1,0 +1,74 @@
+"""The laws of the design on a GPU, over layouts drawn by hypothesis: executing equals copying by coordinates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from tests import oracle
+from tests.paged_caches import Drawn
+from tests.profiles import examples
+from tests.strategies import Case, cases, neighbour_cases
+
+pytestmark = pytest.mark.gpu
+
+PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
+PLACES = {"load": ("pinned", "cuda:0"), "store": ("cuda:0", "pinned"), "device": ("cuda:0", "cuda:0")}
+directions = pytest.mark.parametrize("direction", ["load", "store"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@directions
+@given(case=st.one_of(cases(), neighbour_cases()))
+@examples(150)
+def test_laws_1_and_2_executing_equals_copying_by_coordinates(path, direction, case: Case, executor_of):
+    drawn = Drawn(case, PLACES[direction])
+    assert drawn.plan.direction == direction
+    result = executor_of(path=path).submit(drawn.plan).result()
+    assert result.nbytes == drawn.plan.nbytes
+    drawn.check()
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "staged"])
+@given(case=cases())
+@examples(75)
+def test_laws_1_and_2_within_a_gpu(path, case: Case, executor_of):
+    drawn = Drawn(case, PLACES["device"])
+    executor_of(path=path).submit(drawn.plan).synchronize()
+    drawn.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@given(some=st.lists(st.tuples(cases(), st.sampled_from(["load", "store"])), min_size=2, max_size=6))
+@examples(30)
+def test_transfers_in_flight_together_do_not_disturb_one_another(path, some, executor_of):
+    flying = [Drawn(case, PLACES[direction]) for case, direction in some]
+    transfers = [executor_of(path=path).submit(drawn.plan) for drawn in flying]
+    for drawn, transfer in reversed(list(zip(flying, transfers, strict=True))):
+        transfer.synchronize()
+        drawn.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@given(case=cases(same_heads=True))
+@examples(50)
+def test_law_5_there_and_back_restores(path, case: Case, executor_of):
+    drawn = Drawn(case, PLACES["store"])
+    executor_of(path=path).submit(drawn.plan).synchronize()
+    if len(set(case.src_ids)) != len(case.src_ids):
+        return  # one source in two places has no one way back
+    wipe(drawn.src_roots, list(oracle.byte_moves(drawn.plan.descriptors()).values()))
+    back = kvplan.compile(drawn.program.dst, drawn.program.src)
+    executor_of(path=path).submit(back.plan(case.dst_ids, case.src_ids, case.dst_skip, case.src_skip)).synchronize()
+    drawn.check()
+
+
+def wipe(roots: list[torch.Tensor], addresses: list[int]) -> None:
+    for root in roots:
+        start = root.data_ptr()
+        inside = [address - start for address in addresses if start <= address < start + root.numel()]
+        root[torch.tensor(inside, dtype=torch.int64, device=root.device)] ^= 0xFF
+    torch.cuda.synchronize()

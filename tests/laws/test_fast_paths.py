@@ -1,0 +1,133 @@
+"""Law 8: a fast path skips work whose result is known; it equals its slow loops_numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout
+from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
+from tests.compiled_cases import by_dst, compiled
+from tests.plan.slow_twins import uncompiled, without_numba
+from tests.profiles import examples
+from tests.ranks.rank_specs import written
+from tests.ranks.topologies import reshards, shards_of
+from tests.strategies import cases, layout_of, neighbour_cases
+
+
+@given(case=cases())
+@examples(400)
+def test_a_program_is_cached_by_what_a_layout_means(case):
+    """Law 8: an equal layout, built again, has the same program and moves the same bytes."""
+    src, dst, program, plan = compiled(case)
+    same = layout_of(src)
+    assert same == program.src
+    assert hash(same) == hash(program.src)
+    assert str(same) == str(program.src)
+    again = kvplan.compile(same, layout_of(dst)).plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
+    assert by_dst(again.descriptors()) == by_dst(plan.descriptors())
+
+
+@examples(250)
+@given(
+    src=st.lists(st.integers(-2, 9), max_size=6), dst=st.lists(st.integers(-2, 5), max_size=6),
+    tokens=st.sampled_from([(4, 4), (4, 8), (8, 4), (4, 12)]), skips=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+)  # fmt: skip
+@example(src=[0, 1, 2, 3], dst=[2, 2], tokens=(4, 8), skips=(0, 0))
+@example(src=[1, -1], dst=[7, 7], tokens=(4, 4), skips=(0, 0))
+def test_ids_are_refused_in_the_same_words(src, dst, tokens, skips):
+    """Law 8: numpy loops refuse block ids with the same errors as the compiled loops."""
+    sides = [KVLayout.from_tensors("block token dim", np.zeros((6, size, 8), np.uint8)) for size in tokens]
+    program = kvplan.compile(*sides)
+
+    def planned():
+        try:
+            return [part.units.tolist() for part in program.plan(src, dst, *skips).parts]
+        except kvplan.KVPlanError as error:
+            return type(error), str(error)
+
+    expected = planned()
+    with without_numba():
+        assert planned() == expected
+
+
+@examples(250)
+@given(
+    starts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=9, unique_by=lambda s: s[1]),
+    nbytes=st.sampled_from((8, 16)), first=st.integers(0, 3), step=st.integers(1, 3),
+)  # fmt: skip
+def test_the_loops_of_statistics_and_their_twins(starts, nbytes, first, step):
+    """Law 8: compiled loops that count neighbouring units agree with their numpy twins."""
+    units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
+    count = units.shape[1]
+    found, repeated, reach = loops_numpy.adjacency(units, nbytes, None)
+    marks = np.zeros(1 << (16 * count).bit_length(), np.uint8)
+    hashed = loops_numba.adjacency(units, nbytes, marks)
+    assert (found, reach) == (hashed[0], hashed[2])
+    assert found <= repeated <= hashed[1], "of two shifts that fall on one mark, the second counts as repeated"
+    assert loops_numba.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
+    assert loops_numpy.rising(units[0], first, step, nbytes) == loops_numba.rising(units[0], first, step, nbytes)
+    slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
+    made = []
+    for which in (loops_numpy, loops_numba):
+        out = np.zeros((3, count), dtype=np.int64)
+        left = which.chain(units, nbytes, slots, out)
+        made.append(sorted(out[:, :left].T.tolist()))
+    assert made[0] == made[1]
+
+
+@examples(250)
+@given(ids=st.lists(st.integers(0, 9), max_size=12), rising=st.booleans())
+def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
+    """Law 8: rising ids need no search for a block that is named twice."""
+    dst_ids = np.array(sorted(ids) if rising else ids, dtype=np.int64)
+    seen = np.zeros(4, np.uint64)
+    found = placing_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
+    assert (found >= 0) == (len(set(ids)) < len(ids))
+    assert not seen.any()
+
+
+@examples(250)
+@given(case=st.one_of(cases(), neighbour_cases()))
+def test_the_loops_do_uncompiled_what_they_do_compiled(case):
+    """Law 8: compiled loops equal the Python that they are compiled from."""
+    _, _, program, plan = compiled(case)
+    with uncompiled():
+        again = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
+        flat = again.descriptors(max_nbytes=7)
+        whole = again.descriptors()
+    for part, other in zip(plan.parts, again.parts, strict=True):
+        np.testing.assert_array_equal(part.units, other.units)
+    for column, other in zip(plan.descriptors(), whole, strict=True):
+        np.testing.assert_array_equal(column, other)
+    for column, other in zip(plan.descriptors(max_nbytes=7), flat, strict=True):
+        np.testing.assert_array_equal(column, other)
+
+
+@examples(250)
+@given(case=neighbour_cases())
+def test_an_irregular_program_falls_back_to_sorting(case):
+    """Law 8: merging by the program's seams equals merging by sorting."""
+    _, _, _, plan = compiled(case)
+    expected = by_dst(plan.descriptors())
+    limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
+    merges.possible_merges.cache_clear()
+    try:
+        assert by_dst(plan.descriptors()) == expected
+    finally:
+        merges.MAX_CANDIDATES = limit
+        merges.possible_merges.cache_clear()
+
+
+@examples(100)
+@given(case=reshards())
+def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
+    """Law 8: a rank's views of whole blocks move what its stretches of tokens move one by one."""
+    programs = kvplan.reshard(*shards_of(case))
+    for program in programs.values():
+        fast = written([program.plan(*case.ids, *case.skips)])
+        for move in program._moves:
+            move._whole = None
+        assert written([program.plan(*case.ids, *case.skips)]) == fast

@@ -1,0 +1,44 @@
+"""Law 6 on a simulated GPU: shares of ranks by every path, whole and layer by layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import Shard
+from tests.profiles import examples
+from tests.ranks.topologies import fill, reshards, truth_of
+from tests.simulated import Device
+from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on, limits
+from tests.simulated.overwrites import TINY_RING
+
+
+@both_ways
+@every_path
+@examples(25)
+@given(case=reshards(), by_layer=st.booleans(), seed=st.integers(0, 1000))
+def test_every_path_moves_what_every_rank_owes(case, by_layer, seed, direction, path):
+    """Law 6 for every path of a GPU executor, whole or layer by layer."""
+    truth, device = truth_of(case), Device(seed, eager=False)
+    caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
+    wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]
+    for rank, cache in zip(case.sides[0], caches[0], strict=True):
+        fill(rank, cache, case.ids[0], case.first[0], truth)
+    for rank, cache in zip(case.sides[1], wanted, strict=True):
+        fill(rank, cache, case.ids[1], case.first[1], truth)
+    shards = [
+        [
+            Shard(layout_on(cache, device, host), rank.cp_rank, rank.cp_size, rank.interleave)
+            for rank, cache in zip(side, held, strict=True)
+        ]
+        for side, held, host in zip(case.sides, caches, (direction == "load", direction == "store"), strict=True)
+    ]
+    plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
+    with executor_on(device, path) as executor, limits(**TIGHT | TINY_RING):
+        for plan in plans.values():
+            executor.submit(plan, by_layer=by_layer)
+    for cache, want in zip(caches[1], wanted, strict=True):
+        for root, expected in zip(cache.roots, want.roots, strict=True):
+            np.testing.assert_array_equal(root, expected)

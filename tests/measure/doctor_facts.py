@@ -1,0 +1,47 @@
+"""Facts of a healthy machine, as `kvplan doctor` gathers them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvplan.cuda.machine import Link, Machine
+from kvplan.measure import host
+from kvplan.measure.doctor import Facts
+from kvplan.measure.facts import ProfileInUse
+from tests.cuda.fake_system import PCI
+
+GIB = 1 << 30
+
+
+H100 = Machine("NVIDIA H100 80GB HBM3", "580.159.04", Link(5, 16, 5, 16), 13000, PCI, 1)
+
+
+HEALTHY = Facts(
+    cuda=13000,
+    batch=True,
+    machine=H100,
+    packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "numba": "0.68.0", "cuda-bindings": "13.0.1"},
+    torch_cuda="13.0",
+    numba_cache="/home/me/.cache/numba",
+    locked=host.UNLIMITED,
+    ram=(512 * GIB, 400 * GIB),
+    cgroup=(host.UNLIMITED, GIB),
+    shared=(256 * GIB, 250 * GIB),
+    nodes=(0, 1),
+    cpu_nodes=(1,),
+    memory_nodes=(0, 1),
+    policy="default",
+    pool={1: 64},
+    connections="32",
+    iommu="identity",
+    hypervisor="",
+    profile=ProfileInUse("calibrated", "NVIDIA H100, PCIe 5 x16", ""),
+)
+
+
+GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
+
+
+SLOW = replace(
+    HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU", pool=None
+)
