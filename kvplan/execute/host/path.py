@@ -77,7 +77,7 @@ class HostPath:
         self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
 
     def look(self) -> None:
-        """Stop if the executor is gone, so that nobody can submit any more."""
+        """Stop if the executor is gone, so that no more submits can come."""
         if self._owner is not None and self._owner() is None and not self.waiting.closed:
             self.stop()
 
