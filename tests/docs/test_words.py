@@ -105,7 +105,6 @@ OPEN: dict[str, dict[str, int]] = {
         "kvplan/verification/verify.py": 5,
     },
     "sentence": {
-        "CHANGELOG.md": 10,
         "README.md": 5,
         "SECURITY.md": 2,
         "docs/bench.md": 2,
