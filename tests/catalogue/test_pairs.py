@@ -151,8 +151,8 @@ def test_json_is_documented(capsys):
 
 def test_a_pair_of_two_kinds_is_a_finding(capsys):
     reason = (
-        "'mla' holds one latent row a token and 'page-first' K and V of each head: different caches, and each lacks "
-        "the parts of the other"
+        "'mla' holds one latent row a token and 'page-first' K and V of each head: these are different caches, "
+        "and each lacks the parts of the other"
     )
     assert main(["pairs", "--device", "mla", "--host", "page-first", "--json"]) == 1
     out, err = capsys.readouterr()
@@ -162,4 +162,4 @@ def test_a_pair_of_two_kinds_is_a_finding(capsys):
 @pytest.mark.parametrize(("option", "name"), [("--device", "page-first"), ("--host", "nowhere")])
 def test_names_that_are_no_layout(capsys, option, name):
     assert main(["pairs", option, name]) == 2
-    assert f"kvplan: {option} {name!r} is no {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err
+    assert f"kvplan: {option} {name!r} is not a {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err

@@ -18,9 +18,8 @@ DIRECTIVES = [
 
 
 def test_the_reference_has_every_public_name_once():
-    assert {name for name in DIRECTIVES if name.count(".") == 1} == {
-        f"kvplan.{name}" for name in kvplan.__all__ if name != "__version__"
-    }
+    public = {f"kvplan.{name}" for name in kvplan.__all__ if name != "__version__"}
+    assert public <= set(DIRECTIVES)
     assert len(DIRECTIVES) == len(set(DIRECTIVES))
 
 
