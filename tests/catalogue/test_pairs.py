@@ -162,4 +162,6 @@ def test_a_pair_of_two_kinds_is_a_finding(capsys):
 @pytest.mark.parametrize(("option", "name"), [("--device", "page-first"), ("--host", "nowhere")])
 def test_names_that_are_no_layout(capsys, option, name):
     assert main(["pairs", option, name]) == 2
-    assert f"kvplan: {option} {name!r} is not a {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err
+    assert (
+        f"kvplan: {option} {name!r} is not a {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err
+    )
