@@ -484,7 +484,7 @@ def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
         ended.append(1)
 
     with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
-        monkeypatch.setattr(tasks, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
+        monkeypatch.setattr(tasks, "tasks_of", lambda plan: ([slow, broken, slow, slow], 4))
         transfer = executor.submit(program.plan([1], [2]))
         assert failed.wait(PATIENCE)
         with pytest.raises(TransferError, match="has not finished"):
