@@ -29,9 +29,7 @@ HEADLESS = re.compile(r"(?:What|Who|Whoever|Whose|So many|Those|None of|Nobody)\
 VERBLESS = re.compile(r"Whether\b(?!.*\b(?:is|are|was|were|can|may|must|do|have|will|would|should|\w+(?:s|ed|t))\b)")
 
 # Sentences that may be longer, by their first words, and why.
-LONG = {
-    "From benchmarks/results/": "the machine and the versions of a recorded run, written by benchmarks/readme.py",
-}
+LONG: dict[str, str] = {}
 
 # What is still to be mended: test, file, and how many places.
 OPEN: dict[str, dict[str, int]] = {
