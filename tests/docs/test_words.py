@@ -101,7 +101,6 @@ OPEN: dict[str, dict[str, int]] = {
         "docs/how-it-works.md": 4,
         "docs/nixl.md": 1,
         "docs/notation.md": 1,
-        "docs/pairs.md": 1,
         "docs/ranks.md": 3,
     },
 }
