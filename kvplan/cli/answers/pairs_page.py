@@ -19,8 +19,8 @@ same cache: {count:,} pairs, {refused}. `kvplan.compile` computes all numbers.
 * *Runs* are the contiguous copies of a unit.
 * *Host extents* are the contiguous ranges of a unit on the host, whatever the device looks like.
 * *Alignment* is the largest power of two that divides every address, stride and size.
-* A *whole model* pool holds the heads of all ranks, and the rank moves its own. The pool of `sglang-page-unified` always
-  does, with one shard for each rank.
+* A *whole model* pool holds the heads of all ranks, and the rank moves its own. The pool of `sglang-page-unified`
+  always does, with one shard for each rank.
 
 The numbers are those of a rank other than the first, because a pool may align the first rank better. Loads and stores
 have the same numbers.
