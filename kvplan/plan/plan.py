@@ -191,7 +191,7 @@ def join(plans: Sequence[Plan]) -> Plan:
         raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
     plans = list(plans)
     if not plans:
-        raise KVPlanError("join of no plans; give at least one")
+        raise KVPlanError("join got no plans; give at least one")
     joined = unite(plans)
     if sum(bool(plan.nbytes) for plan in plans) > 1:
         check_written_once(joined)
