@@ -247,7 +247,10 @@ def dump():
         ({"sizes": {"dim": 2**60}}, "sizes say dim=1152921504606846976 of dtype 'uint8', the components have 16 bytes"),
         ({"sizes": {"kv": 3}}, "sizes say kv=3"),
         ({"notation": "block token dim"}, "sizes name 'head', 'kv', 'layer'; no notation has such"),
-        ({"notation": "layer: kv block head dim", "sizes": {"token": None}}, "no notation of 'layer: kv block head dim' has these"),
+        (
+            {"notation": "layer: kv block head dim", "sizes": {"token": None}},
+            "no notation of 'layer: kv block head dim'",
+        ),
         ({"itemsize": 4096}, "itemsize is 4096; that of 'uint8' is 1"),
         ({"itemsize": "x"}, "itemsize is 'x'"),
         ({"itemsize": True}, "itemsize is True"),
