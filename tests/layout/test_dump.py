@@ -126,6 +126,7 @@ def test_eighty_layers_are_small():
     assert max(map(len, text_of(apart.built).splitlines())) < 1600
 
 
+@pytest.mark.slow
 def test_a_dump_is_for_looking_at(tmp_path):
     tensor = np.zeros((8, 4, 16), np.int8)
     layout = KVLayout.from_tensors("block token dim", tensor)

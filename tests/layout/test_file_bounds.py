@@ -93,6 +93,7 @@ def test_nested_entries_lie_one_after_another():
     assert [region.address - (1 << 30) for region in made.regions] == [0, 2 << 20, 4 << 20]
 
 
+@pytest.mark.slow
 def test_a_dump_of_heads_apart_counts_layers_and_parts_and_not_heads():
     """128 layers, K and V, 128 heads each in a tensor of its own are 256 (layer, part)s and 32,768 views."""
     sizes = {"layer": 128, "head": 128, "block": 2, "token": 1, "dim": 1}
@@ -249,7 +250,7 @@ def dump():
         ({"notation": "block token dim"}, "sizes name 'head', 'kv', 'layer'; no notation has such"),
         (
             {"notation": "layer: kv block head dim", "sizes": {"token": None}},
-            "no notation of 'layer: kv block head dim'",
+            "no notation of 'layer: kv block head dim' has these",
         ),
         ({"itemsize": 4096}, "itemsize is 4096; that of 'uint8' is 1"),
         ({"itemsize": "x"}, "itemsize is 'x'"),
@@ -343,6 +344,7 @@ def test_tensors_without_memory_are_refused():
         KVLayout.from_tensors("block dim", np.zeros((0, 8), np.uint8))
 
 
+@pytest.mark.slow
 def test_fake_tensors_of_torch_are_refused():
     torch = pytest.importorskip("torch")
     with torch._subclasses.FakeTensorMode():

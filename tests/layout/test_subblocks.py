@@ -234,7 +234,9 @@ def test_heads_apart_on_both_sides_and_a_fused_k_and_v(executor):
 def test_heads_apart_that_do_not_meet():
     layout = KVLayout.from_tensors("head: block token dim", heads_apart()[0])
     other = KVLayout.from_tensors("head: block token dim", heads_apart()[0], head_start=3)
-    with pytest.raises(IncompatibleLayoutsError, match="source holds heads 0 to 2, the destination 3 to 5; they"):
+    with pytest.raises(
+        IncompatibleLayoutsError, match="source holds heads 0 to 2, the destination 3 to 5; they have no"
+    ):
         kvplan.compile(layout, other)
     headless = KVLayout.from_tensors("block token dim", np.zeros((4, 2, 8), np.uint8))
     with pytest.raises(IncompatibleLayoutsError, match="one side has 3 heads and the other no head axis"):
