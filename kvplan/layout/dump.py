@@ -308,7 +308,9 @@ def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
         place = f"{where}.{axis}[{k}]"
         if not isinstance(factor, Sequence) or isinstance(factor, str) or len(factor) != 2:
             raise LayoutError(f"{place} is {quoted(factor)}; it is [extent, stride in bytes]")
-        count, stride = (_checked(number, f"{place}[{j}]", 1 - j, INT64_MAX) for j, number in enumerate(factor))
+        count, stride = (
+            integer(f"{place}[{j}]", number, least=1 - j, most=INT64_MAX) for j, number in enumerate(factor)
+        )
         factors.append((count, stride))
     return normal(factors)
 
@@ -339,15 +341,11 @@ def _listed(entry: Mapping[str, Any], key: str, where: str, least: int = 0) -> S
 
 def _integers(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> list[int]:
     found = _listed(entry, key, f"{where}.")
-    return [_checked(number, f"{where}.{key}[{k}]", least, most) for k, number in enumerate(found)]
+    return [integer(f"{where}.{key}[{k}]", number, least=least, most=most) for k, number in enumerate(found)]
 
 
 def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> int:
-    return _checked(_need(entry, key, where.rstrip(".") or "the dump"), f"{where}{key}", least, most)
-
-
-def _checked(value: Any, where: str, least: int, most: int) -> int:
-    return integer(where, value, least=least, most=most)
+    return integer(f"{where}{key}", _need(entry, key, where.rstrip(".") or "the dump"), least=least, most=most)
 
 
 def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
