@@ -15,13 +15,13 @@ from kvplan.base.integers import integer, integers
 from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError
+from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import (
     INT64_MAX,
     Built,
     Component,
     Form,
     Region,
-    check_bounds,
     quoted_address,
     seams_within,
     touching_seams,

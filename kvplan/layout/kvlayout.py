@@ -20,7 +20,6 @@ from kvplan.layout.merging import merged
 from kvplan.layout.records import mapped, record_of
 from kvplan.layout.slicing import heads_held, sliced
 from kvplan.layout.spec import built_from_spec
-from kvplan.layout.strides import extent, offset
 
 
 class KVLayout:
@@ -71,8 +70,6 @@ class KVLayout:
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (record_of(self.built),)
 
-    # ---- making one ------------------------------------------------------------------------------------------
-
     @classmethod
     def from_tensors(
         cls,
@@ -108,8 +105,7 @@ class KVLayout:
         >>> KVLayout.from_tensors("(block token) head dim", np.zeros((64, 2, 8), np.int8), sizes={"token": 16})
         KVLayout('(block token) head dim | block=4 token=16 head=2 dim=8 | int8 on cpu')
         """
-        built = build(notation, tensors, sizes, layers, layer_start, head_start, part, seams)
-        return cls(built, tensors=tensors)
+        return cls(build(notation, tensors, sizes, layers, layer_start, head_start, part, seams), tensors=tensors)
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
@@ -154,8 +150,6 @@ class KVLayout:
             if not isinstance(layout, KVLayout):
                 raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
         return cls(merged([layout.built for layout in layouts]), tensors=[layout.tensors for layout in layouts])
-
-    # ---- what it holds ---------------------------------------------------------------------------------------
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -238,8 +232,7 @@ class KVLayout:
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
-                f"no layer {layer} {quoted(part)} in this layout; layers are {number_ranges(self.layers)}, "
-                f"parts {self.parts}"
+                f"no layer {layer} {quoted(part)}; held are layers {number_ranges(self.layers)}, parts {self.parts}"
             )
         if head is None or len(found) == 1:
             return found[0]
@@ -265,25 +258,9 @@ class KVLayout:
         block = integer("block", block, right="it is a block id", error=BlockIndexError)
         token, head = integer("token", token), optional_integer("head", head)
         component = self.component(layer, part, head)
-        form = component.form
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
-        if not 0 <= token < extent(form.token):
-            last = extent(form.token) - 1
-            if form.opaque and not last:
-                raise LayoutError(f"token {token} of {component}; its blocks are opaque and move whole")
-            noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
-            raise LayoutError(f"{noun} {token} of {component}; {nouns} are 0 to {last}")
-        if head is None:
-            head = form.head_start
-        if head not in form.heads:
-            raise LayoutError(f"head {head} of {component}; heads are {form.heads.start} to {form.heads.stop - 1}")
-        return (
-            component.address
-            + form.block_offset(block)
-            + offset(form.token, token)
-            + offset(form.head, head - form.head_start)
-        )
+        return component.address + component.form.block_offset(block) + component.row_offset(token, head)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a dump: every address, stride and fact of this layout as JSON (schema ``kvplan.layout/1``), no data.
@@ -305,8 +282,6 @@ class KVLayout:
         """
         save(self.built, path)
 
-    # ---- less of it ------------------------------------------------------------------------------------------
-
     def slice(
         self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
     ) -> KVLayout:
@@ -327,8 +302,6 @@ class KVLayout:
         ((2, 3), range(1, 3), ('k',), 4096)
         """
         return KVLayout(sliced(self.built, self.layers, self.parts, layers, heads, parts), tensors=self.tensors)
-
-    # ---- faces -----------------------------------------------------------------------------------------------
 
     @cached_property
     def _identity(self) -> tuple[object, ...]:

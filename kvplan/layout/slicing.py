@@ -134,9 +134,6 @@ def _subset(name: str, held: Sequence[Any], wanted: Any) -> frozenset[Any]:
     return frozenset(wanted)
 
 
-# ---- the same memory in smaller blocks, or with some of the tokens --------------------------------------------------
-
-
 def stretch_of(layouts: Iterable[Built], most: int) -> int:
     """Find the largest divisor of ``most`` tokens by which the blocks of all these layouts can be split.
 
