@@ -165,7 +165,7 @@ class GpuBackend:
         try:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
-            late = late or waits is None or lane.busy or lane.full()
+            late = late or waits is None or lane.busy or (lane.calls > self.resources.limits.lane_calls and lane.full())
             late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:
@@ -211,7 +211,7 @@ class GpuBackend:
 
     def _reap(self) -> int:
         with self.resources.lock:
-            return sum([lane.reap() for lane in self.lanes.values()])
+            return sum([lane.reap() for lane in self.lanes.values() if lane.flying or lane.last is not None])
 
     def stop(self) -> None:
         """Take no more; what was submitted goes on. Returns at once."""

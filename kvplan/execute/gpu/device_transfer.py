@@ -73,6 +73,7 @@ class DeviceTransfer(Loans, Transfer):
         copies: contiguous copies that its path has counted.
         launches: calls of the driver that its path has counted.
         resources: of its executor.
+        by_layer: groups of layers that it is cut into, at most; 0 where it is not.
         captures: launches that a CUDA graph replays; None of a transfer outside graphs.
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
@@ -99,7 +100,7 @@ class DeviceTransfer(Loans, Transfer):
         self.predicted = predicted
         self.resources = resources
         self._callbacks = callbacks
-        self._layer_groups = layer_groups  # that it is cut into, at most; 0: it is not
+        self.by_layer = layer_groups
         self._borrowed = []
         self._pieces = []
         self._blockers: list[object] = []  # of those who block on the end event
@@ -120,8 +121,7 @@ class DeviceTransfer(Loans, Transfer):
     def pieces(self) -> list[tuple[Layers, Plan]]:
         """The plans that it is issued as, each with its layers; split once, when first asked for."""
         if not self._cut:
-            groups = self._layer_groups
-            self._cut = split_layers(self.plan, groups) if groups else [(WHOLE, self.plan)]
+            self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
     def mark(self, layers: Layers) -> int:

@@ -64,11 +64,12 @@ class KernelPath(Path):
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
         del plan
-        return refuse_kernels(self.name, sides)
+        return None if sides.by_kernels else refuse_kernels(self.name, sides)
 
     def slow(self, transfer: DeviceTransfer) -> bool:
         """See :meth:`Path.slow`."""
-        return self.slow_for(transfer.plan)
+        plan = transfer.plan
+        return len(plan.parts) > 1 and self.slow_for(plan)
 
     def slow_for(self, plan: Plan) -> bool:
         """Whether issuing a plan takes the CPU long: many flat descriptors do."""

@@ -186,10 +186,12 @@ class Lane(Flights):
         begin, end = transfer.event(), transfer.event()
         try:
             steps = []
-            if transfer.plan.nbytes:
+            if transfer.by_layer and transfer.plan.nbytes:
                 for layers, plan in transfer.pieces():
-                    mark = transfer.mark(layers) if layers else 0
+                    mark = transfer.mark(layers)
                     steps.append((path.prepare(transfer, plan, self), mark))
+            elif transfer.plan.nbytes:
+                steps = [(path.prepare(transfer, transfer.plan, self), 0)]
             for wait in waits:
                 if isinstance(wait, DeviceTransfer):
                     wait.precede(enter)

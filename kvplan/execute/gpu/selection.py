@@ -78,7 +78,9 @@ class Selection:
         path = self._paths["kernel" if name == "auto" else name]
         if capturing and not path.capturable:
             raise PathError(f"path {name!r} cannot be captured into a CUDA graph; path 'kernel' can")
-        self._check(path, plan, sides)
+        refusal = _refusal(path, plan, sides) if sides.unserved else path.refuse(plan, sides)
+        if refusal is not None:
+            raise refusal[0](refusal[1])
         return Choice(path, None, bool(sides.pageable))
 
     def all(self, plan: Plan) -> list[cost.Candidate]:
@@ -175,7 +177,12 @@ class Selection:
                 return known[1]
         counts = counted(plan)
         key: Any = None
-        if len(plan.parts) <= MOST_PARTS:
+        if whatever is not None:
+            key = (*whatever, *map(_rounded, counts[0].merged))
+            known = self._decided.get(key)
+            if known is not None:
+                return known[1]
+        elif len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
             key = (*layouts, *((id(one.part.group), one.units, *map(_rounded, one.merged)) for one in counts))
             known = self._decided.get(key)

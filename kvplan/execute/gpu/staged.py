@@ -119,9 +119,11 @@ class StagedPath(Path):
         """Also where the ring that the policy allows does not hold a granule of every part; see :meth:`Path.refuse`."""
         if plan.direction == "device":
             return PathError, "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
-        refusal, most = refuse_kernels(self.name, sides), self._resources.policy.staging_bytes
-        if refusal or most is None:
-            return refusal
+        if not sides.by_kernels:
+            return refuse_kernels(self.name, sides)
+        most = self._resources.policy.staging_bytes
+        if most is None:
+            return None
         for part in plan.parts:
             needed = staging_of(part.group, plan.direction).nbytes
             if needed > most:
@@ -169,12 +171,15 @@ class StagedPath(Path):
             if chunks.carry:
                 function, threads, shared = self._resources.tables.function(CARRIER)
                 self._resources.device.launch(function, 1, threads, shared, chunks.kernels, chunks.carry)
-            rows, begun = chunks.rows, 0
-            for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist() if chunks.apart else ():
-                self._run(transfer, chunks, rows[begun:at])
-                self._copy(transfer, chunks, *rows[at, 1:].tolist())
-                begun = at + 1
-            self._run(transfer, chunks, rows[begun:])
+            rows = chunks.rows
+            if chunks.apart:
+                begun = 0
+                for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist():
+                    self._run(transfer, chunks, rows[begun:at])
+                    self._copy(transfer, chunks, *rows[at, 1:].tolist())
+                    begun = at + 1
+                rows = rows[begun:]
+            self._run(transfer, chunks, rows)
 
     def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,
@@ -242,9 +247,9 @@ class StagedPath(Path):
         device, most = self._resources.device, self._resources.policy.max_programs
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
         programs = min(most or device.multiprocessors, device.multiprocessors)
-        while len(rows):
+        while left := len(rows):
             step = transfer.room
-            some, rows = rows[:step], rows[step:]
+            some, rows = (rows, rows[:0]) if left <= step else (rows[:step], rows[step:])
             try:
                 device.issue(some, chunks.made, chunks.kernel, programs)
             except DriverError as error:
