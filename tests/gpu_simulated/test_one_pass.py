@@ -1,4 +1,4 @@
-"""A submit counts a plan once and splits its layers once; one file writes a transfer's state; paths keep the Protocol."""
+"""A submit counts a plan and splits its layers once; one file writes a transfer's state; paths keep the Protocol."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def assigned(tree: ast.AST) -> list[tuple[str, ast.Attribute]]:
 
 
 def test_one_file_writes_the_state_of_a_transfer():
-    """The names of its state are assigned nowhere else, but on ``self`` by classes that have such a name of their own."""
+    """Its names are assigned nowhere else, but on ``self`` by classes that have such a name of their own."""
     whole = ast.parse((GPU / "device_transfer.py").read_text())
     kind = next(node for node in whole.body if isinstance(node, ast.ClassDef) and node.name == "DeviceTransfer")
     state = {name for name, node in assigned(kind) if isinstance(node.value, ast.Name) and node.value.id == "self"}
@@ -94,7 +94,7 @@ def test_one_file_writes_the_state_of_a_transfer():
 def test_every_path_keeps_the_protocol(kind):
     """It defines what it must, and has no public member that another file would have to know, but its plan's cost."""
     required = {"prepare", "issue"}
-    public = {name for name in vars(path.Path) if not name.startswith("_")}
+    public = {name for name in (*vars(path.Path), *path.Path.__annotations__) if not name.startswith("_")}
     assert required <= vars(kind).keys()
     assert isinstance(kind.name, str)
     assert path.Path in kind.__mro__
