@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from kvplan.base.latch import Latch, waking
 from kvplan.base.process import check_process, generation
 from kvplan.cuda.device import NOT_READY, Uncaptured
-from kvplan.cuda.handles import current_stream, stream_handle
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import TransferError
 from kvplan.execute.gpu.resources import Loans, Resources
-from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
+from kvplan.execute.gpu.waits import Awaited
+from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.plan.layers import Layers, split_layers
 from kvplan.plan.plan import Plan
 
@@ -63,7 +63,7 @@ class Flights:
         return len(self.flying)
 
 
-class DeviceTransfer(Loans, Transfer):
+class DeviceTransfer(Loans, Awaited):
     """A transfer between a GPU and pinned or pageable memory, or within the GPU.
 
     The executor holds it until its last event has passed, and then gives its events and memory back. From then on it
@@ -180,11 +180,6 @@ class DeviceTransfer(Loans, Transfer):
             self._begun = True
         return True
 
-    @property
-    def queued(self) -> bool:
-        """Whether it waits to be issued by the lane's own thread."""
-        return self._issued is not None and not self._issued.is_set()
-
     def fly(self, begin: int, end: int, flights: Flights) -> None:
         """Put it among the transfers in flight; the executor's lock is held.
 
@@ -237,39 +232,6 @@ class DeviceTransfer(Loans, Transfer):
         with device.current(), Uncaptured(device):
             return self._retired()
 
-    def wait(self, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait`."""
-        self._order(self._stream(stream), None)
-
-    def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait_layer`."""
-        number = check_layer(self.plan, layer)
-        self._order(self._stream(stream), number)
-
-    def precede(self, stream: int) -> None:
-        """Let a stream, by its handle, wait for the end of this transfer."""
-        self._order(stream, None)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """See :meth:`Transfer.synchronize`."""
-        started = time.monotonic()
-        if not self._over:
-            check_process(self.resources.generation)
-        if self._issued is not None and not self._issued.wait(timeout):
-            raise self._late(timeout)
-        if not self._over:
-            if timeout is None:
-                self.block()
-            else:
-                while not self.done():
-                    if time.monotonic() - started > timeout:
-                        raise self._late(timeout)
-                    time.sleep(20e-6)
-        self._raise_error()
-
-    def _late(self, timeout: float | None) -> TransferError:
-        return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-
     def result(self) -> TransferResult:
         """See :meth:`Transfer.result`."""
         self.synchronize()
@@ -320,36 +282,6 @@ class DeviceTransfer(Loans, Transfer):
             while not self._retired():  # the call returned, but the event has not passed
                 time.sleep(20e-6)
             self._callbacks.reap()  # those before it have ended too
-
-    def _stream(self, stream: Any) -> int:
-        handle = current_stream(self.resources.device.ordinal) if stream is None else stream_handle(stream)
-        if handle is None:
-            raise KVPlanError(
-                f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
-            )
-        return handle
-
-    def _order(self, stream: int, layer: int | None) -> None:
-        resources = self.resources
-        check_process(resources.generation)
-        if self._issued is not None:
-            self._issued.wait()
-        with resources.lock:
-            self._raise_error()
-            if self._over:
-                return
-            event = self._end
-            if layer is not None:
-                event = next((mark for layers, mark in self._marks if layer in layers), event)
-            if event:
-                with resources.device.current():
-                    resources.device.wait(stream, event)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            if isinstance(self._error, KVPlanError):
-                raise self._error.with_traceback(None)  # else it would grow by every raise, and hold what they held
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
     def _retired(self) -> bool:
         with self.resources.lock:

@@ -16,7 +16,7 @@ from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import Wait, recorded, wait_for_issue
+from kvplan.execute.gpu.waits import Awaited, Wait, recorded, wait_for_issue
 from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
@@ -193,7 +193,7 @@ class Lane(Flights):
             elif transfer.plan.nbytes:
                 steps = [(path.prepare(transfer, transfer.plan, self), 0)]
             for wait in waits:
-                if isinstance(wait, DeviceTransfer):
+                if isinstance(wait, Awaited):
                     wait.precede(enter)
                 else:
                     device.wait(enter, wait)
@@ -260,7 +260,7 @@ class Lane(Flights):
         # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
         if waits is not None and transfer.kept is not None:
             waits = [recorded(wait, transfer, self.gate) for wait in waits]
-        earlier = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
+        earlier: list[Awaited] = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
         device = self._device
 
         def job() -> None:
@@ -284,7 +284,7 @@ class Lane(Flights):
         if self.pending.closed and self.pending.withdraws(transfer):
             raise TransferError(CLOSED_ERROR)
 
-    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[DeviceTransfer]) -> bool:
+    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[Awaited]) -> bool:
         """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of what comes before a transfer.
 
         Returns:
