@@ -49,12 +49,12 @@ class Flights:
     def reap(self) -> int:
         """Take out what has ended, and return how many are left; the executor's lock is held, the device current."""
         while True:
-            if not self.flying:  # asked behind the jump back, where a handler may have taken the last one out
+            if not self.flying:  # asked after the jump back, where a signal's handler may have taken the last one out
                 break
             first = self.flying[0]
             if not first._retire() or not first._settled:
                 break
-            if self.flying and self.flying[0] is first:  # else whoever came between has taken it out
+            if self.flying and self.flying[0] is first:  # else a signal's handler has taken it out
                 self.calls -= first.launches  # from here to the end of popleft no signal is looked at
                 self.flying.popleft()
         last = self.last
@@ -78,7 +78,7 @@ class DeviceTransfer(Loans, Awaited):
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
 
-    # What most transfers keep: a submit has better things to do than to set it.
+    # Defaults that most transfers keep, so that a submit need not set them.
     copies = launches = 0
     kept: Any = None
     captures: list[Any] | None = None
@@ -110,7 +110,7 @@ class DeviceTransfer(Loans, Awaited):
     # What paths and lanes use while they issue it.
 
     def count(self, copies: int, launches: int) -> None:
-        """Add to the copies and the calls that the result will tell."""
+        """Add copies and calls, which the result will tell."""
         self.copies += copies
         self.launches += launches
 
@@ -119,13 +119,13 @@ class DeviceTransfer(Loans, Awaited):
         self.kept = after
 
     def pieces(self) -> list[tuple[Layers, Plan]]:
-        """The plans that it is issued as, each with its layers; split once, when first asked for."""
+        """List the plans that it is issued as, each with its layers; they are split once, when first asked for."""
         if not self._cut:
             self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
     def mark(self, layers: Layers) -> int:
-        """An event of its own that is to be recorded behind the bytes of some layers."""
+        """Borrow the event that is recorded behind the bytes of some layers."""
         event = self.event()
         self._marks.append((layers, event))
         return event
@@ -168,7 +168,7 @@ class DeviceTransfer(Loans, Awaited):
             job()
 
     def is_issued(self) -> None:
-        """Say that the lane's own thread has issued it, or passed it by."""
+        """Tell that the lane's own thread has issued it, or found it cancelled."""
         if self._issued is not None:
             self._issued.set()
 
@@ -258,7 +258,7 @@ class DeviceTransfer(Loans, Awaited):
             )
             try:
                 count("cancelled")
-            finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+            finally:  # each is one call of C, so that all are made in spite of an exception
                 try:
                     any(wakes)
                 finally:
@@ -304,7 +304,7 @@ class DeviceTransfer(Loans, Awaited):
             seconds = device.seconds(self._begin, self._end)
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
             ended, count = (result, self.plan.direction), self.resources.tally.ends.append
-            if not self._over:  # else whoever came between has ended it
+            if not self._over:  # else a signal's handler has ended it
                 self._result, self._over = result, True  # from here to the end of count() no signal is looked at
                 count(ended)
         self._over = True

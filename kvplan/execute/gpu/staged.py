@@ -1,4 +1,4 @@
-"""The staged path: host extents by the copy engine to and from a ring in GPU memory, runs by a kernel beside it.
+"""The staged path: the copy engine moves host extents to and from a ring in GPU memory, and a kernel moves runs.
 
 The copy engine moves what is contiguous on the host at the speed of the link; the kernel moves what is scattered on the
 GPU at the speed of its memory. Chunks go through the slots of a ring, so that both work at once.
@@ -47,10 +47,9 @@ class Ring:
 
     Attributes:
         piece: the memory.
-        slots, slot_nbytes: how many, and their bytes.
-        filled, freed: (slots,) int64: of each slot, the event behind what was last put in, and behind what last took
-            it out.
-        users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
+        slots, slot_nbytes: number of slots, and bytes of each.
+        filled, freed: (slots,) int64: for each slot, the event behind the last write, and behind the last read.
+        users: for each slot, the last transfer through it, held weakly: a transfer holds its plan's memory.
     """
 
     def __init__(self, events: list[int], piece: Piece, slots: int, slot_nbytes: int) -> None:
@@ -90,7 +89,7 @@ class Chunks(NamedTuple):
         made: (3, m) int64: source, destination and bytes of the descriptors that they copy.
         kernel: of their launches.
         leave: the stream that the transfer ends on.
-        carry: address of the header of a launch that brings along what the kernels read; 0 where there is none.
+        carry: address of the header of a launch that copies what the kernels read; 0 without such a launch.
         kernels: the stream of that launch.
         apart: whether the copies of some chunks cannot be one batch.
         seams: addresses on the host that no copy may cross.
