@@ -165,14 +165,14 @@ def counted(plan: Plan) -> list[Counted]:
     This is all that takes time with the number of units.
     """
     if len(plan.parts) == 1:
-        return [_count(plan.parts[0], plan.direction, plan.skips[0], {})]
+        return [_count(plan.parts[0], plan.direction, plan.skips[0])]
     skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
     parts = together([part for part in plan.parts if part.units.shape[1]])
-    return [_count(part, plan.direction, skips[part.group], {}) for part in parts]
+    return [_count(part, plan.direction, skips[part.group]) for part in parts]
 
 
-def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int]) -> Counted:
-    """Count a part; ``known`` tells what is left of copies of some sizes.
+def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
+    """Count a part; ``known`` tells what is left of the copies of each size.
 
     A copy that touches one of another run (the end of the K plane and the start of V) is merged by the flat lowering,
     and counted as apart here: such copies are few.
@@ -184,7 +184,7 @@ def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[in
         granules -= follow(part, facts, direction, skips)
     if count < 2 or not group.chainable:
         return Counted(part, facts, count, skips, (granules,))
-    left = [known[nbytes] if nbytes in known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
+    left = [known[nbytes] if known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
     return Counted(part, facts, count, skips, (granules, *left))
 
 

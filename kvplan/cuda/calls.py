@@ -1,4 +1,4 @@
-"""The driver's calls in compiled loops, without the interpreter between them: copies, or calls written down as rows."""
+"""Compiled loops that call the driver, without the interpreter between two calls: copies, or calls given as rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WORD, CODE = ir.IntType(64), ir.IntType(32)
 
 # A call as a row: which, one operand or two, its stream. A launch has its header's address; a record and a wait their
 # event; a copy its column of the descriptors; a batch its first, and the one behind its last. APART stands for a batch
-# that cannot be one call: whoever issues the rows sees to it. What writes rows is in this file, too: numba keeps
-# compiled code, with these numbers in it, until the file changes.
+# that cannot be one call: the caller of issue() splits the rows there. The loop that writes rows is in this file, too:
+# numba keeps compiled code, with these numbers in it, until the file changes.
 RECORD: Final = 0
 WAIT: Final = 1
 LAUNCH: Final = 2
@@ -52,7 +52,7 @@ def copy_each(entry, dst, src, size, stream):
         stream: its handle.
 
     Returns:
-        The index of the call that failed, and what it returned; n and 0 where none did.
+        The index of the call that failed, and its code; n and 0 where all succeeded.
     """
     for k in range(size.size):
         code = _call(entry, (dst[k], src[k], size[k], stream))
@@ -88,9 +88,9 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
     """
     slots, chunks, at, apart = filled.size, edges.size - 1, 0, 0
     for chunk in range(chunks):
-        slot, beside = (first_slot + chunk) % slots, other if chunk % 2 else kernel
+        slot, launches = (first_slot + chunk) % slots, other if chunk % 2 else kernel
         if chunk >= slots or busy[chunk]:
-            at = _put(rows, at, WAIT, freed[slot], 0, copy if load else beside)
+            at = _put(rows, at, WAIT, freed[slot], 0, copy if load else launches)
         for copying in (load, not load):
             if copying:
                 call = BATCH if edges[chunk + 1] - edges[chunk] <= most else APART
@@ -102,11 +102,11 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 if chunk == 0 and fork:
                     at = _put(rows, at, RECORD, fork, 0, kernel)
                     at = _put(rows, at, WAIT, fork, 0, other)
-                at = _put(rows, at, LAUNCH, header + step * chunk, 0, beside)
+                at = _put(rows, at, LAUNCH, header + step * chunk, 0, launches)
             if copying == load:
-                at = _put(rows, at, RECORD, filled[slot], 0, copy if load else beside)
-                at = _put(rows, at, WAIT, filled[slot], 0, beside if load else copy)
-        at = _put(rows, at, RECORD, freed[slot], 0, beside if load else copy)
+                at = _put(rows, at, RECORD, filled[slot], 0, copy if load else launches)
+                at = _put(rows, at, WAIT, filled[slot], 0, launches if load else copy)
+        at = _put(rows, at, RECORD, freed[slot], 0, launches if load else copy)
     if other != kernel:  # behind the last chunk of the other stream
         last = chunks - 1 if chunks % 2 == 0 else chunks - 2
         at = _put(rows, at, WAIT, freed[(first_slot + last) % slots], 0, kernel)
@@ -126,8 +126,8 @@ def issue(entries, rows, columns, function, config, attributes, first):
         attributes, first: addresses of a CUmemcpyAttributes, and of the number 0: it holds from the first copy on.
 
     Returns:
-        The row that failed, what it returned, and the descriptor of its batch that the driver names, or -1; n, 0 and -1
-        where none did.
+        The row that failed, its code, and the descriptor of its batch that the driver names, or -1; n, 0 and -1 where
+        all succeeded.
     """
     config = config.copy()
     cell = np.zeros(6, dtype=np.int64)  # three arguments, and where they are
@@ -162,8 +162,8 @@ def issue(entries, rows, columns, function, config, attributes, first):
 
 def load() -> None:
     """Compile all loops, or load them from numba's cache, for the arrays that they are given; calls nothing."""
-    none, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
+    empty, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
-    copy_each(0, none, none, none, 0)
+    copy_each(0, empty, empty, empty, 0)
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     issue(np.zeros(5, np.int64), rows[:0], columns, 0, np.zeros(7, np.int64), 0, 0)

@@ -1,7 +1,7 @@
 """One GPU through the CUDA driver: contexts, streams, events, memory, copies, launches.
 
-All that is asked of the driver is asked here, by the entry points of ``driver.py``, in plain integers (addresses and
-handles), so that arrays of descriptors go to the driver as they are, without an object for each.
+Every call of the driver is made here, by the entry points of ``driver.py``, with plain integers (addresses and
+handles). Arrays of descriptors go to the driver as they are, without an object for each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from threading import get_ident
 from types import ModuleType, TracebackType
 
@@ -37,8 +37,10 @@ from kvplan.cuda.driver import (
     RANGE_START,
     RELAXED,
     SUCCESS,
+    Attributes,
     Driver,
     DriverError,
+    LaunchConfig,
     driver,
 )
 from kvplan.errors import TransferError
@@ -50,7 +52,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-MAX_SHAPES = 64  # of launches, that a thread keeps ready: converting their numbers costs more than the call
+MAX_SHAPES = 64  # launch shapes that a thread keeps ready: converting their numbers costs more than the call
 
 
 class Device:
@@ -81,17 +83,17 @@ class Device:
         self._patient: set[int] = set()
 
     def attribute(self, which: int) -> int:
-        """A number that the driver knows of the device."""
+        """Read an attribute of the device."""
         value = c_int()
         self.driver.check("cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(byref(value), which, self._number))
         return value.value
 
     def current(self) -> _Current:
-        """Make it the calling thread's device within a ``with``, and what was before afterwards."""
+        """Make it the calling thread's device within a ``with``; the device before comes back afterwards."""
         return _Current(self)
 
     def stream(self, *, urgent: bool = False) -> int:
-        """A stream that does not wait for the legacy default stream; an urgent one of the highest priority."""
+        """Make a stream that does not wait for the legacy default stream; an urgent one has the highest priority."""
         cu, least, greatest, made = self.driver, c_int(), c_int(), c_void_p()
         cu.check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange(byref(least), byref(greatest)))
         priority = greatest.value if urgent else least.value
@@ -101,7 +103,7 @@ class Device:
         return made.value or 0
 
     def event(self) -> int:
-        """An event that keeps the time."""
+        """Make an event that keeps the time."""
         made = c_void_p()
         self.driver.check("cuEventCreate", self.driver.cuEventCreate(byref(made), 0))
         return made.value or 0
@@ -123,7 +125,7 @@ class Device:
             self.driver.check("cuStreamWaitEvent", code)
 
     def seconds(self, begin: int, end: int) -> float:
-        """Between two events that have passed."""
+        """Seconds between two events that have passed."""
         taken = c_float()
         self.driver.check("cuEventElapsedTime", self.driver.cuEventElapsedTime(byref(taken), begin, end))
         return max(taken.value, 0.0) / 1e3
@@ -144,7 +146,7 @@ class Device:
         return code == SUCCESS and status.value != 0
 
     def allocate(self, nbytes: int) -> int:
-        """Memory of the device."""
+        """Allocate memory of the device; returns its address."""
         made = c_uint64()
         with Uncaptured(self):
             code = self.driver.cuMemAlloc_v2(byref(made), nbytes)
@@ -152,11 +154,11 @@ class Device:
         return made.value
 
     def free(self, address: int) -> None:
-        """Give memory of the device back."""
+        """Free memory of the device."""
         self.driver.cuMemFree_v2(address)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Pinned memory that every device reaches under the same address."""
+        """Allocate pinned memory that every device reaches under the same address."""
         made = c_void_p()
         with Uncaptured(self):
             code = self.driver.cuMemHostAlloc(byref(made), nbytes, PORTABLE | DEVICE_MAP)
@@ -164,17 +166,17 @@ class Device:
         return made.value or 0
 
     def free_host(self, address: int) -> None:
-        """Give pinned memory back."""
+        """Free pinned memory."""
         self.driver.cuMemFreeHost(address)
 
     def pointer(self, address: int, attribute: int) -> int | None:
-        """What the driver knows of an address, or None where it knows nothing."""
+        """Read an attribute of an address; None where the driver does not know the address."""
         value = c_uint64()
         code = self.driver.cuPointerGetAttribute(byref(value), attribute, address)
         return value.value if code == SUCCESS else None
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
-        """A compiled module and its function, which may use ``shared`` bytes of dynamic shared memory."""
+        """Load a compiled module; returns its handle and its function's. ``shared``: bytes of shared memory."""
         cu, module, function = self.driver, c_void_p(), c_void_p()
         cu.check("cuModuleLoadData", cu.cuModuleLoadData(byref(module), image))
         cu.check("cuModuleGetFunction", cu.cuModuleGetFunction(byref(function), module, name.encode()))
@@ -185,14 +187,14 @@ class Device:
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
         """Launch a kernel of one pointer argument.
 
-        Triton's kernels may declare scratch pointers behind their own; two null ones stand ready for those that do.
+        Triton's kernels may declare two scratch pointers behind their own argument; null pointers stand ready for them.
         """
         cell = getattr(self._cell, "arguments", None)
         if cell is None:
             values = (c_uint64 * 3)()
             first = ctypes.addressof(values)
             pointers = (c_void_p * 3)(first, first + 8, first + 16)
-            shapes: dict[tuple[int, int, int, int], tuple[int, _LaunchConfig]] = {}
+            shapes: dict[tuple[int, int, int, int], tuple[int, LaunchConfig]] = {}
             cell = self._cell.arguments = (values, pointers, ctypes.addressof(pointers), shapes)
         values, _, at, shapes = cell
         values[0] = argument  # copied by the driver before the launch returns
@@ -200,20 +202,20 @@ class Device:
         if shape is None:
             if len(shapes) >= MAX_SHAPES:
                 shapes.clear()
-            made = _LaunchConfig(programs, 1, 1, threads, 1, 1, shared, stream)
+            made = LaunchConfig(programs, 1, 1, threads, 1, 1, shared, stream)
             shape = shapes[programs, threads, shared, stream] = (ctypes.addressof(made), made)
         code = self.driver.cuLaunchKernelEx(shape[0], function, at, None)
         if code:
             self.driver.check("cuLaunchKernelEx", code)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """One copy."""
+        """Copy some bytes, on a stream."""
         code = self.driver.cuMemcpyAsync(dst, src, nbytes, stream)
         if code:
             self.driver.check("cuMemcpyAsync", code, f"{nbytes} bytes from {src:#x} to {dst:#x}")
 
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
-        """Independent copies in one call; ``dst``, ``src``, ``size`` are addresses of int64 arrays of ``count``.
+        """Make independent copies in one call; ``dst``, ``src``, ``size`` are addresses of int64 arrays of ``count``.
 
         Raises:
             DriverError: with ``at``, the index of the first copy that is wrong.
@@ -227,7 +229,7 @@ class Device:
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
 
     def copy_each(self, dst: Int64Array, src: Int64Array, size: Int64Array, stream: int) -> None:
-        """A call for each of (n,) copies, in a compiled loop.
+        """Make a call for each of (n,) copies, in a compiled loop.
 
         Raises:
             DriverError: with ``at``, the index of the copy that failed; those before it are issued.
@@ -238,10 +240,10 @@ class Device:
             self.driver.check("cuMemcpyAsync", code, f"of {size.size} copies", at)
 
     def issue(self, rows: Int64Array, columns: Int64Array, kernel: tuple[int, int, int], programs: int) -> None:
-        """Calls that are written down, in a compiled loop.
+        """Make the calls that rows describe, in a compiled loop.
 
         Args:
-            rows: (n, 4) int64, as :mod:`kvplan.cuda.calls` has them.
+            rows: (n, 4) int64, the calls; see :mod:`kvplan.cuda.calls`.
             columns: (3, m) int64: source, destination and bytes of the descriptors that they copy.
             kernel: of their launches: function, threads of a program, bytes of shared memory.
             programs: of a launch.
@@ -250,7 +252,7 @@ class Device:
             DriverError: with ``at``, the index of the descriptor where a batch names one; calls before it are issued.
         """
         function, threads, shared = kernel
-        config = np.frombuffer(_LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
+        config = np.frombuffer(LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
         row, code, at = self._calls.issue(self._entries, rows, columns, function, config, _ATTRIBUTES_AT, _FIRST_AT)
         if code:
             which, first, last, _ = rows[row].tolist()
@@ -271,46 +273,16 @@ class Device:
 
     @cached_property
     def _entries(self) -> Int64Array:
-        """Addresses of the calls that are issued so; 0 for one that the driver does not have."""
+        """Addresses of those calls; 0 for a call that the driver does not have."""
         entries = [getattr(self.driver, name) for name in self._calls.NAMES]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
     def copy_2d(self, parameters: int, stream: int) -> int:
-        """One 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns what the driver returns."""
+        """Make a 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns the driver's code."""
         return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
-class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes: source access order, location hints (none), flags."""
-
-    _fields_ = (
-        ("order", c_int),
-        ("src_type", c_int),
-        ("src_id", c_int),
-        ("dst_type", c_int),
-        ("dst_id", c_int),
-        ("flags", c_uint),
-    )
-
-
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig: a kernel's grid, without attributes."""
-
-    _fields_ = (
-        ("grid_x", c_uint),
-        ("grid_y", c_uint),
-        ("grid_z", c_uint),
-        ("block_x", c_uint),
-        ("block_y", c_uint),
-        ("block_z", c_uint),
-        ("shared", c_uint),
-        ("stream", c_void_p),
-        ("attributes", c_void_p),
-        ("count", c_uint),
-    )
-
-
-_ATTRIBUTES = _Attributes(ORDER_STREAM)
+_ATTRIBUTES = Attributes(ORDER_STREAM)
 _FIRST = c_size_t(0)
 _ATTRIBUTES_AT, _FIRST_AT = ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)
 
@@ -331,7 +303,7 @@ class _Current:
         if self._before != self._device.context:
             try:
                 cu.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._device.context))
-            except BaseException:  # a signal's, too: what was entered half is left
+            except BaseException:  # also of a signal's handler: undo the half that was done
                 cu.cuCtxSetCurrent(self._before)
                 raise
 
@@ -354,7 +326,7 @@ class Uncaptured:
     def __enter__(self) -> None:
         try:
             self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
-        except BaseException:  # a signal's: what was entered half is left
+        except BaseException:  # of a signal's handler: undo the half that was done
             self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
             raise
 

@@ -10,7 +10,7 @@ from typing import Any
 from kvplan.errors import TransferError
 
 SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
-BATCH_VERSION = 12080  # the entry point of 12.8, which says where a batch failed; later forms do not
+BATCH_VERSION = 12080  # the entry point of 12.8 says where a batch failed; later forms do not
 PORTABLE, DEVICE_MAP = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
 HOST_MEMORY = 1  # CUmemorytype
@@ -62,8 +62,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),
 }
-# Calls of less than a microsecond, that wait only where a stream has a thousand things to do. They keep the lock of
-# the interpreter: letting go of it and taking it again costs more, and much more where other threads want it.
+# Calls of less than a microsecond, which wait only where a stream has a thousand things to do. They keep the
+# interpreter's lock: releasing and taking it costs more than the call, and much more where other threads want it.
 _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
     "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode",
@@ -71,6 +71,36 @@ _BRIEF = frozenset({
 _BATCH = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p
 )
+
+
+class Attributes(ctypes.Structure):
+    """CUmemcpyAttributes: source access order, location hints (left empty), flags."""
+
+    _fields_ = (
+        ("order", c_int),
+        ("src_type", c_int),
+        ("src_id", c_int),
+        ("dst_type", c_int),
+        ("dst_id", c_int),
+        ("flags", c_uint),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: a kernel's grid, without attributes."""
+
+    _fields_ = (
+        ("grid_x", c_uint),
+        ("grid_y", c_uint),
+        ("grid_z", c_uint),
+        ("block_x", c_uint),
+        ("block_y", c_uint),
+        ("block_z", c_uint),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
+    )
 
 
 class DriverError(TransferError):
@@ -135,7 +165,7 @@ def driver() -> Driver:
     """The driver of this process.
 
     Raises:
-        TransferError: there is none, or it does not start.
+        TransferError: there is no driver, or it does not start.
     """
     try:
         return Driver("libcuda.so.1")

@@ -66,7 +66,7 @@ class Machine:
 
     Attributes:
         gpu: its name, such as ``"NVIDIA H100 80GB HBM3"``.
-        driver: version of the kernel driver, such as ``"580.159.04"``; ``""`` where nobody tells.
+        driver: version of the kernel driver, such as ``"580.159.04"``; ``""`` where it is not known.
         link: to the host.
         cuda: what the driver serves, as CUDA writes it: 13000 is 13.0.
         pci: bus id in lower case, such as ``"0000:0f:00.0"``; ``""`` where the driver does not tell.

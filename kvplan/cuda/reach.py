@@ -1,4 +1,4 @@
-"""Which host memory a GPU reaches, as its driver knows it: what is pinned, and where registrations end."""
+"""The host memory that a GPU reaches, as its driver knows it: pinned ranges, and the ends of registrations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Facts(NamedTuple):
     """Facts of a layout's memory that an executor needs before it moves bytes.
 
     Attributes:
-        device: where its memory is.
-        pageable: why kernels cannot reach it, or "".
+        device: the device of its memory.
+        pageable: why kernels cannot reach the memory, or "".
         seams: ends of registrations inside it, ascending.
     """
 
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
 
 
 class Reach:
-    """Asks the driver once a layout. Memory that was not pinned is asked for again: it may have been since."""
+    """Asks the driver once for each layout; again where memory was not pinned, since it may be pinned by now."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -76,7 +76,7 @@ class Reach:
         )
 
     def _walk(self, region: Region, first: int, last: int) -> tuple[str, list[int]]:
-        """From registration to registration: why not all is pinned, or "", and where they end."""
+        """Go from registration to registration; returns why not all is pinned, or "", and where registrations end."""
         ask = self._device.pointer
         at, seams = first, []
         while at < last:

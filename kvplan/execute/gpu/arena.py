@@ -1,4 +1,4 @@
-"""Memory that is used over and over: pinned slots, tables and rings, in power-of-two pieces."""
+"""Memory that is used again and again: pinned slots, tables and rings, in power-of-two pieces."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Piece(NamedTuple):
     """A stretch of memory.
 
     Attributes:
-        address: of its first byte.
-        nbytes: its bytes.
-        words: the same memory as int64, where the CPU reaches it; else empty.
+        address: address of the first byte.
+        nbytes: number of bytes.
+        words: the same memory as int64, where the CPU reaches it; otherwise empty.
     """
 
     address: int
@@ -31,17 +31,17 @@ class Piece(NamedTuple):
     words: Int64Array
 
 
-Held = tuple[deque[Any], Piece]  # a piece, and where it is put when nobody uses it, as such a pair
+Held = tuple[deque[Any], Piece]  # the list of free pieces that a piece goes back to, and the piece
 
 
 class Arena:
-    """Pieces, handed out and taken back; nothing is returned to the system before :meth:`close`.
+    """Memory pieces, handed out and taken back; all memory stays allocated until :meth:`close`.
 
-    Any thread may take and give, without a lock, so that both can be called where garbage is collected.
+    Any thread may take and give pieces. There is no lock, so finalizers may call both.
 
     Args:
-        allocate: gives the address of so many bytes.
-        free: takes that address back.
+        allocate: allocates a number of bytes and returns their address.
+        free: frees an address.
         visible: whether the CPU reaches the memory.
     """
 
@@ -54,11 +54,11 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were allocated."""
+        """Allocated bytes."""
         return sum(nbytes for _, nbytes in list(self._blocks))
 
     def take(self, nbytes: int, held: list[Held] | None = None, *, exact: bool = False) -> Piece:
-        """A piece of at least so many bytes, or of exactly so many: for the few that are large and stay.
+        """Take a piece of at least ``nbytes`` bytes, or of exactly that size: for large pieces that stay.
 
         Args:
             nbytes: that are needed.
@@ -84,7 +84,7 @@ class Arena:
         held[0].append(held)
 
     def held(self, piece: Piece) -> Held:
-        """A piece, and where it is put when nobody uses it."""
+        """Pair a piece with the list that it goes back to."""
         return self._free.setdefault(piece.nbytes, deque()), piece
 
     def _carve(self, size: int, free: deque[Held]) -> None:
@@ -111,9 +111,9 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _rounded(nbytes: int) -> int:
-    """Bytes of the piece that holds so many.
+    """Size of the piece that holds a number of bytes.
 
-    Small ones are powers of two; large ones quarters of them, so that little is wasted and sizes stay few.
+    Small sizes are powers of two. Large sizes are multiples of a quarter of one, so that little is wasted.
 
     >>> _rounded(1), _rounded(5000), _rounded((5 << 20) + 1) >> 20
     (4096, 8192, 6)

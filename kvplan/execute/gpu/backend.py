@@ -83,7 +83,7 @@ class GpuBackend:
             self.lanes[f"urgent {name}"] = Lane(resources, f"urgent-{name}", alarm, self._reap, self.lanes[name])
         resources.wakes.extend(lane.wake for lane in self.lanes.values())
         load, store, urgent_load, urgent_store = self.lanes.values()
-        # By urgency, and whether it is a store: the lane of a transfer, and the direction's other one.
+        # For each urgency, and for loads and stores: the lane of a transfer, and the direction's other lane.
         self._lanes_of = {
             (False, False): (load, urgent_load), (True, False): (urgent_load, load),
             (False, True): (store, urgent_store), (True, True): (urgent_store, store),
@@ -124,7 +124,7 @@ class GpuBackend:
         check_process(self.resources.generation)  # before the lock: a fork's child may lack the thread that holds it
         me = object()
         try:
-            # Keep what is being made from being torn down by a close: that waits, as it does for transfers.
+            # A close must not tear down what is being made: it waits for this, as it does for transfers.
             with self.lanes["load"].lock:  # which the end takes, too
                 self.check_open()
                 self._preparing[me] = get_ident()
@@ -147,8 +147,8 @@ class GpuBackend:
                 groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
             transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
             lane, other = self._lanes_of[urgent, plan.direction == "store"]
-            # Within another call of the same thread, in a signal's handler or a finalizer: what that has half done is
-            # not looked at, and this call waits for nothing.
+            # A signal's handler or a finalizer may submit within another call of the same thread. Then this call
+            # neither looks at what that call has half done nor waits.
             if self._owned() or lane.owned() or (acting and get_ident() in acting):
                 self.check_open()
                 self._put(transfer, path, lane, other, after, late=True)
@@ -165,7 +165,7 @@ class GpuBackend:
         try:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
-            late = late or waits is None or lane.busy or lane.full()
+            late = late or waits is None or lane.busy or (lane.calls > self.resources.limits.lane_calls and lane.full())
             late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:
@@ -193,7 +193,7 @@ class GpuBackend:
         return transfer
 
     def in_flight(self) -> int:
-        """Transfers that have not ended, as far as is known."""
+        """Number of transfers that are not known to have ended."""
         if self.resources.generation != generation():  # no thread holds this process's share of the lock
             return 0
         some: dict[DeviceTransfer, None] = {}
@@ -204,17 +204,17 @@ class GpuBackend:
     # The ends.
 
     def reap(self) -> int:
-        """Let go of what has ended; returns how many are left."""
+        """Take back what ended transfers hold; returns how many transfers are left."""
         device = self.resources.device
         with device.current(), Uncaptured(device):
             return self._reap()
 
     def _reap(self) -> int:
         with self.resources.lock:
-            return sum([lane.reap() for lane in self.lanes.values()])
+            return sum([lane.reap() for lane in self.lanes.values() if lane.flying or lane.last is not None])
 
     def stop(self) -> None:
-        """Take no more; what was submitted goes on. Returns at once."""
+        """Take no more transfers; submitted ones go on. Returns at once."""
         if self.resources.generation == generation():
             self.closed = True
             self.reaper.stop()
@@ -222,8 +222,8 @@ class GpuBackend:
     def close(self) -> None:
         """Stop, and wait until all has ended and everything is given back."""
         self.stop()
-        # What a lane's thread runs for an `after=` cannot wait for the lane's own end, nor a signal's handler or a
-        # finalizer for the call that it came into.
+        # Code that a lane's thread runs for an `after=` cannot wait for the lane's own end. Nor can a signal's handler
+        # or a finalizer wait for the call that it interrupts.
         me = get_ident()
         here = me in self.resources.inside or me in self._preparing.values() or me in acting or compiles()
         here = here or self._owned() or any(lane.owned() for lane in self.lanes.values())
@@ -231,7 +231,7 @@ class GpuBackend:
             self.reaper.thread.join()
 
     def _stop_lanes(self) -> None:
-        """Let the lanes end behind what they have; every submit that found it open has been issued or queued then."""
+        """Let the lanes end behind what they have: by then, each submit that found it open is issued or queued."""
         for name in DIRECTION_LANES:
             with self.lanes[name].lock:
                 pass

@@ -20,7 +20,7 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-# Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
+# Many copies of this size or more are faster over several streams. For shorter copies the CPU is the limit.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
 
@@ -109,7 +109,7 @@ class CopyEngine2DPath(Path):
         return bool(rest) and long_to_issue(self._resources, transfer.plan.direction, rest, limits.slow_copies)
 
     def _made_of(self, group: RunGroup) -> tuple[int, Int64Array]:
-        """Of one unit: how many 2-D copies, and bytes of each row that goes as a flat descriptor; seams apart."""
+        """Count a unit's 2-D copies, and list bytes of each row that goes as a flat descriptor; seams not counted."""
         made = self._made.get(group)
         if made is None:
             pieces = [piece for run in group.runs for piece in two_dimensional(run)]
@@ -164,7 +164,7 @@ def parameters(rows: Int64Array) -> Int64Array:
 
 
 def alone(resources: Resources, direction: str, size: Int64Array) -> int:
-    """How many of these copies may go in no batch: small ones from host memory; all if the driver has no such call."""
+    """Count copies that may not go in a batch: small ones from host memory; all if the driver has no such call."""
     if resources.device.driver.cuMemcpyBatchAsync is None:
         return size.size
     return int(np.count_nonzero(size < resources.limits.batch_nbytes)) if direction == "load" else 0
@@ -191,13 +191,13 @@ def copy_all(transfer: DeviceTransfer, made: Descriptors, first: int, last: int,
     """Issue descriptors ``first`` to ``last``: in batches, or by a call each where they may not.
 
     Args:
-        transfer: that they are of.
-        made: descriptors.
-        first, last: which.
-        stream: its handle.
+        transfer: the transfer.
+        made: its descriptors.
+        first, last: the first descriptor, and the one behind the last.
+        stream: handle of the stream.
 
     Raises:
-        TransferError: with the first that the driver refuses, where it says which.
+        TransferError: names the first descriptor that the driver refuses, where the driver tells it.
     """
     size, resources = made.size[first:last], transfer.resources
     device, limits = resources.device, resources.limits
@@ -229,12 +229,12 @@ def _batched(device: Device, limits: Limits, made: Descriptors, rows: Int64Array
 
 
 def refuse(error: DriverError, columns: Sequence[Int64Array], rows: Sequence[int] | Int64Array) -> NoReturn:
-    """Raise the error of a batch, with the descriptor where the driver names it.
+    """Raise the error of a batch, with the descriptor that the driver names.
 
     Args:
-        error: what the call raised.
+        error: the error of the call.
         columns: source, destination and bytes of all descriptors.
-        rows: those that the batch begins with.
+        rows: indices of the batch's descriptors.
     """
     if error.at is None:
         raise error

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from kvplan.base.latch import Latch, waking
 from kvplan.base.process import check_process, generation
 from kvplan.cuda.device import NOT_READY, Uncaptured
-from kvplan.cuda.handles import current_stream, stream_handle
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import TransferError
 from kvplan.execute.gpu.resources import Loans, Resources
-from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
+from kvplan.execute.gpu.waits import Awaited
+from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.plan.layers import Layers, split_layers
 from kvplan.plan.plan import Plan
 
@@ -49,12 +49,12 @@ class Flights:
     def reap(self) -> int:
         """Take out what has ended, and return how many are left; the executor's lock is held, the device current."""
         while True:
-            if not self.flying:  # asked behind the jump back, where a handler may have taken the last one out
+            if not self.flying:  # asked after the jump back, where a signal's handler may have taken the last one out
                 break
             first = self.flying[0]
             if not first._retire() or not first._settled:
                 break
-            if self.flying and self.flying[0] is first:  # else whoever came between has taken it out
+            if self.flying and self.flying[0] is first:  # else a signal's handler has taken it out
                 self.calls -= first.launches  # from here to the end of popleft no signal is looked at
                 self.flying.popleft()
         last = self.last
@@ -63,7 +63,7 @@ class Flights:
         return len(self.flying)
 
 
-class DeviceTransfer(Loans, Transfer):
+class DeviceTransfer(Loans, Awaited):
     """A transfer between a GPU and pinned or pageable memory, or within the GPU.
 
     The executor holds it until its last event has passed, and then gives its events and memory back. From then on it
@@ -73,11 +73,12 @@ class DeviceTransfer(Loans, Transfer):
         copies: contiguous copies that its path has counted.
         launches: calls of the driver that its path has counted.
         resources: of its executor.
+        by_layer: groups of layers that it is cut into, at most; 0 where it is not.
         captures: launches that a CUDA graph replays; None of a transfer outside graphs.
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
 
-    # What most transfers keep: a submit has better things to do than to set it.
+    # Defaults that most transfers keep, so that a submit need not set them.
     copies = launches = 0
     kept: Any = None
     captures: list[Any] | None = None
@@ -99,7 +100,7 @@ class DeviceTransfer(Loans, Transfer):
         self.predicted = predicted
         self.resources = resources
         self._callbacks = callbacks
-        self._layer_groups = layer_groups  # that it is cut into, at most; 0: it is not
+        self.by_layer = layer_groups
         self._borrowed = []
         self._pieces = []
         self._blockers: list[object] = []  # of those who block on the end event
@@ -109,7 +110,7 @@ class DeviceTransfer(Loans, Transfer):
     # What paths and lanes use while they issue it.
 
     def count(self, copies: int, launches: int) -> None:
-        """Add to the copies and the calls that the result will tell."""
+        """Add copies and calls, which the result will tell."""
         self.copies += copies
         self.launches += launches
 
@@ -118,14 +119,13 @@ class DeviceTransfer(Loans, Transfer):
         self.kept = after
 
     def pieces(self) -> list[tuple[Layers, Plan]]:
-        """The plans that it is issued as, each with its layers; split once, when first asked for."""
+        """List the plans that it is issued as, each with its layers; they are split once, when first asked for."""
         if not self._cut:
-            groups = self._layer_groups
-            self._cut = split_layers(self.plan, groups) if groups else [(WHOLE, self.plan)]
+            self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
     def mark(self, layers: Layers) -> int:
-        """An event of its own that is to be recorded behind the bytes of some layers."""
+        """Borrow the event that is recorded behind the bytes of some layers."""
         event = self.event()
         self._marks.append((layers, event))
         return event
@@ -168,7 +168,7 @@ class DeviceTransfer(Loans, Transfer):
             job()
 
     def is_issued(self) -> None:
-        """Say that the lane's own thread has issued it, or passed it by."""
+        """Tell that the lane's own thread has issued it, or found it cancelled."""
         if self._issued is not None:
             self._issued.set()
 
@@ -179,11 +179,6 @@ class DeviceTransfer(Loans, Transfer):
                 return False
             self._begun = True
         return True
-
-    @property
-    def queued(self) -> bool:
-        """Whether it waits to be issued by the lane's own thread."""
-        return self._issued is not None and not self._issued.is_set()
 
     def fly(self, begin: int, end: int, flights: Flights) -> None:
         """Put it among the transfers in flight; the executor's lock is held.
@@ -237,39 +232,6 @@ class DeviceTransfer(Loans, Transfer):
         with device.current(), Uncaptured(device):
             return self._retired()
 
-    def wait(self, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait`."""
-        self._order(self._stream(stream), None)
-
-    def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait_layer`."""
-        number = check_layer(self.plan, layer)
-        self._order(self._stream(stream), number)
-
-    def precede(self, stream: int) -> None:
-        """Let a stream, by its handle, wait for the end of this transfer."""
-        self._order(stream, None)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """See :meth:`Transfer.synchronize`."""
-        started = time.monotonic()
-        if not self._over:
-            check_process(self.resources.generation)
-        if self._issued is not None and not self._issued.wait(timeout):
-            raise self._late(timeout)
-        if not self._over:
-            if timeout is None:
-                self.block()
-            else:
-                while not self.done():
-                    if time.monotonic() - started > timeout:
-                        raise self._late(timeout)
-                    time.sleep(20e-6)
-        self._raise_error()
-
-    def _late(self, timeout: float | None) -> TransferError:
-        return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
-
     def result(self) -> TransferResult:
         """See :meth:`Transfer.result`."""
         self.synchronize()
@@ -296,7 +258,7 @@ class DeviceTransfer(Loans, Transfer):
             )
             try:
                 count("cancelled")
-            finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+            finally:  # each is one call of C, so that all are made in spite of an exception
                 try:
                     any(wakes)
                 finally:
@@ -321,36 +283,6 @@ class DeviceTransfer(Loans, Transfer):
                 time.sleep(20e-6)
             self._callbacks.reap()  # those before it have ended too
 
-    def _stream(self, stream: Any) -> int:
-        handle = current_stream(self.resources.device.ordinal) if stream is None else stream_handle(stream)
-        if handle is None:
-            raise KVPlanError(
-                f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
-            )
-        return handle
-
-    def _order(self, stream: int, layer: int | None) -> None:
-        resources = self.resources
-        check_process(resources.generation)
-        if self._issued is not None:
-            self._issued.wait()
-        with resources.lock:
-            self._raise_error()
-            if self._over:
-                return
-            event = self._end
-            if layer is not None:
-                event = next((mark for layers, mark in self._marks if layer in layers), event)
-            if event:
-                with resources.device.current():
-                    resources.device.wait(stream, event)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            if isinstance(self._error, KVPlanError):
-                raise self._error.with_traceback(None)  # else it would grow by every raise, and hold what they held
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
-
     def _retired(self) -> bool:
         with self.resources.lock:
             return self._retire()
@@ -372,7 +304,7 @@ class DeviceTransfer(Loans, Transfer):
             seconds = device.seconds(self._begin, self._end)
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
             ended, count = (result, self.plan.direction), self.resources.tally.ends.append
-            if not self._over:  # else whoever came between has ended it
+            if not self._over:  # else a signal's handler has ended it
                 self._result, self._over = result, True  # from here to the end of count() no signal is looked at
                 count(ended)
         self._over = True

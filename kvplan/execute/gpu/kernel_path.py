@@ -20,24 +20,24 @@ from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
-# A transfer of so few tiles a program goes in smaller ones, so that all programs end together.
+# With fewer tiles per program than this, tiles are smaller, so that all programs end together.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
 SLOW_COPIES = 1 << 14  # flat descriptors: looking for those that merge takes the CPU milliseconds
 HEADER = 8  # words
-PACKED = Struct(f"={HEADER}q")  # written in one go: a word at a time costs an object each
+PACKED = Struct(f"={HEADER}q")  # writes a header at once: a word at a time costs an object each
 
 Ready = tuple[Kernel, int]  # a kernel and the header that it will read
 
 
 class Launch(NamedTuple):
-    """A launch whose header may be written again: one captured into a graph.
+    """A launch in a graph, whose header may be written again.
 
     Attributes:
         group: the run group, or None for flat descriptors.
         piece: header and units.
         capacity: units, or flat descriptors, that were captured; the slot has room for no more.
         width: bytes of a row that the kernel moves at once.
-        word: alignment that the kernel was compiled for.
+        word: alignment that the kernel is compiled for.
     """
 
     group: RunGroup | None
@@ -64,11 +64,12 @@ class KernelPath(Path):
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
         del plan
-        return refuse_kernels(self.name, sides)
+        return None if sides.by_kernels else refuse_kernels(self.name, sides)
 
     def slow(self, transfer: DeviceTransfer) -> bool:
         """See :meth:`Path.slow`."""
-        return self.slow_for(transfer.plan)
+        plan = transfer.plan
+        return len(plan.parts) > 1 and self.slow_for(plan)
 
     def slow_for(self, plan: Plan) -> bool:
         """Whether issuing a plan takes the CPU long: many flat descriptors do."""
@@ -116,7 +117,7 @@ class KernelPath(Path):
             launch(function, programs, threads, shared, stream, header)
 
     def width(self, direction: str) -> tuple[int, int]:
-        """Programs, and bytes in flight of each: small tiles of a store never fill the link's queues."""
+        """Programs, and bytes in flight of each program: small tiles of a store never fill the link's queues."""
         return self._widths[direction]
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
@@ -197,12 +198,12 @@ class KernelPath(Path):
 
 
 def _flat_shape(columns: Int64Array, tile: int) -> Shape:
-    """Of the kernel that copies descriptors (3, n)."""
+    """Shape of the kernel that copies descriptors (3, n)."""
     return shape_of(alignment_of(columns), min(int(columns[2].max()), MAX_WIDTH), tile)
 
 
 def copies_of(plan: Plan) -> int:
-    """Contiguous copies, before units are merged."""
+    """Count contiguous copies, before units are merged."""
     return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
 
 

@@ -16,7 +16,7 @@ from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import Wait, recorded, wait_for_issue
+from kvplan.execute.gpu.waits import Awaited, Wait, recorded, wait_for_issue
 from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Lane(Flights):
-    """Streams, and what was last put on them.
+    """The streams of one direction, and the transfers on them.
 
     Each stream is made when first used: a GPU has few hardware queues, and streams that share one wait for each other.
 
@@ -51,27 +51,27 @@ class Lane(Flights):
         name: of the lane and its thread.
         alarm: wakes the thread that looks after transfers in flight.
         reap: takes back what ended transfers of all lanes hold.
-        beside: the lane of the same direction whose order this one's urgent transfers need not keep.
+        normal: of a lane for urgent transfers, the lane of the same direction for the others.
 
     Attributes:
         urgent: whether it is for urgent transfers: all its streams are of the highest priority.
-        copy: the stream of the copy engine.
+        copy: the stream for the copy engine.
         kernel: the stream of kernels, of the highest priority: short ones that others wait for.
-        other: another such, so that two chunks of a load are due at once. Where compute holds every SM to its end, a
-            kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it: two
-            kernels that fill slots at once fill the first one later.
+        other: another such stream, so that two chunks of a load are due at once. Where compute holds every SM to its
+            end, a kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it:
+            two kernels that fill slots at once fill the first one later.
         gate: a stream that only waits, for events that a later issue is to wait for.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
-        calls: of the driver, that issued those.
+        calls: calls of the driver that issued them.
         issuing: the transfer that a submit is putting on the streams now.
         pending: transfers that its thread has not issued, in the order of their submits.
-        waiting: the one whose turn its thread waits for on the CPU.
-        lock: held by whoever submits; the same for both lanes of a direction.
-        owned: whether the calling thread holds it.
-        thread: issues what is pending.
-        standby: waits for what is not CUDA's, in that thread's place.
+        waiting: the transfer that its thread now waits on the CPU for.
+        lock: held by a thread that submits; the same for both lanes of a direction.
+        owned: tells whether the calling thread holds the lock.
+        thread: issues pending transfers.
+        standby: waits in that thread's place for objects that CUDA does not know.
     """
 
     copy = Stream(urgent=None)
@@ -80,11 +80,11 @@ class Lane(Flights):
     gate = Stream(urgent=False)
 
     def __init__(
-        self, resources: Resources, name: str, alarm: Alarm, reap: Callable[[], int], beside: Lane | None = None
+        self, resources: Resources, name: str, alarm: Alarm, reap: Callable[[], int], normal: Lane | None = None
     ) -> None:
         super().__init__()
         self.name = name
-        self.urgent = beside is not None
+        self.urgent = normal is not None
         self._resources = resources
         self._device = resources.device
         self._alarm = alarm
@@ -94,7 +94,7 @@ class Lane(Flights):
         self.pending: Line[DeviceTransfer] = Line()
         self.waiting: DeviceTransfer | None = None
         self.lock: Any = None
-        self.lock = threading.RLock() if beside is None else beside.lock
+        self.lock = threading.RLock() if normal is None else normal.lock
         self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
         self.wake: Wake = SimpleQueue()
         self.stir: Callable[[], object] = partial(self.wake.put, None)
@@ -104,19 +104,19 @@ class Lane(Flights):
     # Streams.
 
     def make(self, name: str, *, urgent: bool | None) -> None:
-        """Make a stream, where there is none of that name; one of transfers' own priority where ``urgent`` is None."""
+        """Make a stream unless it exists; ``urgent`` of None gives it the priority of the lane's transfers."""
         if name not in vars(self):
             with self._device.current():
                 vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """All its streams that were made."""
+        """All its streams that exist."""
         made = vars(self)
         return (*(made[name] for name in STREAMS if name in made), *self.side)
 
     def sides(self, count: int) -> list[int]:
-        """Copy streams beside the first; made when first asked for."""
+        """More copy streams; made when first asked for."""
         if len(self.side) < count:
             aside(partial(self._make_sides, count))
         return self.side[:count]
@@ -130,12 +130,12 @@ class Lane(Flights):
 
     @property
     def busy(self) -> bool:
-        """Whether its own thread has something to issue, so that what comes now must queue behind it."""
+        """Whether its own thread has transfers to issue, so that the next one must queue behind them."""
         return bool(self.pending.line) and self.pending.first() is not None
 
     @property
     def queued(self) -> int:
-        """Transfers that its thread has not issued."""
+        """Number of transfers that its thread has not issued."""
         return sum(not one._over for one in self.pending.entries())
 
     def entries(self) -> dict[DeviceTransfer, None]:
@@ -186,12 +186,14 @@ class Lane(Flights):
         begin, end = transfer.event(), transfer.event()
         try:
             steps = []
-            if transfer.plan.nbytes:
+            if transfer.by_layer and transfer.plan.nbytes:
                 for layers, plan in transfer.pieces():
-                    mark = transfer.mark(layers) if layers else 0
+                    mark = transfer.mark(layers)
                     steps.append((path.prepare(transfer, plan, self), mark))
+            elif transfer.plan.nbytes:
+                steps = [(path.prepare(transfer, transfer.plan, self), 0)]
             for wait in waits:
-                if isinstance(wait, DeviceTransfer):
+                if isinstance(wait, Awaited):
                     wait.precede(enter)
                 else:
                     device.wait(enter, wait)
@@ -246,7 +248,7 @@ class Lane(Flights):
     def issue_later(
         self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer]
     ) -> None:
-        """Issue a transfer behind what the lane's own thread has to issue; that thread holds no lock meanwhile.
+        """Leave a transfer to the lane's own thread, behind all that it has to issue; it holds no lock meanwhile.
 
         While it has work, submits queue here instead of going to the streams themselves.
 
@@ -255,10 +257,10 @@ class Lane(Flights):
             after: what the CPU is to wait for, where ``waits`` is None.
             waits: as in :meth:`issue`; None where only the CPU can wait.
         """
-        # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
+        # An event counts as it is recorded now: before this is issued, its owner may record it again.
         if waits is not None and transfer.kept is not None:
             waits = [recorded(wait, transfer, self.gate) for wait in waits]
-        earlier = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
+        earlier: list[Awaited] = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
         device = self._device
 
         def job() -> None:
@@ -268,7 +270,7 @@ class Lane(Flights):
                     return
                 with device.current(), device.patient():
                     self.issue(transfer, path, waits or [], behind)
-            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
+            except BaseException as error:  # noqa: BLE001  # the transfer's error; the next transfer must still run
                 transfer.abandon(error)
 
         if not self.thread.started:
@@ -282,7 +284,7 @@ class Lane(Flights):
         if self.pending.closed and self.pending.withdraws(transfer):
             raise TransferError(CLOSED_ERROR)
 
-    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[DeviceTransfer]) -> bool:
+    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[Awaited]) -> bool:
         """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of what comes before a transfer.
 
         Returns:
@@ -313,7 +315,7 @@ class Lane(Flights):
     # Its thread.
 
     def stop(self) -> None:
-        """End the thread behind what it has to issue."""
+        """End the thread after it has issued all pending transfers."""
         self.pending.close(self.stir)
 
     def _serve(self) -> None:
@@ -325,9 +327,9 @@ class Lane(Flights):
         self.standby.dismiss()
 
     def _next(self) -> DeviceTransfer | None:
-        """The transfer to issue next; None where there will be no more."""
+        """Wait for the transfer to issue next; None where there will be no more."""
         while True:
-            for _ in range(self.wake.qsize()):  # what they tell is looked at now
+            for _ in range(self.wake.qsize()):  # the line is looked at after these wakes
                 self.wake.get()
             transfer = self.pending.first()
             if transfer is not None or self.pending.ended():

@@ -24,12 +24,14 @@ class Sides(NamedTuple):
         devices: all GPUs with memory in the plan, in their order.
         pageable: why some of the host's memory is not pinned, or "".
         unserved: why no path serves such a plan, or "".
+        by_kernels: whether kernels of the GPU reach all of the memory.
     """
 
     here: str
     devices: tuple[str, ...]
     pageable: str
     unserved: str
+    by_kernels: bool
 
 
 class Streams(Protocol):
@@ -146,15 +148,15 @@ class Path(Protocol):
 
 def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
     """Why a path that launches kernels cannot serve a plan: foreign or pageable memory, or no Triton."""
+    if sides.by_kernels:
+        return None
     if sides.devices != (sides.here,):
         others = ", ".join(sides.devices)
         return PathError, f"path {name!r} reaches {sides.here} and pinned memory; the plan is of {others}"
     if sides.pageable:
         text = f"path {name!r} reaches pinned memory only: {sides.pageable}; pin it (kvplan.allocate, torch's "
         return HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
-    if not triton_is_there():
-        return PathError, f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
-    return None
+    return PathError, f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
 
 
 def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
@@ -166,7 +168,8 @@ def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
         unserved = "between CPU memories, the executor of device 'cpu' copies"
     elif here not in devices:
         unserved = f"moves memory of {here}, and this plan is of {', '.join(sorted(devices))}"
-    return Sides(here, tuple(sorted(devices)), pageable, unserved)
+    by_kernels = devices == {here} and not pageable and triton_is_there()
+    return Sides(here, tuple(sorted(devices)), pageable, unserved, by_kernels)
 
 
 @cache

@@ -18,8 +18,8 @@ from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
 
 LOOK_SECONDS = 0.02  # between two looks at what is in flight
-# Looks with nothing in flight before its thread sleeps until woken: waking it costs the submit that does, and a thread
-# that wakes beside a submit fights with it for the interpreter.
+# Looks with nothing in flight before the thread sleeps until it is woken. Waking it costs the submit that does so, and
+# a thread that wakes during a submit competes with it for the interpreter.
 IDLE_LOOKS = 100
 STOPPED_LOOK_SECONDS = 1e-3
 
@@ -31,7 +31,7 @@ class Alarm:
 
     Attributes:
         asleep: whether its thread sleeps until something is put in ``calls``.
-        calls: not an Event, whose lock a collection of garbage in the wrong place would take twice.
+        calls: a queue, not an Event: a garbage collection in the wrong place would take an Event's lock twice.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def _hook_exit() -> None:
 
 
 def _drain_at_exit() -> None:
-    """Finish all that was submitted."""
+    """Wait for all submitted transfers, up to the limit of each executor."""
     reapers = [reaper for reaper in _live.copy() if reaper.generation == generation()]
     for reaper in reapers:
         reaper.duties.stop()

@@ -181,7 +181,7 @@ class Loans:
 
     def _return_loans(self) -> None:
         """Give everything back. Broken off anywhere, it can be called again."""
-        pieces, events, none = self._pieces, self.resources.events, list[int]()
+        pieces, events, empty = self._pieces, self.resources.events, list[int]()
         while True:
             if not pieces:  # asked behind the jump back, where a handler may have given them back
                 break
@@ -189,5 +189,5 @@ class Loans:
             del pieces[-1]  # from here to the end of append no signal is looked at
             held[0].append(held)
         borrowed = self._borrowed
-        self._borrowed = none  # likewise
+        self._borrowed = empty  # likewise
         events.extend(borrowed)

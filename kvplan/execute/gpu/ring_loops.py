@@ -1,4 +1,4 @@
-"""The staged path's compiled loop: units dealt out to the chunks of a ring."""
+"""Compiled loop of the staged path: it deals units out to the chunks of a ring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def deal(
     ring, slots, slot_nbytes, first_slot, granule_nbytes, granules,
     template, address, words, made, extra, edges,
 ):  # fmt: skip
-    """Place every granule of a part in the ring, and write down what moves it.
+    """Place every granule of a part in the ring, and write down the copies and launches that move it.
 
     Args:
         units: (2, n) int64: source and destination address of each unit.
@@ -69,7 +69,7 @@ def deal(
 
 
 def load() -> None:
-    """Compile the loop, or load it from numba's cache, for the arrays that it is given; deals one unit to nobody."""
+    """Compile the loop, or load it from numba's cache, for the arrays that it is given; the result is dropped."""
     one, extents = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
     deal(
         np.zeros((2, 1), np.int64), True, 0, 1, one, one, extents, extents, extents, 0, 1, 0, 0, 0, 1,  # noqa: FBT003

@@ -78,7 +78,9 @@ class Selection:
         path = self._paths["kernel" if name == "auto" else name]
         if capturing and not path.capturable:
             raise PathError(f"path {name!r} cannot be captured into a CUDA graph; path 'kernel' can")
-        self._check(path, plan, sides)
+        refusal = _refusal(path, plan, sides) if sides.unserved else path.refuse(plan, sides)
+        if refusal is not None:
+            raise refusal[0](refusal[1])
         return Choice(path, None, bool(sides.pageable))
 
     def all(self, plan: Plan) -> list[cost.Candidate]:
@@ -165,17 +167,22 @@ class Selection:
         Plans of the same run groups, and as many units that merge as much, are decided once. What merges is counted
         once, and only where the path may depend on it: counting takes as long as moving a small plan.
         """
-        whatever: Any = None
+        unmerged: Any = None  # a key without what merges
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
             part = plan.parts[0]
             src, dst = plan.layouts[0]
-            whatever = id(part.group), id(src), id(dst), part.units.shape[1]
-            known = self._decided.get(whatever)
+            unmerged = id(part.group), id(src), id(dst), part.units.shape[1]
+            known = self._decided.get(unmerged)
             if known is not None:
                 return known[1]
         counts = counted(plan)
         key: Any = None
-        if len(plan.parts) <= MOST_PARTS:
+        if unmerged is not None:
+            key = (*unmerged, *map(_rounded, counts[0].merged))
+            known = self._decided.get(key)
+            if known is not None:
+                return known[1]
+        elif len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
             key = (*layouts, *((id(one.part.group), one.units, *map(_rounded, one.merged)) for one in counts))
             known = self._decided.get(key)
@@ -191,11 +198,11 @@ class Selection:
             best = self._best(plan, sides, counts, statistics)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
             if (
-                whatever is not None
+                unmerged is not None
                 and best.path == "kernel"
                 and self._whatever_merges(plan, sides, counts, statistics)
             ):
-                key = whatever
+                key = unmerged
         if key is not None and not sides.pageable:  # it may be pinned by the next time
             self._remember(key, plan, choice)
         return choice

@@ -1,4 +1,4 @@
-"""The staged path: host extents by the copy engine to and from a ring in GPU memory, runs by a kernel beside it.
+"""The staged path: the copy engine moves host extents to and from a ring in GPU memory, and a kernel moves runs.
 
 The copy engine moves what is contiguous on the host at the speed of the link; the kernel moves what is scattered on the
 GPU at the speed of its memory. Chunks go through the slots of a ring, so that both work at once.
@@ -47,10 +47,9 @@ class Ring:
 
     Attributes:
         piece: the memory.
-        slots, slot_nbytes: how many, and their bytes.
-        filled, freed: (slots,) int64: of each slot, the event behind what was last put in, and behind what last took
-            it out.
-        users: of each slot, the last transfer through it, held weakly: it would hold its plan's memory.
+        slots, slot_nbytes: number of slots, and bytes of each.
+        filled, freed: (slots,) int64: for each slot, the event behind the last write, and behind the last read.
+        users: for each slot, the last transfer through it, held weakly: a transfer holds its plan's memory.
     """
 
     def __init__(self, events: list[int], piece: Piece, slots: int, slot_nbytes: int) -> None:
@@ -90,7 +89,7 @@ class Chunks(NamedTuple):
         made: (3, m) int64: source, destination and bytes of the descriptors that they copy.
         kernel: of their launches.
         leave: the stream that the transfer ends on.
-        carry: address of the header of a launch that brings along what the kernels read; 0 where there is none.
+        carry: address of the header of a launch that copies what the kernels read; 0 without such a launch.
         kernels: the stream of that launch.
         apart: whether the copies of some chunks cannot be one batch.
         seams: addresses on the host that no copy may cross.
@@ -119,9 +118,11 @@ class StagedPath(Path):
         """Also where the ring that the policy allows does not hold a granule of every part; see :meth:`Path.refuse`."""
         if plan.direction == "device":
             return PathError, "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
-        refusal, most = refuse_kernels(self.name, sides), self._resources.policy.staging_bytes
-        if refusal or most is None:
-            return refusal
+        if not sides.by_kernels:
+            return refuse_kernels(self.name, sides)
+        most = self._resources.policy.staging_bytes
+        if most is None:
+            return None
         for part in plan.parts:
             needed = staging_of(part.group, plan.direction).nbytes
             if needed > most:
@@ -169,12 +170,15 @@ class StagedPath(Path):
             if chunks.carry:
                 function, threads, shared = self._resources.tables.function(CARRIER)
                 self._resources.device.launch(function, 1, threads, shared, chunks.kernels, chunks.carry)
-            rows, begun = chunks.rows, 0
-            for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist() if chunks.apart else ():
-                self._run(transfer, chunks, rows[begun:at])
-                self._copy(transfer, chunks, *rows[at, 1:].tolist())
-                begun = at + 1
-            self._run(transfer, chunks, rows[begun:])
+            rows = chunks.rows
+            if chunks.apart:
+                begun = 0
+                for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist():
+                    self._run(transfer, chunks, rows[begun:at])
+                    self._copy(transfer, chunks, *rows[at, 1:].tolist())
+                    begun = at + 1
+                rows = rows[begun:]
+            self._run(transfer, chunks, rows)
 
     def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,
@@ -242,9 +246,9 @@ class StagedPath(Path):
         device, most = self._resources.device, self._resources.policy.max_programs
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
         programs = min(most or device.multiprocessors, device.multiprocessors)
-        while len(rows):
+        while left := len(rows):
             step = transfer.room
-            some, rows = rows[:step], rows[step:]
+            some, rows = (rows, rows[:0]) if left <= step else (rows[:step], rows[step:])
             try:
                 device.issue(some, chunks.made, chunks.kernel, programs)
             except DriverError as error:

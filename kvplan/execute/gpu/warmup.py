@@ -22,7 +22,7 @@ def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence
         layer_groups: groups of layers that a transfer is cut into; 1 for a transfer that is not.
 
     Raises:
-        KVPlanError: whatever a submit of the plan would be refused with.
+        KVPlanError: every error that would refuse a submit of the plan.
     """
     with device.current(), compiling():  # weighing paths loads loops, too
         paths = [] if plan is None else likely(plan)

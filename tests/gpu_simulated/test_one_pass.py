@@ -1,0 +1,108 @@
+"""A submit counts a plan and splits its layers once; one file writes a transfer's state; paths keep the Protocol."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import kvplan
+from kvplan.cost import statistics
+from kvplan.execute.gpu import backend, device_transfer, path, selection
+from kvplan.plan.halves import halves_of
+from tests.paged_caches import Paged
+from tests.simulated import Device
+from tests.simulated.executors import MOVE, OnDevice, both_ways, every_path, executor_on, favouring, pair_on
+from tests.simulated.executors import PATHS as NAMED
+from tests.simulated.hybrid import Hybrid
+from tests.simulated.toy_path import ToyPath
+
+GPU = Path(backend.__file__).parent
+
+
+@both_ways
+@pytest.mark.parametrize("taken", NAMED)
+def test_a_submit_that_auto_decides_counts_its_plan_once(direction, taken):
+    device = Device()
+    layer_first = Paged("layer block kv token head dim", dim=96), OnDevice("layer block kv token head dim", dim=96)
+    pair = pair_on(device, direction, layer_first[1], layer_first[0])
+    plan = pair.plan(MOVE)
+    with (
+        executor_on(device, profile=favouring(taken)) as executor,
+        mock.patch.object(selection, "counted", wraps=selection.counted) as counting,
+        mock.patch.object(statistics, "chains", wraps=statistics.chains) as chaining,
+        mock.patch.object(statistics, "follow", wraps=statistics.follow) as following,
+    ):
+        assert executor.submit(plan).result().path == taken
+    sizes = [size for part in plan.parts for size in part.group.sizes]
+    assert counting.call_count == 1
+    assert 0 < chaining.call_count <= len(sizes), "each size of copies is counted once"
+    assert following.call_count <= len(plan.parts)
+    pair.check()
+
+
+def test_the_halves_of_a_plan_are_not_counted_again():
+    hybrid = Hybrid(Device(), "load")
+    plan = hybrid.plan(range(3), range(3))
+    counts = statistics.counted(plan)
+    with mock.patch.object(statistics, "chains") as chaining:
+        made = statistics.halves_statistics(plan.direction, counts)
+    assert not chaining.call_count
+    assert made == tuple(statistics.statistics_of(half) for half in halves_of(plan))
+
+
+@every_path
+@both_ways
+def test_a_submit_by_layers_splits_its_layers_once(path, direction):
+    device = Device()
+    pair = pair_on(device, direction)
+    splits = mock.patch.object(device_transfer, "split_layers", wraps=device_transfer.split_layers)
+    with executor_on(device, path) as executor, splits as splitting:
+        executor.submit(pair.plan(MOVE), by_layer=True).synchronize()
+    assert splitting.call_count == 1
+    pair.check()
+    users = {file.name for file in GPU.glob("*.py") if "split_layers" in file.read_text()}
+    assert users == {"device_transfer.py", "warmup.py"}
+
+
+def assigned(tree: ast.AST) -> list[tuple[str, ast.Attribute]]:
+    """All attributes that some code assigns, deletes or adds to, by their names."""
+    return [
+        (node.attr, node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+    ]
+
+
+def test_one_file_writes_the_state_of_a_transfer():
+    """Its names are assigned nowhere else, but on ``self`` by classes that have such a name of their own."""
+    whole = ast.parse((GPU / "device_transfer.py").read_text())
+    kind = next(node for node in whole.body if isinstance(node, ast.ClassDef) and node.name == "DeviceTransfer")
+    state = {name for name, node in assigned(kind) if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    assert {"plan", "copies", "launches", "_end", "_over", "_error", "_issued", "_cut"} <= state
+    for file in sorted(Path(kvplan.__file__).parent.rglob("*.py")):
+        if file.name == "device_transfer.py":
+            continue
+        for name, node in assigned(ast.parse(file.read_text())):
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            assert own or name not in state, f"{file}:{node.lineno} assigns {name}"
+
+
+@pytest.mark.parametrize("kind", [*backend.PATHS, ToyPath])
+def test_every_path_keeps_the_protocol(kind):
+    """It defines what it must, and has no public member that another file would have to know, but its plan's cost."""
+    required = {"prepare", "issue"}
+    public = {name for name in (*vars(path.Path), *path.Path.__annotations__) if not name.startswith("_")}
+    assert required <= vars(kind).keys()
+    assert isinstance(kind.name, str)
+    assert path.Path in kind.__mro__
+    more = {name for name in vars(kind) if not name.startswith("_")} - public
+    assert more <= {"slow_for", "width", "replan"}, "the executor knows the Protocol alone"
+
+
+def test_a_new_path_is_one_name_in_one_list():
+    device = Device()
+    with executor_on(device, "toy") as executor:
+        assert list(executor._backend.paths) == [kind.name for kind in (*backend.PATHS, ToyPath)]
