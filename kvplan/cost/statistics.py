@@ -1,4 +1,4 @@
-"""What a plan looks like to each path: how many pieces of how many bytes, after merging."""
+"""Statistics of a plan for the cost model: numbers of pieces and their bytes, after merging."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.staging import Staging, stage
 from kvplan.program.program import RunGroup
 
-# The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
+# The driver's batch call treats copies of this size and more in another way, on H100, A30 and GB10.
 LARGE = 28 << 10
-CLOSE = 4  # units that lie within so many times their bytes may touch in any order
-# Marks a unit to find repeated distances by; and the share of units, one in so many, that are too few to be looked up.
+CLOSE = 4  # units that lie within 4 times their bytes may touch in any order
+# Marks for each unit, to find repeated distances; and units are not looked up where fewer than 1 in 4 are repeated.
 MARKS, FEW_REPEATED = 16, 4
 
 
@@ -27,7 +27,7 @@ class Pieces(NamedTuple):
     """Contiguous copies of two kinds: below :data:`LARGE` bytes, and from there on.
 
     Attributes:
-        small, large: how many.
+        small, large: number of copies.
         small_nbytes, large_nbytes: their bytes.
     """
 
@@ -47,12 +47,12 @@ class Pieces(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many of both kinds."""
+        """Number of copies of both kinds."""
         return self.small + self.large
 
     @property
     def as_one(self) -> Pieces:
-        """All merged.
+        """The same bytes merged into one copy.
 
         >>> Pieces(3, 3072, 2, 65536).as_one, Pieces().as_one == Pieces()
         (Pieces(small=0, small_nbytes=0, large=1, large_nbytes=68608), True)
@@ -60,11 +60,11 @@ class Pieces(NamedTuple):
         return Pieces.of(1, self.small_nbytes + self.large_nbytes) if self.total else self
 
     def plus(self, other: Pieces) -> Pieces:
-        """Those of both."""
+        """The sum of both."""
         return Pieces(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> Pieces:
-        """So many of each."""
+        """These pieces ``count`` times."""
         return Pieces(*(count * a for a in self))
 
 
@@ -76,13 +76,13 @@ class Statistics:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         nbytes: bytes moved.
         groups: run groups, each a launch of its own on the kernel path.
-        runs: copies that the kernel path makes: those of the factored plan.
-        alignment: bytes that divide every address and size there, at most 16.
+        runs: copies of the factored plan, which the kernel path makes.
+        alignment: bytes that divide every address and size of these runs, at most 16.
         copies: flat descriptors, after merging across units.
         calls, rows: 2-D copies, and their rows.
-        rowless: what 2-D copies cannot take: single rows.
-        extents: contiguous pieces on the host, as the staged path copies them; those of no side on the host are empty.
-        granule_nbytes: the largest piece that the staged path's ring must hold whole.
+        rowless: single rows, which 2-D copies do not take.
+        extents: contiguous pieces on the host, as the staged path copies them; empty where no side is on the host.
+        granule_nbytes: the largest piece that the ring of the staged path must hold whole.
     """
 
     direction: str
@@ -99,7 +99,7 @@ class Statistics:
 
 
 class GroupFacts(NamedTuple):
-    """What one unit of a run group adds.
+    """The pieces of one unit of a run group.
 
     Attributes:
         runs: copies of a unit.
@@ -108,7 +108,7 @@ class GroupFacts(NamedTuple):
         calls, rows, rowless: of its 2-D lowering.
         granule_units, granule_nbytes: of the staged path; 1, 0 where no side is the host.
         extents: of a granule.
-        joinable: whether granules that follow one another on the host are one piece in the ring, too.
+        joinable: whether granules that are contiguous on the host are one piece in the ring, too.
     """
 
     runs: int
@@ -128,16 +128,16 @@ _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.Wea
 
 
 def staged_by(group: RunGroup, direction: str) -> Staging:
-    """How a group goes through a ring, worked out anew."""
+    """The staging of a group, computed anew."""
     return stage(group, host_is_src=direction == "load")
 
 
 def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
-    """Count what each path would issue for a plan.
+    """Count the pieces that each path would issue for a plan.
 
     Args:
-        plan: what is to be moved.
-        staging: how a group goes through a ring; executors give the one that remembers.
+        plan: the plan.
+        staging: computes how a group goes through a ring; executors pass one that caches.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -168,7 +168,7 @@ def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
 
 
 def facts_of(group: RunGroup, direction: str, staging: Stage = staged_by) -> GroupFacts:
-    """What one unit of a group adds; worked out once a group and direction."""
+    """The pieces of one unit of a group, computed once for a group and direction."""
     known = _facts.get(group)
     if known is None:
         known = _facts.setdefault(group, {})
@@ -204,10 +204,10 @@ def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
 
 
 def _merged(part: Part, facts: GroupFacts) -> Pieces:
-    """Flat copies of a part: those that touch their like in the next unit are one.
+    """Flat copies of a part, where copies of one run merge with those of the next unit.
 
-    What meets a copy of another run (the end of the K plane and the start of V) is merged by the flat lowering, and
-    counted as apart here: it is few.
+    The flat lowering also merges copies of two runs that touch (the end of the K plane and the start of V). They are
+    few, and are counted as separate here.
     """
     count = int(part.units.shape[1])
     if count < 2 or not part.group.chainable:
@@ -219,11 +219,11 @@ def _merged(part: Part, facts: GroupFacts) -> Pieces:
 
 
 def chains(units: Int64Array, nbytes: int) -> int:
-    """Copies that units (2, n) of so many bytes are, once those that touch on both sides are merged.
+    """Count the copies of units (2, n), once units that touch on both sides are merged.
 
-    Blocks are mostly given out in rising or falling order, which one look along the plan sees. They are looked up in
-    any order only where they lie close together and many have one distance from source to destination. In random
-    order, at most a quarter of them then merge unseen.
+    Blocks are mostly allocated in rising or falling order, and one pass along the plan finds those that touch. Other
+    orders are searched only where units lie close together, and many have one distance from source to destination.
+    In random order, at most a quarter of the units then merge uncounted.
 
     >>> chains(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
     3
@@ -245,7 +245,7 @@ def chains(units: Int64Array, nbytes: int) -> int:
 
 
 def _extents(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> Pieces:
-    """Pieces on the host: of granules that follow one another there, and are one piece each, the ring makes one."""
+    """Pieces on the host: the ring joins granules that are contiguous there and are one piece each."""
     count, per = int(part.units.shape[1]), facts.granule_units
     made = facts.extents.times(-(-count // per))
     if not facts.joinable or count <= per:
@@ -255,7 +255,7 @@ def _extents(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, in
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:
-    """Granules that begin on the host where the one before ends."""
+    """Count the granules that begin on the host where the one before ends."""
     host = 0 if direction == "load" else 1
     first = -skips[host] % facts.granule_units
     column = part.units[host]

@@ -78,11 +78,11 @@ class Line:
 
 
 class Enqueued:
-    """Calls on a stream, between two events that live as long as this.
+    """Calls on a stream between two events, which live as long as this object.
 
     Args:
-        line: whose stream.
-        nbytes: that the calls move.
+        line: the GPU and its stream.
+        nbytes: bytes that the calls move.
         issue: makes the calls.
     """
 
@@ -132,7 +132,7 @@ class AtOnce:
 
 
 class Together:
-    """Several transfers, started one after another and over when the last is.
+    """Several transfers, started one after another; over when all are over.
 
     Their events have no common start: ``seconds`` of the result is that of the longest.
     """
