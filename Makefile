@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 
-.PHONY: demo test deep test-peers test-gpu lint docs dist bench clean
+.PHONY: demo fast test coverage deep test-peers test-gpu lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -12,33 +11,42 @@ demo: $(VENV)/cli.stamp
 		|| echo "neither the engine nor torch can be installed; the demo runs on numpy" >&2
 	$(BIN)/kvplan demo
 
-test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n auto --timeout 300 --timeout-method thread --cov --cov-report=term
+# Tests start many processes; without compiled files each of them would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --timeout 300 --timeout-method thread
 
-# Random transfers, and random files, for minutes; each prints its seed.
+# After an edit, under a minute: the laws with few examples, and what is quick in every room.
+HEAVY := $(addprefix --ignore=tests/,benchmarks docs engines/test_transformers.py measure/test_plots.py packaging)
+fast: $(VENV)/test.stamp
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not slow and not engine" $(HEAVY) tests
+
+test: $(VENV)/test.stamp
+	$(PYTEST)
+
+# Hypothesis covers no more lines with many examples than with few, and each costs twice as much while lines are noted.
+coverage: $(VENV)/test.stamp
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not package" --cov --cov-report=term
+
+# For hours: ten times the examples, every point of every sweep, mutants that tests must find; then random transfers,
+# random files and signals at random moments, each of which prints its seed.
 deep: $(VENV)/test.stamp
+	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws tests/gpu_simulated
+	$(BIN)/python -m tests.deep.mutants
 	$(BIN)/python -m tests.deep.soak
 	$(BIN)/python -m tests.deep.fuzz_files
-	$(BIN)/python -m tests.deep.signals
+	$(BIN)/python -m tests.deep.signals --points
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark --durations=15
+	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
 
 # vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
 test-peers: $(VENV)/vllm.stamp
 	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 
+# Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-cache
-	$(BIN)/yamllint --strict .
-	$(BIN)/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
-	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/mypy
+	$(BIN)/pre-commit run --all-files
 
 # A link that leads nowhere is an error.
 docs: $(VENV)/docs.stamp

@@ -1,7 +1,7 @@
-"""The errors of kvplan: one class for each kind of mistake.
+"""Errors: one class for each kind of mistake.
 
-Every message names the offending value, where it stands, and what would be right. All of them are raised before
-anything moves. What a message quotes of its input is short: :mod:`kvplan.base.quoting`.
+Every message names the wrong value, its place, and the right value. Errors are raised before anything moves. A message
+quotes little of its input: :mod:`kvplan.base.quoting`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ AROUND = 60  # characters of a long notation, shown before an offence and from t
 
 
 def bounded(message: str) -> str:
-    """A message of at most :data:`MESSAGE` characters, its middle left out where it has more.
+    """Cut the middle out of a message that has more than :data:`MESSAGE` characters.
 
     >>> len(bounded("x" * 10**6)), bounded("short")
     (2000, 'short')
@@ -25,7 +25,7 @@ def bounded(message: str) -> str:
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
 
-    A message has at most :data:`MESSAGE` characters, however long the input was that it speaks of.
+    A message has at most :data:`MESSAGE` characters, also where the input is longer.
 
     >>> issubclass(KVPlanError, ValueError)
     True
@@ -59,7 +59,7 @@ class NotationError(KVPlanError):
 
     @property
     def one_line(self) -> str:
-        """The message where there is no second line for a caret: it stands in the text, before the offence.
+        """The message on one line: the caret stands in the notation, before the offence.
 
         >>> NotationError("unknown axis 'heads'", text="block heads", column=7).one_line
         "unknown axis 'heads' at column 7: block ^heads"
@@ -89,12 +89,12 @@ class OverlapError(KVPlanError):
 
 
 class HostMemoryError(KVPlanError):
-    """Host memory that a GPU cannot reach, asked of a path that must reach it; or that cannot be shared."""
+    """Host memory that cannot be shared, or that a GPU cannot reach although the path needs it."""
 
 
 class PathError(KVPlanError):
-    """A path asked for by name that cannot serve this plan, and why."""
+    """A path that was asked for by name and cannot serve this plan; the message gives the reason."""
 
 
 class TransferError(KVPlanError, RuntimeError):
-    """A transfer that failed while it ran, or an executor that can take no more."""
+    """A transfer that failed while it ran, or an executor that takes no more transfers."""

@@ -11,6 +11,11 @@ from tests import profiles
 profiles.load()
 
 
+def pytest_collection_modifyitems(items):
+    """Laws and other slow tests begin first, so that no worker ends long after the others."""
+    items.sort(key=lambda item: 0 if "tests/laws/" in item.nodeid else 2 - bool(item.get_closest_marker("slow")))
+
+
 @pytest.fixture(scope="session")
 def executor():
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as shared:

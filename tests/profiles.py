@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 SCALES = {"fast": 0.05, "ci": 1.0, "deep": 10.0}
 LEAST = 5  # examples of any property, whatever the profile
+POINTS = {"fast": 3, "ci": 8, "deep": 1 << 30}  # of each sweep
 DEFAULT = 100  # examples in `ci` of a property that does not say how many
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
@@ -24,6 +25,11 @@ def count(in_ci: int) -> int:
 def examples(in_ci: int) -> settings:
     """A decorator: so many examples in ``ci``, in proportion fewer in ``fast`` and more in ``deep``."""
     return settings(max_examples=count(in_ci))
+
+
+def points(total: int) -> range:
+    """The points, counted from 1, at which a sweep interrupts a call: evenly spread, and all of them in ``deep``."""
+    return range(1, total + 1, max(total // POINTS[PROFILE], 1))
 
 
 def load() -> None:

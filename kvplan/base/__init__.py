@@ -1,1 +1,1 @@
-"""What every room may use: files, numbers, limits, and what threads and processes need."""
+"""Tools that every room may use: files, numbers, limits, threads and processes."""

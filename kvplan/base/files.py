@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Write a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside the file, then rename: a reader sees the old content or the new, never half of it.
+    """Write to a temporary file, then rename it: a reader sees the old content or the new, never half of it.
 
-    What is there and no file, a pipe or a device, is written to as it is: a rename would put a file in its place. A
-    link stays one, and the file that it names is written.
+    A pipe or a device is written to directly: a rename would replace it by a file. A link stays a link, and the file
+    that it names is written.
 
     Args:
         path: the file; its folder exists.
         content: all of its bytes.
 
     Raises:
-        OSError: it cannot be written; what stood there is as it was, and nothing is left beside it.
+        OSError: the file cannot be written; its old content stays, and no temporary file is left.
         ValueError: the name holds a null byte.
 
     >>> import tempfile

@@ -1,7 +1,7 @@
-"""The one way by which an integer that a caller gave becomes a Python int.
+"""Convert a caller's integers to Python ints, and check their range.
 
-A numpy integer that is kept as it came wraps around in later arithmetic: ``np.uint8(0) + 256`` is 0. Every public
-integer therefore comes through here first. Arrays of block ids have their own way: :mod:`kvplan.plan.placement`.
+A numpy integer wraps around in later arithmetic: ``np.uint8(0) + 256`` is 0. So every public integer is converted here
+first. Arrays of block ids are converted in :mod:`kvplan.plan.placement`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def integer(
     right: str | None = None,
     error: type[KVPlanError] = LayoutError,
 ) -> int:
-    """A value as a Python int, in a range.
+    """Convert a value to a Python int, in a range.
 
     Args:
-        name: what the caller calls it, for the message.
-        value: an int, or anything else with ``__index__``: a numpy integer, an array or tensor of one integer. No bool.
-        least, most: the range, both ends in it; None: no end.
-        right: what would be right, for the message; by default the range.
+        name: the caller's name for the value, for the message.
+        value: an int, or an object with ``__index__``, as a numpy integer or a tensor of one integer. No bool.
+        least, most: the range, both ends included; None: no end.
+        right: the right values in words, for the message; by default the range.
         error: class of the error.
 
     Raises:
-        KVPlanError: of the class ``error``: no integer, outside the range, or of more than 128 bits.
+        KVPlanError: of the class ``error``: not an integer, outside the range, or of more than 128 bits.
 
     >>> import numpy as np
     >>> integer("page_size", np.uint8(64), least=1) * 4
@@ -46,7 +46,7 @@ def integer(
     number = value if type(value) is int else _converted(value)
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
-    if not -_LARGEST < number < _LARGEST:  # Python prints no number of thousands of digits, as a message would
+    if not -_LARGEST < number < _LARGEST:  # Python refuses to print numbers of thousands of digits
         raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
     return number
 
@@ -55,7 +55,7 @@ def optional_integer(
     name: str, value: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
     error: type[KVPlanError] = LayoutError,
 ) -> int | None:  # fmt: skip
-    """The same of a value that may be left out: None stays None."""
+    """Convert a value that may be left out: None stays None."""
     return None if value is None else integer(name, value, least=least, most=most, right=right, error=error)
 
 
@@ -63,7 +63,7 @@ def integers(
     name: str, values: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
     error: type[KVPlanError] = LayoutError,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The same of a sequence, which is read once; a message names the place of the first value that is wrong.
+    """Convert a sequence, which is read once; a message names the place of the first wrong value.
 
     >>> import numpy as np
     >>> integers("layers", np.array([0, 2, 5], np.int32))
@@ -74,7 +74,7 @@ def integers(
     """
     try:
         given = None if isinstance(values, str) else tuple(values)
-    except TypeError:  # also of an array without dims, which has an iterator that refuses
+    except TypeError:  # also raised by an array without dims, whose iterator refuses
         given = None
     if given is None:
         raise error(f"{name} is {quoted(values)}; give a sequence of integers")
@@ -85,12 +85,12 @@ def integers(
 
 
 def _converted(value: Any) -> int | None:
-    """A value as an int, or None. Of torch, a bool has ``__index__``."""
+    """Convert a value, or return None. A bool of torch has ``__index__``, too."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:
         return index(value)
-    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise anything, as that of a tensor without memory
+    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise anything, such as that of a tensor without memory
         return None
 
 

@@ -1,4 +1,4 @@
-"""Input as error messages quote it: one line, and never long."""
+"""Quote input in error messages: on one line, and never long."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LARGEST = 1 << 64
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it: its ``repr`` on one line, cut in the middle where it is long.
+    """Quote a value: its ``repr`` on one line, cut in the middle where it is long.
 
-    The value may be huge, nested without end, longer than Python prints numbers, or of a class whose ``repr`` fails.
+    The value may be huge, nested without end, a number too long to print, or of a class whose ``repr`` fails.
 
     >>> quoted("kv"), quoted(10**30), quoted(["full"] * 1000), quoted("x" * 1000)[36:48]
     ("'kv'", 'a number of 100 bits', 'a list of 1000', 'xxx...xxxxxx')
@@ -24,24 +24,24 @@ def quoted(value: object) -> str:
     if isinstance(value, bytes | bytearray):
         return shortened(repr(bytes(value))) if len(value) <= QUOTED else f"{len(value):,} bytes"
     if isinstance(value, str):
-        half = QUOTED // 2  # what is cut away is not looked at
+        half = QUOTED // 2  # the rest is cut away, and not read
         return shortened(repr(value if len(value) <= QUOTED else value[:half] + value[-half:]), len(value))
     if isinstance(value, Mapping | list | tuple | set | frozenset) and not _small(value):
         kind = "table" if isinstance(value, Mapping) else type(value).__name__
         return f"a {kind} of {len(value)}"
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # a foreign class; the message that quotes it matters more
+    except Exception:  # noqa: BLE001  # a foreign class must not hide the message that quotes it
         text = f"a {type(value).__name__}"
     return shortened(" ".join(text.split()))
 
 
 def shortened(text: str, given: int = 0) -> str:
-    """A text of at most :data:`QUOTED` characters, its middle left out where it has more.
+    """Cut the middle out of a text that has more than :data:`QUOTED` characters.
 
     Args:
         text: on one line.
-        given: characters that were given, where that are more than ``text`` has.
+        given: length of the input, where ``text`` is only a piece of it.
 
     >>> len(shortened("x" * 1000)), shortened("short")
     (80, 'short')
@@ -53,7 +53,7 @@ def shortened(text: str, given: int = 0) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """The first values of many, quoted, and how many more there are.
+    """Quote the first values of many, and count the rest.
 
     >>> listed(["k", "v"]), listed(range(10))
     ("'k', 'v'", '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')

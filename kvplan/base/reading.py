@@ -1,4 +1,4 @@
-"""Files and texts of JSON and TOML as plain tables, within bounds."""
+"""Read JSON and TOML as plain tables, within bounds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _DOTTED = re.compile(r"[^.]\.")
 
 
 def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
-    """The text of a file; a device or a pipe may never end, and is none.
+    """Read the text of a file. Devices and pipes are refused, since they may never end.
 
     Args:
         path: the file.
-        most: bytes that it may have.
+        most: largest size in bytes.
 
     Raises:
-        OSError: it cannot be read, is no file, or is larger.
-        UnicodeDecodeError: no text.
+        OSError: the file cannot be read, is a device or a pipe, or is larger.
+        UnicodeDecodeError: the content is not UTF-8.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "no file, but a device or a pipe")
+        raise OSError(errno.EINVAL, "a device or a pipe, not a file")
     with path.open("rb") as file:
         raw = file.read(most + 1)
     if len(raw) > most:
@@ -37,7 +37,7 @@ def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
 
 
 def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, without its name.
+    """Give the reason why a file could not be read, without its name.
 
     >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'No such file or directory'
@@ -46,11 +46,11 @@ def why_unread(error: OSError | UnicodeDecodeError) -> str:
 
 
 def json_of(text: str | bytes) -> Any:
-    """What a JSON text holds.
+    """Parse a JSON text.
 
     Raises:
-        LayoutError: no UTF-8, no JSON, too long, nested too deeply, numbers of thousands of digits, or a key
-            that stands twice.
+        LayoutError: the text is not UTF-8 or not JSON, is too long, is nested too deeply, has a number of thousands of
+            digits, or has a key twice in one table.
 
     >>> json_of('{"a": [1, 2]}')
     {'a': [1, 2]}
@@ -63,24 +63,24 @@ def json_of(text: str | bytes) -> Any:
         raise
     except RecursionError:
         raise LayoutError("nested too deeply") from None
-    except ValueError as error:  # no JSON, no UTF-8, a number of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise LayoutError(str(error)) from None
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """What a TOML text holds.
+    """Parse a TOML text.
 
     Raises:
-        LayoutError: as :func:`json_of`, or a line of many dots: a key of many parts takes long to read.
+        LayoutError: as :func:`json_of`; or a line has many dots, since a key of many parts takes long to read.
 
     >>> toml_of("a.b = 1")
     {'a': {'b': 1}}
     """
     if len(text) > LIMITS.toml_nbytes:
-        raise LayoutError(f"more than {LIMITS.toml_nbytes:,} bytes; what is long is written as JSON")
+        raise LayoutError(f"more than {LIMITS.toml_nbytes:,} bytes; write a long document as JSON")
     for number, line in enumerate(text.split("\n"), start=1):
         if sum(1 for _ in _DOTTED.finditer(line)) > LIMITS.toml_dots:
-            raise LayoutError(f"over {LIMITS.toml_dots} dots in line {number}; no key has so many parts")
+            raise LayoutError(f"over {LIMITS.toml_dots} dots in line {number}; a key has fewer parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -93,5 +93,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         twice = next(key for k, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:k]))
-        raise LayoutError(f"{quoted(twice)} stands twice in one table")
+        raise LayoutError(f"{quoted(twice)} is twice in one table")
     return made

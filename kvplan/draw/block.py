@@ -197,8 +197,7 @@ def block_picture(layout: Built, block: int = 0) -> BlockPicture:
     kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
     for number, items in held.items():
         address, node = nest(items)
-        key = node if isinstance(node, Leaf) else node.key
-        kinds.setdefault(key, []).append((number, address, node, items))
+        kinds.setdefault(node.key, []).append((number, address, node, items))
     stretches = []
     for alike in kinds.values():
         number, address, node, items = alike[0]
@@ -275,7 +274,7 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
             left_out = [child for _, _, child in items[2:-1]]
             like = _band(items[2][1], items[2][2], address + items[2][0], content)
             row += content.gaps(address + end, address + items[2][0])
-            same = len({child if isinstance(child, Leaf) else child.key for child in left_out}) == 1
+            same = len({child.key for child in left_out}) == 1
             row.append(Fold(len(left_out), sum(child.content for child in left_out), like, same))
             end = items[-2][0] + items[-2][2].span
             continue

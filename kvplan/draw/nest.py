@@ -90,11 +90,27 @@ class Leaf(NamedTuple):
 
     @property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return self.nbytes
 
+    @property
+    def key(self) -> object:
+        """Equal for two nodes that are drawn alike."""
+        return self
 
-class Repeat:
+
+class _Loops:
+    """Nodes inside a node."""
+
+    likeness: cached_property[object]
+
+    @cached_property
+    def key(self: Any) -> object:
+        """Equal for two nodes that are drawn alike."""
+        return (self.likeness, parts_of(self))
+
+
+class Repeat(_Loops):
     """The same node ``count`` times, ``stride`` bytes apart; ``names`` has a name for each."""
 
     def __init__(self, axis: str, names: Sequence[str], stride: int, child: Node) -> None:
@@ -110,16 +126,11 @@ class Repeat:
 
     @cached_property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return (self.axis, self.count, self.stride, self.child.likeness)
 
-    @cached_property
-    def key(self) -> object:
-        """Equal where two nodes are drawn alike."""
-        return (self.likeness, parts_of(self))
 
-
-class Row:
+class Row(_Loops):
     """Several nodes in order of address: ``(first byte, name, node)``."""
 
     def __init__(self, axis: str, items: Sequence[tuple[int, str, Node]]) -> None:
@@ -137,13 +148,8 @@ class Row:
 
     @cached_property
     def likeness(self) -> object:
-        """Equal where two nodes differ in names alone."""
+        """Equal for two nodes that differ only in names."""
         return (self.axis, tuple((at, node.likeness) for at, _, node in self.items))
-
-    @cached_property
-    def key(self) -> object:
-        """Equal where two nodes are drawn alike."""
-        return (self.likeness, parts_of(self))
 
 
 Node = Leaf | Repeat | Row
@@ -299,7 +305,7 @@ def _in_order(axis: str, low: int, entries: Sequence[tuple[str, list[Item]]]) ->
     for entry in placed:
         group = groups[-1] if groups else []
         even = len(group) < 2 or entry[0] - group[-1][0] == group[1][0] - group[0][0]
-        if axis != "part" and group and even and _key(group[0][2]) == _key(entry[2]):
+        if axis != "part" and group and even and group[0][2].key == entry[2].key:
             group.append(entry)
         else:
             groups.append([entry])
@@ -314,10 +320,6 @@ def _as_loop(axis: str, group: list[tuple[int, str, Node]]) -> tuple[int, str, N
     loop = Repeat(axis, names, group[1][0] - group[0][0], group[0][2])
     noun, _, first = names[0].rpartition(" ")
     return group[0][0], f"{noun}s {first}-{names[-1].rpartition(' ')[2]}", loop
-
-
-def _key(node: Node) -> object:
-    return node if isinstance(node, Leaf) else node.key
 
 
 def _woven(low: int, items: Sequence[Item]) -> Node:

@@ -175,7 +175,7 @@ class Tally:
         """
         self._add_up()
         with self._lock:
-            flows = {flow: FlowStats(*sums, tuple(self._within[flow])) for flow, sums in list(self._sums.items())}
+            flows = {flow: FlowStats(*(*sums, tuple(self._within[flow]))) for flow, sums in list(self._sums.items())}
             ended, predicted, off = dict(self._counts), self._predicted, self._off
         paths: dict[str, PathStats] = {}
         total = PathStats()

@@ -1,1 +1,1 @@
-"""Where the bytes of a KV cache are."""
+"""Layouts: the addresses of all bytes of a KV cache."""

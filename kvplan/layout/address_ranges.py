@@ -1,4 +1,4 @@
-"""Which stretches of memory components touch, and where these are cut into registrations; pure integers."""
+"""Stretches of memory that components touch, and their cuts into registrations; pure integers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from kvplan.layout.components import Component, Form
 from kvplan.layout.strides import Factors
 
-# Untouched bytes that part two stretches. Fewer are taken with them: a registration of its own, and the seams it
-# leaves, cost more than so many bytes pinned in vain.
+# Untouched bytes that separate two stretches. Fewer are pinned with them: another registration, and the seams that it
+# makes, cost more.
 APART = 64 << 20
 
 Stretch = tuple[int, int]
@@ -30,12 +30,13 @@ class Rows(NamedTuple):
 
 
 def stretches(components: Iterable[Component], apart: int | None = None) -> list[Stretch]:
-    """First byte and first byte after, ascending, of all that components touch; blocks of a table count as one.
+    """Find the stretches of memory that components touch: (first byte, first byte after), ascending.
+
+    Blocks of a table count as one stretch.
 
     Args:
         components: of one layout.
-        apart: bytes between two components, or two steps of one, from which on they lie in two stretches; by default
-            64 MiB.
+        apart: least number of untouched bytes between two stretches; by default 64 MiB.
 
     >>> from kvplan import KVLayout
     >>> pool = KVLayout.from_spec({"notation": "kv layer block dim", "dtype": "int8", "address": 4096,
@@ -46,7 +47,7 @@ def stretches(components: Iterable[Component], apart: int | None = None) -> list
     [(5096, 11096)]
     """
     apart = APART if apart is None else apart
-    groups: dict[int, list[Component]] = {}  # forms are shared, so that identity finds most that are alike
+    groups: dict[int, list[Component]] = {}  # forms are shared, so that identity finds most equal ones
     for component in components:
         groups.setdefault(id(component.form), []).append(component)
     found: list[Stretch] = []
@@ -66,7 +67,7 @@ def stretches(components: Iterable[Component], apart: int | None = None) -> list
 
 
 def _piece(form: Form, apart: int) -> tuple[int, Factors]:
-    """Bytes from a first byte to the last one that is not apart, and the factors that repeat them."""
+    """Bytes of one stretch of a form, and the factors that repeat it."""
     nbytes, outer = 1, []
     for count, stride in sorted((*form.block, *form.inner), key=lambda factor: factor[1]):
         if stride - nbytes < apart:
@@ -77,7 +78,7 @@ def _piece(form: Form, apart: int) -> tuple[int, Factors]:
 
 
 def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
-    """Stretches in order, those less than so many bytes apart as one; by default those that touch.
+    """Sort stretches, and join those less than ``apart`` bytes apart; by default those that touch or overlap.
 
     >>> merged([(20, 30), (0, 10), (10, 15)])
     [(0, 15), (20, 30)]
@@ -92,13 +93,13 @@ def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
 
 
 def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, most: int) -> list[Stretch]:
-    """Stretches in whole pages, cut so that none is larger than ``most``: between tensors or rows, where pages end.
+    """Cut stretches into registrations of at most ``most`` bytes, in whole pages; no two share a page.
 
-    Rows are those of the outermost dim that can be cut so; where none can, any page boundary will do. No two share a
-    page.
+    A cut is between tensors or between rows, where a page ends, too. Rows are those of the outermost dim for which that
+    is possible; if it is possible for no dim, any page boundary is taken.
 
     Args:
-        found: stretches, ascending, apart by two pages or more; inside the tensors.
+        found: stretches inside the tensors, ascending, two pages or more apart.
         tensors: in order of address, each beginning a page.
         page: bytes of a page.
         most: bytes of a registration, at least a page.
@@ -122,7 +123,7 @@ def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, 
 
 
 def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
-    """The last place up to ``most``, behind ``after``, where a row and a page end."""
+    """The last address up to ``most``, behind ``after``, where a row and a page end."""
     for stride in tensor.strides:
         step = lcm(stride, page)
         place = tensor.address + (most - tensor.address) // step * step

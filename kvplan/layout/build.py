@@ -1,4 +1,4 @@
-"""Notation and tensors in, components out: extents are resolved, layer and kv unrolled."""
+"""Build components from a notation and tensors: extents are resolved, and the axes layer and kv unrolled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kvplan.layout.tensors import TensorFacts, facts, is_tensor
 
 
 class Naming(NamedTuple):
-    """Global names of what the tensors hold.
+    """Global numbers and names of the layers, heads and parts that tensors hold.
 
     Attributes:
         layers: global number of each layer held, or the first of them.
@@ -52,21 +52,22 @@ class Naming(NamedTuple):
 
 
 def part_name(part: str) -> str:
-    """The name of a part, which is an identifier.
+    """Check the name of a part, which is an identifier.
 
     Raises:
-        LayoutError: it is not, or is longer than 200 characters.
+        LayoutError: it is not an identifier, or is longer than 200 characters.
     """
     if not isinstance(part, str) or not part.isidentifier() or len(part) > LIMITS.name_length:
-        raise LayoutError(f"part is {quoted(part)}; a part's name is an identifier, as 'kv' or 'k_scale'")
+        raise LayoutError(f"part is {quoted(part)}; the name of a part is an identifier, such as 'kv' or 'k_scale'")
     return part
 
 
 def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
-    """Flatten nested sequences by the axes left of the colon; extents of those axes beside.
+    """Flatten nested sequences by the axes left of the colon; return the extents of those axes, too.
 
     Raises:
-        LayoutError: a sequence where a tensor is due or the other way round, ragged or empty nesting.
+        LayoutError: a sequence in the place of a tensor, a tensor in the place of a sequence, or ragged or empty
+            nesting.
     """
     extents: dict[str, int] = {}
     level: list[Any] = [tensors]
@@ -92,10 +93,10 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
 
 
 def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
-    """All tensors of one notation have one shape, strides, element size and device.
+    """Check that all tensors of one notation have one shape, strides, element size and device.
 
     Raises:
-        LayoutError: naming the first tensor that differs from tensor 0, or a dim of extent zero.
+        LayoutError: a tensor differs from tensor 0; or a dim has extent zero.
     """
     first = tensors[0]
     if len(first.shape) != len(notation.dims):
@@ -109,7 +110,7 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
         for k, other in enumerate(tensors):
             if getattr(other, name) != getattr(first, name):
                 raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
-                                  f"{getattr(first, name)}; those of one notation must agree")  # fmt: skip
+                                  f"{getattr(first, name)}; tensors of one notation must agree")  # fmt: skip
     if 0 in first.shape:
         raise LayoutError(
             f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of {quoted(str(notation))} is zero"
@@ -122,13 +123,13 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
 
 
 def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
-    """Extent of every atom, from the shape and the sizes.
+    """Find the extent of every atom, from the shape and the sizes.
 
     Args:
-        sizes: by axis (``"token"``) or by factor (``"head.0"``), where the shape doesn't tell.
+        sizes: extents by axis (``"token"``) or by factor (``"head.0"``) that the shape does not give.
 
     Raises:
-        LayoutError: an extent that nothing tells, or two that disagree.
+        LayoutError: an extent is missing, or two disagree.
     """
     given = _given(notation, sizes)
     extents: dict[Atom, int] = {}
@@ -197,7 +198,7 @@ def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Seque
 
 
 def build(notation: Notation, tensors: Any, sizes: Mapping[str, int], naming: Naming, seams: Sequence[int]) -> Built:
-    """Everything :meth:`kvplan.KVLayout.from_tensors` does, short of the class."""
+    """Describe tensors as plain data; see :meth:`kvplan.KVLayout.from_tensors`."""
     gathered, nested = gather(notation, tensors)
     return assemble(notation, gathered, nested, sizes, naming, seams)
 
@@ -211,7 +212,7 @@ def assemble(
     seams: Sequence[int],
     budget: Budget | None = None,
 ) -> Built:
-    """Components of tensors whose facts are known; ``budget`` is that of the document that tells them."""
+    """Make components of tensors whose facts are known; ``budget`` is that of their document."""
     budget = budget or Budget()
     check_alike(notation, tensors)
     if nested.get("kv", 2) != 2:
@@ -241,8 +242,8 @@ def assemble(
         headed="head" in counts,
         opaque="token" not in counts,
     )
-    shared: dict[_Spread, Form] = {}  # one object a form: identity stands for equality
-    placed: dict[tuple[int, ...], list[tuple[int, Form]]] = {}  # by position along the nesting: addresses, and forms
+    shared: dict[_Spread, Form] = {}  # one object for each form, so that later code compares identities
+    placed: dict[tuple[int, ...], list[tuple[int, Form]]] = {}  # by position along the nesting: (address, form)
     components: list[Component] = []
     for layer, number in enumerate(layers):
         for kv, part in enumerate(naming.kv_parts if "kv" in counts else (naming.part,)):
@@ -285,7 +286,7 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
-    """Flat positions of the tensors that hold one (layer, kv, head): one, or one a block in order."""
+    """Flat positions of the tensors that hold one (layer, kv, head): one tensor, or one for each block in order."""
     choices = [range(nested[axis]) if axis == "block" else (where[axis],) for axis in notation.nesting]
     for position in product(*choices):
         flat = 0
@@ -295,7 +296,7 @@ def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, 
 
 
 def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]) -> _BlockAxis:
-    """Blocks by stride, or by table where each block is an allocation of its own."""
+    """Factors of the blocks; or a table, where each block is a separate allocation."""
     if len(held) == 1:
         return factors, None
     table = np.asarray(held, dtype=np.int64) - held[0]
@@ -307,9 +308,10 @@ def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]
 
 
 def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequence[Region]) -> list[tuple[int, _Spread]]:
-    """Heads of one (layer, kv), whose tensors are a row of blocks each: address and axes of those that go together.
+    """Join the heads of one (layer, kv) where they are one axis; address and axes of each such group.
 
-    Heads that are views at equal steps of one allocation are one axis; otherwise each is by itself.
+    Heads that are views at equal steps of one allocation are one axis. Other heads are a group each. ``rows`` holds the
+    addresses of the blocks of each head.
     """
     if len(rows) == 1:
         return [(rows[0][0], (_block_axis(strided, rows[0], regions), (), 0))]
@@ -322,7 +324,7 @@ def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequenc
 
 
 def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...]:
-    """One region an allocation, in order of address, with the seams that fall inside it."""
+    """Keep one region for each allocation, in order of address, with the seams inside it."""
     unique: dict[tuple[int, int], Region] = {}
     for region in found:
         known = unique.setdefault((region.address, region.nbytes), region)
@@ -332,7 +334,7 @@ def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...
     starts = [region.address for region in ordered]
     reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
     marks: list[int] = []
-    for seam in integers("seams", seams, right="it is no address; seams are integers"):
+    for seam in integers("seams", seams, right="a seam is an address, an integer"):
         marks.append(seam)
         before = bisect_right(starts, seam) - 1
         if before < 0 or seam > reach[before]:

@@ -1,4 +1,4 @@
-"""What a layout is made of: regions of memory, and one strided view for each (layer, part)."""
+"""The pieces of a layout: regions of memory, and one strided view for each (layer, part)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvplan.layout.strides import Factors, extent, offset, span
 
 INT64_MAX = 2**63 - 1
 
-# Of addresses that are not this process's memory, by where they come from.
+# Addresses that are not this process's memory, in words, by their source.
 NOT_HERE = {
     "spec": "virtual (made up, of a spec)",
     "dump": "those of the process that saved the dump, or pickled the layout",
@@ -54,7 +54,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One allocation, or the part of one that a layout may touch.
+    """One allocation, or the part of it that a layout may touch.
 
     Attributes:
         address: first byte.
@@ -64,11 +64,11 @@ class Region:
         writable: False for read-only arrays.
         virtual: addresses are made up (a spec): nothing can be moved.
         seams: addresses inside that no descriptor may cross, ascending.
-        owner: keeps the memory alive; never compared.
+        owner: the object that keeps the memory alive; never compared.
         recorded: addresses are those of the process that saved a dump, or pickled the layout: nothing can be moved
-            from here.
-        held: how to ask a tensor whether this is still its memory, or what keeps an array from letting go of it; never
-            compared.
+            through them.
+        held: a :class:`~kvplan.layout.holding.Holding` that asks a tensor whether this is still its memory, or an
+            object that keeps an array from giving it up; never compared.
         pool: the shared pool that holds it, if any; never compared.
     """
 
@@ -92,10 +92,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The shape that many components share: factors of every axis, strides in bytes, and no address.
+    """The shape that many components share: factors of every axis, with strides in bytes, and no address.
 
     Attributes:
-        block: factors of the block axis; ``()`` where ``table`` says where blocks are, or where there is one block.
+        block: factors of the block axis; ``()`` where ``table`` holds their offsets, or where there is one block.
         token: factors of the token slots of a block, or of the sub-blocks of an opaque one; ``()`` for one.
         head: factors of the heads held here.
         dim: factors of the content of one (token, head), counted in bytes.
@@ -126,7 +126,7 @@ class Form:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks there are."""
+        """Number of blocks."""
         return len(self.table) if self.table is not None else extent(self.block)
 
     @property
@@ -171,7 +171,7 @@ class Component:
         return f"layer {self.layer} {self.part!r}"
 
     def hull(self) -> tuple[int, int]:
-        """First byte, and first byte after the last."""
+        """Addresses of the first byte, and of the first byte after the last."""
         low, high = self.form.bounds
         return self.address + low, self.address + high + 1
 
@@ -232,24 +232,24 @@ class Built(NamedTuple):
 
 
 def subblocks_of(components: Iterable[Component]) -> int:
-    """Sub-blocks a block of opaque parts; the least common multiple where the parts have different numbers."""
+    """Count the sub-blocks a block of opaque parts: the least common multiple of the parts' numbers."""
     return lcm(*(component.form.subblocks for component in components))
 
 
 def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> None:
-    """Every byte of every component lies inside one region; afterwards, checking block ids is enough.
+    """Check that every byte of every component lies inside one region. Later checks need to look at block ids only.
 
     Raises:
-        LayoutError: naming the component, its reach, and the region it leaves.
+        LayoutError: a component leaves its region; the message names both, and the bytes that it reaches.
     """
     ordered = sorted(regions, key=lambda region: region.address)
     starts = [region.address for region in ordered]
-    # Regions may nest (views of views): of those that begin early enough, the one that reaches furthest.
+    # Regions may nest (views of views): for each start, keep the region up to there that reaches furthest.
     furthest: list[Region] = []
     for region in ordered:
         furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
     inside = _held_tables(components, starts, furthest)
-    reaches: dict[int, int] = {}  # bytes from an address to the end of what is looked at, by form
+    reaches: dict[int, int] = {}  # by form: bytes to the end of a block, or of all strided blocks
     looked = 0
     for component in components:
         form = component.form
@@ -272,20 +272,20 @@ def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> 
 
 
 def check_places(looked: int) -> None:
-    """Blocks of components are looked up one by one as long as that ends in seconds.
+    """Bound the blocks that are looked up one by one, so that the check ends in seconds.
 
     Raises:
-        LayoutError: there are too many.
+        LayoutError: there are too many blocks.
     """
     if looked > LIMITS.places:
         raise LayoutError(
-            f"blocks in separate allocations, and over {LIMITS.places:,} pairs of a component and a block to look at; "
-            "describe fewer blocks or layers, or allocations that each hold a whole block"
+            f"blocks lie in separate allocations, and over {LIMITS.places:,} pairs of component and block need a "
+            "check; describe fewer blocks or layers, or allocations that each hold a whole block"
         )
 
 
 def quoted_address(address: int) -> str:
-    """An address, which in a message is no longer than one.
+    """Quote an address; a number too large for one is quoted short.
 
     >>> quoted_address(4096), quoted_address(-4096), quoted_address(1 << 200)
     ('0x1000', '-0x1000', 'a number of 201 bits')
@@ -294,7 +294,7 @@ def quoted_address(address: int) -> str:
 
 
 def _held_tables(components: Sequence[Component], starts: Sequence[int], furthest: Sequence[Region]) -> frozenset[int]:
-    """Forms (by identity) whose every block, from its first component to its last, lies in one region."""
+    """Forms, by identity, whose blocks each lie in one region, from the first component to the last."""
     hulls: dict[int, tuple[Form, int, int]] = {}
     for component in components:
         form = component.form
@@ -319,13 +319,13 @@ def _held_tables(components: Sequence[Component], starts: Sequence[int], furthes
 
 
 def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
-    """Where pinned allocations touch: they are two registrations, and no copy may span them."""
+    """Addresses where pinned allocations touch: they are two registrations, and no copy may span them."""
     ordered = sorted(regions, key=lambda region: region.address)
     return tuple(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
 
 
 def seams_within(seams: Sequence[int], region: Region) -> Sequence[int]:
-    """Of ascending seams, those between the first byte of a region and its end.
+    """Select the seams between the first byte of a region and its end; they are ascending.
 
     >>> seams_within([0, 64, 128, 192], Region(64, 64))
     [64, 128]

@@ -1,4 +1,4 @@
-"""Whether what a layout says of itself (notation, sizes, dtype) agrees with the components that it holds."""
+"""Check that the notation, sizes and dtype of a layout agree with its components."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def check_told(
     dtype: str,
     itemsizes: Sequence[int | None],
 ) -> None:
-    """What is told fits the components. Of merged layouts each size has to fit one of them.
+    """Check a notation, sizes and a dtype against components; of merged layouts, each size must fit one of them.
 
     Args:
         notations: one, or those of merged layouts.
         sizes: extents by axis, in elements for ``dim``.
         components: all that the layout holds; it may be a slice.
-        dtype: as it was told.
-        itemsizes: bytes of an element of each dtype, None where that is not known.
+        dtype: name of the element type.
+        itemsizes: bytes of an element of each dtype, None where they are unknown.
 
     Raises:
         LayoutError: the first contradiction.
     """
     axes = {axis for notation in notations for axis in notation.axes}
-    # A view in smaller blocks may have some where the tensors had one, and no axis for them.
+    # A view in smaller blocks may have several blocks where the tensors had one, and no axis for them.
     if unknown := set(sizes) - axes - {"block"}:
-        raise LayoutError(f"sizes tell {listed(sorted(unknown))}, which no notation has")
+        raise LayoutError(f"sizes name {listed(sorted(unknown))}; no notation has such an axis")
     forms = list({id(component.form): component.form for component in components}.values())
     parts = len({component.part for component in components})
     layers = len({component.layer for component in components})
@@ -56,10 +56,10 @@ def check_told(
 
 
 def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    """Sizes that fit some of a layout's components: those of the whole layout, where they still fit.
+    """Adapt the sizes of a layout to some of its components; sizes that still fit stay.
 
     Args:
-        components: those that are kept.
+        components: the ones that are kept.
         sizes: of the whole layout.
         dtype: of the whole layout; of merged layouts there are several.
 
@@ -83,7 +83,7 @@ def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: s
 
 
 def _counts(components: Sequence[Component]) -> dict[str, dict[int, None]]:
-    """Extents that components have, by axis, in their order. A notation's tokens say nothing of an opaque block."""
+    """Collect the extents of components by axis, in their order. Opaque blocks count as sub-blocks, not as tokens."""
     counts: dict[str, dict[int, None]] = {"token": {}, "subblock": {}, "head": {}}
     heads: dict[tuple[int, str], int] = {}  # of a (layer, part), which several components may hold
     known: dict[int, int] = {}  # heads of a form, by identity
@@ -100,7 +100,7 @@ def _counts(components: Sequence[Component]) -> dict[str, dict[int, None]]:
 
 
 def _check_form(form: Form, notations: Sequence[Notation]) -> None:
-    """A notation has the axes of a form."""
+    """Check that a notation has the axes of a form."""
     for notation in notations:
         alike = ("token" in notation.axes) != form.opaque and ("head" in notation.axes) == form.headed
         if alike and (form.table is None or "block" in notation.nesting):
@@ -108,7 +108,7 @@ def _check_form(form: Form, notations: Sequence[Notation]) -> None:
     words = f"{'no token axis' if form.opaque else 'a token axis'}, {'a' if form.headed else 'no'} head axis"
     table = "" if form.table is None else " and blocks in separate allocations"
     raise LayoutError(
-        f"a component has {words}{table}; so has no notation of {quoted(_MORE.join(map(str, notations)))}"
+        f"a component has {words}{table}; no notation of {quoted(_MORE.join(map(str, notations)))} has these"
     )
 
 
@@ -123,14 +123,14 @@ def _check_content(dim: int, forms: Sequence[Form], dtype: str, itemsizes: Seque
 
 
 def check_dtype(dtype: object, itemsize: object) -> tuple[str, tuple[int | None, ...]]:
-    """A dtype's name, and the bytes of its elements; of merged layouts there are several.
+    """Check the name of a dtype, and find the bytes of its elements; merged layouts have several.
 
     Args:
-        dtype: a name, or names with `` + `` between.
-        itemsize: what is told of it; None where nothing is.
+        dtype: a name, or names with `` + `` between them.
+        itemsize: bytes of an element, as the document gives them; None where it gives none.
 
     Raises:
-        LayoutError: no name, or an itemsize that is not the dtype's.
+        LayoutError: not a name, or an itemsize that is not the dtype's.
     """
     if not isinstance(dtype, str) or not dtype.isprintable():
         raise LayoutError(f"dtype is {quoted(dtype)}; it is a name")

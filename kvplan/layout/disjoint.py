@@ -1,8 +1,8 @@
-"""Whether the components of a layout share no byte: a proof where strides nest, else a search of bounded work.
+"""Check that components of a layout share no byte: by a proof where strides nest, else by a search of bounded work.
 
-In general the question is a bounded subset sum, which takes time exponential in the number of factors. Caches nest:
-each stride is larger than all that it steps over, which one pass over the sorted factors shows. Strides that do not
-nest are searched, each state once, until the budget is used up.
+In general the question is a bounded subset sum, whose time is exponential in the number of factors. In caches strides
+nest: each is larger than all that it steps over, which one pass over the sorted factors shows. Strides that do not nest
+are searched, each state once, until the budget is used up.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvplan.layout.strides import Factors, Int64Array, normal, offsets_of, span
 
 
 def check_disjoint(components: Sequence[Component], budget: Budget | None = None) -> None:
-    """No byte belongs to two coordinates.
+    """Check that no byte belongs to two coordinates.
 
     Args:
         components: all of a layout.
-        budget: of the document that they come from.
+        budget: of the document that holds them.
 
     Raises:
-        LayoutError: naming the component that overlaps itself, or the two that overlap each other; or strides that do
-            not nest, and too many ways to look at.
+        LayoutError: a component overlaps itself, or two overlap each other; or strides do not nest, and there are too
+            many cases to search.
     """
     by_value: dict[Form, Form] = {}
     forms = {key: by_value.setdefault(form, form) for key, form in {id(c.form): c.form for c in components}.items()}
@@ -55,7 +55,7 @@ def _with(component: Component, form: Form) -> Component:
 
 
 def _progression(addresses: Sequence[int]) -> Factors | None:
-    """Factors that give ascending addresses as loops from the first, or None.
+    """Express ascending addresses as loops from the first; None where that is not possible.
 
     >>> _progression((0, 8, 100, 108, 200, 208))
     ((3, 100), (2, 8))
@@ -77,14 +77,14 @@ def _progression(addresses: Sequence[int]) -> Factors | None:
 
 def _check_strided(components: Sequence[Component], budget: Budget) -> None:
     factors = {id(c.form): (*c.form.block, *c.form.inner) for c in components}
-    if len(factors) == 1:  # the everyday case: alike and equally spaced
+    if len(factors) == 1:  # the usual case: components of one form, equally spaced
         spaced = _progression(sorted(component.address for component in components))
         if spaced is not None and nests((*spaced, *factors[id(components[0].form)])):
             return
     factors = _without_common(components, factors)
     reach = {key: span(held) for key, held in factors.items()}
     known: dict[tuple[int, int, int], bool] = {}
-    active: list[tuple[int, Component]] = []  # (end, component), those the sweep has not passed
+    active: list[tuple[int, Component]] = []  # (end, component) of those that the sweep has not passed
     for component in sorted(components, key=lambda c: c.address):
         key, start = id(component.form), component.address
         if active:
@@ -100,9 +100,9 @@ def _check_strided(components: Sequence[Component], budget: Budget) -> None:
 
 
 def _without_common(components: Sequence[Component], factors: dict[int, Factors]) -> dict[int, Factors]:
-    """Factors of each form without the outer ones that all share: steps larger than all that lies inside them.
+    """Drop the outer factors that all forms share, as long as each step is larger than all bytes inside it.
 
-    What lies in one such step is apart from what lies in the next, so that one step stands for all.
+    Bytes of one such step cannot meet bytes of the next, so that comparing one step is enough.
 
     >>> here, there = Form(block=((9, 64),), token=(), head=(), dim=((8, 1),)), Form(((9, 64),), (), (), ((4, 1),))
     >>> some = [Component(0, "k", 0, here), Component(0, "v", 32, there)]
@@ -132,14 +132,14 @@ def _meets(one: Component, other: Component, mine: Factors, its: Factors, budget
 
 
 def _check_tables(components: Sequence[Component], budget: Budget) -> None:
-    """The same, where blocks are looked up: a sweep over (component, block) intervals."""
+    """Check components whose blocks are in a table, by a sweep over the intervals of (component, block)."""
     forms = {id(c.form): c.form for c in components}
     table = components[0].form.table
     if table is not None and all(form.table == table for form in forms.values()):
         low = min(component.address for component in components)
         high = max(component.address + span(component.form.inner) + 1 for component in components)
         blocks = np.sort(np.array(table, dtype=np.int64))
-        if not np.any(np.diff(blocks) < high - low):  # blocks lie apart: one of them stands for all
+        if not np.any(np.diff(blocks) < high - low):  # blocks do not meet, so that comparing one of them is enough
             alone = {key: replace(form, block=(), table=None) for key, form in forms.items()}
             _check_strided([replace(c, form=alone[id(c.form)]) for c in components], budget)
             return
@@ -184,7 +184,7 @@ def _block_offsets(form: Form) -> Int64Array:
 
 
 def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:
-    """Factors of the same byte offsets, the largest stride first, those that follow one another as one.
+    """Sort factors by stride, the largest first, and bring them to normal form: the set of offsets stays the same.
 
     >>> sorted_factors(((16, 8), (8, 1), (4, 128)))
     ((512, 1),)
@@ -193,7 +193,7 @@ def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:
 
 
 def nests(factors: Factors) -> bool:
-    """Whether every stride is larger than all that it steps over, so that no two coordinates share an offset.
+    """Tell whether every stride is larger than all that it steps over, so that no two coordinates share an offset.
 
     >>> nests(((4, 64), (64, 1))), nests(((2, 3), (3, 2))), nests(((4, 0),))
     (True, False, False)
@@ -209,10 +209,10 @@ def nests(factors: Factors) -> bool:
 
 
 def injective(factors: Factors, budget: Budget | None = None) -> bool:
-    """Whether no two coordinates share an offset.
+    """Tell whether no two coordinates share an offset.
 
     Raises:
-        LayoutError: the budget's steps do not suffice to tell.
+        LayoutError: the budget is used up before the answer is known.
 
     >>> injective(((4, 64), (64, 1))), injective(((4, 63), (64, 1))), injective(((4, 0), (64, 1)))
     (True, False, False)
@@ -228,10 +228,10 @@ def injective(factors: Factors, budget: Budget | None = None) -> bool:
 
 
 def meets(a: Factors, b: Factors, distance: int, budget: Budget | None = None) -> bool:
-    """Whether two byte sets overlap, set ``b`` beginning ``distance`` bytes after set ``a``.
+    """Tell whether two byte sets overlap, where set ``b`` begins ``distance`` bytes after set ``a``.
 
     Raises:
-        LayoutError: the budget's steps do not suffice to tell.
+        LayoutError: the budget is used up before the answer is known.
 
     >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 10)
     False
@@ -249,28 +249,28 @@ def meets(a: Factors, b: Factors, distance: int, budget: Budget | None = None) -
 
 
 Term = tuple[int, int, int]  # (stride above 0, least multiple, greatest multiple)
-STATE = 8  # steps that one state of a search takes; a pair that is looked up takes one
+STATE = 8  # steps of the budget for one state of a search; one comparison of a pair costs 1
 
 
 class _Search:
-    """Whether a distance is a sum of one multiple of each stride, for terms in descending order of stride."""
+    """Search whether a distance is a sum of one multiple of each stride; terms are in descending order of stride."""
 
     def __init__(self, terms: list[Term], budget: Budget) -> None:
         self._terms, self._budget = terms, budget
-        self._low, self._high = [0], [0]  # of the sums of the terms from each one on
+        self._low, self._high = [0], [0]  # bounds of the sums of the terms from each one on
         self._common: list[int] = [0]  # the greatest common divisor of their strides
         self._residue: list[tuple[int, int, int]] = []
         for stride, least, most in reversed(terms):
             self._low.insert(0, self._low[0] + stride * least)
             self._high.insert(0, self._high[0] + stride * most)
             common = gcd(self._common[0], stride)
-            modulus = self._common[0] // common  # what later terms make are multiples of modulus * common
+            modulus = self._common[0] // common  # sums of later terms are multiples of modulus * common
             self._residue.insert(0, (common, modulus, pow(stride // common, -1, modulus) if modulus > 1 else 0))
             self._common.insert(0, common)
         self._failed: set[tuple[int, int]] = set()
 
     def reaches(self, k: int, distance: int, at_least: int | None = None) -> bool:
-        """Whether terms ``k`` and later make the distance; the multiple of term ``k`` from ``at_least`` on."""
+        """Tell whether terms ``k`` and later make the distance, with a multiple of term ``k`` from ``at_least`` on."""
         if k == len(self._terms):
             return distance == 0
         self._budget.use("overlap_steps", STATE)
@@ -283,9 +283,9 @@ class _Search:
             return False
         if modulus == 0:  # the last term
             return True
-        # Of the multiples, those count that leave what the later terms can divide: one in each ``modulus``.
+        # The rest has to be divisible by the later terms: so it is for one multiple in each ``modulus``.
         first += (distance // common * inverse - first) % modulus
-        if k + 2 == len(self._terms):  # what is left is a multiple of the last stride, and within its bounds
+        if k + 2 == len(self._terms):  # the rest is a multiple of the last stride, and within its bounds
             return first <= last
         for digit in range(first, last + 1, modulus):
             rest = distance - stride * digit

@@ -1,7 +1,7 @@
-"""Dumps: the layout of a running engine as JSON text, addresses and strides, no data.
+"""Write and read dumps: the layout of a running engine as JSON text, with addresses and strides, and without data.
 
-A dump has every fact of a layout but the memory itself. What is read from one keeps the engine's addresses, of memory
-that is not here, so that nothing can be moved through them.
+A dump has every fact of a layout but the memory itself. A layout that is read from a dump keeps the engine's addresses.
+Their memory is not in this process, so that nothing can be moved through them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SCHEMA = f"{NAME}/{VERSION}"
 
 _AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
-_LINE = 110  # characters; what fits stands on one line of the file
+_LINE = 110  # characters of a line of the file; a value that fits is on one line
 
 
 def document_of(layout: Built) -> dict[str, Any]:
-    """A layout as plain facts, ready for JSON; components that share a form stand together.
+    """Write a layout as plain facts, ready for JSON; components that share a form are one entry.
 
     >>> from kvplan import KVLayout
     >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 80, "block": 9, "token": 4, "dim": 8}}
@@ -88,7 +88,7 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
 
 
 def text_of(layout: Built) -> str:
-    """The dump as it stands in a file: JSON, short things a line each."""
+    """Write a dump as the text of its file: JSON, with each short value on one line."""
     lines: list[str] = []
     _write_lines(document_of(layout), 0, lines)
     return "".join(lines) + "\n"
@@ -98,7 +98,7 @@ def _write_lines(value: Any, depth: int, out: list[str]) -> None:
     nested = isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
     )
-    if not value or not nested or len(value) < _LINE:  # more items than that fit on no line
+    if not value or not nested or len(value) < _LINE:  # more items cannot fit on a line
         flat = json.dumps(value)
         if not value or not nested or len(flat) + 2 * depth <= _LINE:
             out.append(flat)
@@ -113,7 +113,7 @@ def _write_lines(value: Any, depth: int, out: list[str]) -> None:
 
 
 def save(layout: Built, path: str | os.PathLike[str]) -> None:
-    """Write a dump, whole or not at all; see :meth:`kvplan.KVLayout.save`."""
+    """Write a dump, completely or not at all; see :meth:`kvplan.KVLayout.save`."""
     if not isinstance(path, str | os.PathLike):
         raise LayoutError(f"path is {quoted(path)}; give the file to write the dump to")
     target = Path(path)
@@ -127,15 +127,15 @@ def save(layout: Built, path: str | os.PathLike[str]) -> None:
 
 
 def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Built:
-    """Parts and notation of the layout that a dump holds.
+    """Read the layout that a dump holds.
 
     Args:
-        dump: what the file holds.
+        dump: the content of the file.
         budget: of the document that the dump is a part of.
 
     Raises:
-        LayoutError: the place that is missing, of another type, or impossible; two places that contradict each other; a
-            bound of :mod:`kvplan.base.limits`; or a schema that is none of this one.
+        LayoutError: a value is missing, of another type, or impossible; two values contradict each other; a bound of
+            :mod:`kvplan.base.limits` is passed; or the schema is another one.
     """
     budget = budget or Budget()
     _check_schema(dump["schema"])
@@ -152,7 +152,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
         for k, entry in enumerate(_listed(dump, "regions", "", least=1))
     )
     if len({(region.address, region.nbytes) for region in regions}) < len(regions):
-        raise LayoutError("regions hold one twice; each allocation stands there once")
+        raise LayoutError("regions hold one allocation twice; list each once")
     devices = sorted({region.device for region in regions})
     if len(devices) > 1:
         raise LayoutError(f"regions are on {listed(devices)}; a layout lives on one device")
@@ -178,7 +178,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
 
 
 def _parts(names: Sequence[Any]) -> dict[str, int]:
-    """Place of each part in their order."""
+    """Number the parts in their order."""
     order = {_part(name, f"parts[{k}]"): k for k, name in enumerate(names)}
     if len(order) < len(names):
         raise LayoutError("parts name one twice")
@@ -186,18 +186,18 @@ def _parts(names: Sequence[Any]) -> dict[str, int]:
 
 
 def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list[Component]:
-    """By layer, part and first head; each stands there once, and no part without one. Equal forms are one object."""
+    """Sort components by layer, part and first head. Each is there once; every part has one; equal forms are shared."""
     seen: set[tuple[int, str, int]] = set()
     for component in components:
         if component.part not in order:
             raise LayoutError(f"{component} is not among parts {listed(order)}")
         key = (component.layer, component.part, component.form.head_start)
         if key in seen:
-            raise LayoutError(f"{component} stands there twice")
+            raise LayoutError(f"{component} is there twice")
         seen.add(key)
     held = {component.part for component in components}
     if lacked := [part for part in order if part not in held]:
-        raise LayoutError(f"parts name {quoted(lacked[0])}, and no component is of it")
+        raise LayoutError(f"parts name {quoted(lacked[0])}, and no component holds it")
     shared: dict[Form, Form] = {}
     alike = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
     return sorted(alike, key=lambda c: (c.layer, order[c.part], c.form.head_start))
@@ -206,15 +206,15 @@ def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list
 def _check_schema(schema: Any) -> None:
     name, slash, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
     if name != NAME or not slash or not re.fullmatch(r"[1-9][0-9]{0,8}", version):
-        raise LayoutError(f"schema is {quoted(schema)}; a dump, as layout.save() writes it, has {SCHEMA!r}")
+        raise LayoutError(f"schema is {quoted(schema)}; layout.save() writes {SCHEMA!r}")
     if int(version) > VERSION:
         raise LayoutError(f"schema {quoted(schema)} is newer than this kvplan, which reads {SCHEMA!r}; upgrade kvplan")
 
 
 def _notations(text: Any) -> list[Notation]:
-    """Those of merged layouts stand side by side."""
+    """Parse the notation; merged layouts have several."""
     if not isinstance(text, str):
-        raise LayoutError(f"notation is {quoted(text)}; it is a text")
+        raise LayoutError(f"notation is {quoted(text)}; give a text")
     if len(text) > LIMITS.notation_length:
         raise LayoutError(f"notation has {len(text):,} characters; it has at most {LIMITS.notation_length:,}")
     try:

@@ -1,7 +1,7 @@
-"""Whether a tensor still has the memory that a layout describes.
+"""Check that tensors still have the memory that a layout describes.
 
-A layout keeps its tensors and their storages, so that memory stays allocated where a tensor lets go of it. A storage
-can also be resized in place, and then frees what it had. No tensor tells anybody of either: it has to be asked.
+A layout keeps its tensors and their storages, so that memory stays allocated when a tensor takes other memory. But a
+storage can be resized in place, which frees its memory. A tensor announces neither change: kvplan has to ask it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
 
-# Submits that ask the same tensor before they go on to the next: one that was not asked for long is in no cache of the
-# CPU's, and asking it takes 0.5 us more.
+# Submits that ask the same tensor before the next one is asked. A tensor that was not asked for a while has left the
+# CPU's caches, and asking it takes 0.5 us more.
 SUBMITS = 8
 
 
 class Holding(NamedTuple):
-    """What one tensor said of its memory when it was described, and how to ask again.
+    """The memory of one tensor when it was described, and the calls that ask for it again.
 
     Attributes:
         ask: its ``data_ptr``.
-        address: what that said, which may lie inside the allocation.
-        storage: what keeps the allocation; ``len`` of it is its bytes. ``()`` of tensors without one.
-        nbytes: what that said.
+        address: the answer then; it may lie inside the allocation.
+        storage: the object that keeps the allocation; its ``len`` is in bytes. ``()`` for tensors without a storage.
+        nbytes: bytes of the storage then.
     """
 
     ask: Callable[[], int]
@@ -34,7 +34,7 @@ class Holding(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any, address: int, storage: Any) -> Holding:
-        """Of a tensor as it is now; ``storage`` may be None.
+        """Take down the memory of a tensor as it is now; ``storage`` may be None.
 
         >>> import torch
         >>> tensor = torch.zeros(8, 4)
@@ -46,7 +46,7 @@ class Holding(NamedTuple):
         """
         try:
             nbytes = len(storage)
-        except TypeError:  # a stand-in, or none
+        except TypeError:  # a stand-in for a storage, or None
             storage, nbytes = (), 0
         return cls(tensor.data_ptr, address, storage, nbytes)
 
@@ -56,14 +56,14 @@ class Holding(NamedTuple):
 
 
 def check_held(what: object, held: Iterable[Holding]) -> None:
-    """All tensors have the memory that was described.
+    """Check that all tensors have the memory that was described.
 
     Args:
         what: the layout, for the message.
         held: of its tensors.
 
     Raises:
-        LayoutError: one has not.
+        LayoutError: a tensor has other memory.
     """
     for one in held:
         if one.moved():
@@ -75,12 +75,12 @@ def check_held(what: object, held: Iterable[Holding]) -> None:
 
 
 def questions(src: Sequence[Holding], dst: Sequence[Holding]) -> Iterator[Callable[[], bool]] | None:
-    """What one submit after another asks, without end: whether a tensor of each side still has its memory.
+    """Yield without end, for one submit after another, a check of one tensor on each side.
 
-    Of 80 layers, asking all takes longer than planning; one of each side takes 0.3 us. Each tensor has its turn.
+    Asking all tensors of 80 layers takes longer than planning. Asking one on each side takes 0.3 us; they take turns.
 
     Returns:
-        Functions that are true while all is as described; None where no tensor can be asked.
+        Functions that return whether the memory is as described; None where no tensor can be asked.
 
     >>> import torch
     >>> tensor = torch.zeros(8, 4)
@@ -99,7 +99,7 @@ def questions(src: Sequence[Holding], dst: Sequence[Holding]) -> Iterator[Callab
 
 
 def _question(one: Holding, other: Holding | None = None) -> Callable[[], bool]:
-    """Whether one or both still have their memory; written out, since a loop or a call would cost as much as asking."""
+    """Check one or two tensors; written out, since a loop or a call would cost as much as the asking."""
     ask, address, storage, nbytes = one
     if other is None:
         return lambda: ask() == address and len(storage) == nbytes

@@ -57,7 +57,7 @@ def row_of(component: Component, coordinates: Coordinates) -> Row:
 
 
 def find(components: Iterable[Component], address: int) -> tuple[Component, Coordinates, int] | None:
-    """Find the component and the coordinates of one byte, and its offset in its block; None of what is no content."""
+    """Find the component and coordinates of one byte, and its offset in its block; None of a byte of padding."""
     for component in components:
         first, end = component.hull()
         if not first <= address < end:

@@ -1,4 +1,4 @@
-"""KVLayout: where every byte of a KV cache lies."""
+"""KVLayout: the public face of a layout."""
 
 from __future__ import annotations
 
@@ -28,11 +28,22 @@ INT32_MAX = 2**31 - 1
 
 
 class KVLayout:
-    """Where every byte of a KV cache lies: a strided map from (layer, part, block, token, head) to addresses.
+    """The addresses of all bytes of a KV cache: a strided map from (layer, part, block, token, head).
 
-    Made by :meth:`from_tensors`, :meth:`from_spec`, :meth:`merge`, :func:`kvplan.allocate` or a backend's
-    ``describe``. Immutable. Two layouts are equal where they hold the same bytes in the same order, however they were
-    written down; whether one head, or one token, is an axis or none is not compared.
+    :meth:`from_tensors`, :meth:`from_spec`, :meth:`merge`, :func:`kvplan.allocate` and the backends' ``describe`` make
+    layouts. A layout is immutable. Two layouts are equal where they hold the same bytes in the same order, even where
+    their notations differ. An axis of extent 1 makes no difference.
+
+    Attributes:
+        built: the layout as plain data.
+        regions: the allocations that it lies in, in order of address.
+        num_blocks: number of blocks.
+        block_tokens: token slots a block; sub-blocks where no part has token slots.
+        sizes: extent of each axis of the notation, in elements for ``dim``.
+        dtype: name of the element type.
+        notation: in normal form.
+        tensors: as they were given; None without tensors.
+        holdings: how to ask the tensors whether they still have their memory.
 
     >>> import numpy as np
     >>> layout = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 16, 4, 64), np.float16)] * 1)
@@ -56,7 +67,7 @@ class KVLayout:
         self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
 
     def __copy__(self) -> Self:
-        return self  # of memory, that no copy of a layout would have
+        return self  # a layout stands for memory, which is not copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -85,17 +96,17 @@ class KVLayout:
             notation: for example ``"layer: block kv token head dim"``; see :mod:`kvplan.layout.notation`.
             tensors: nested lists or tuples as the notation's left side says, or one tensor. torch tensors, numpy
                 arrays, or anything with their members.
-            sizes: extents in elements, by axis or factor, that shapes don't tell (``{"token": 16}``).
+            sizes: extents in elements, by axis or factor, that shapes do not give (``{"token": 16}``).
             layer_start: global number of the first layer held.
             head_start: global number of the first KV head held.
             part: name of the content where the notation has no kv axis. With a kv axis the parts are ``"k"`` and
                 ``"v"``, or ``"k_scale"`` and ``"v_scale"`` for ``part="scale"``.
             seams: addresses that no descriptor may cross (boundaries between host registrations).
-            layers: global number of every layer, where they do not follow one another.
+            layers: global number of every layer, where they are not consecutive.
 
         Raises:
             NotationError: the notation does not parse.
-            LayoutError: tensors and notation disagree, tensors differ, or bytes overlap or leave the allocation.
+            LayoutError: tensors and notation disagree, tensors differ, bytes overlap, or bytes leave the allocation.
 
         >>> import numpy as np
         >>> KVLayout.from_tensors("(block token) head dim", np.zeros((64, 2, 8), np.int8), sizes={"token": 16})
@@ -118,17 +129,18 @@ class KVLayout:
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
-        """Describe a cache that is not here: no tensors, no torch; addresses are made up.
+        """Describe a cache without tensors; addresses are made up.
 
         Args:
-            spec: a ``.toml`` or ``.json`` file, or its content as a mapping; or a dump, which :meth:`save` wrote and
-                whose addresses are the engine's. Keys of a spec: ``notation`` and ``sizes`` (extents
+            spec: a ``.toml`` or ``.json`` file, or its content as a mapping. Also a dump of :meth:`save`, whose
+                addresses are the engine's. Keys of a spec: ``notation`` and ``sizes`` (extents
                 in elements); optional ``dtype``, ``strides`` (elements, in the order of the dims), ``address``,
                 ``device``, ``part``, ``layer_start``, ``layers``, ``head_start``, ``seams``. A list of such mappings
                 under ``layouts`` is merged.
 
         Raises:
-            NotationError, LayoutError: what does not parse, a missing or unknown key, a size that is none.
+            NotationError: the notation does not parse.
+            LayoutError: the file does not parse, a key is missing or unknown, or a value is wrong.
 
         >>> KVLayout.from_spec({"notation": "layer: block token dim", "dtype": "bf16",
         ...                     "sizes": {"layer": 61, "block": 100, "token": 64, "dim": 576}}).block_nbytes
@@ -138,14 +150,14 @@ class KVLayout:
 
     @classmethod
     def merge(cls, layouts: Sequence[KVLayout]) -> KVLayout:
-        """One layout of several: named extra parts, or more layers, from separate tensors.
+        """Join layouts of separate tensors into one: named extra parts, or more layers.
 
         Args:
             layouts: of equal num_blocks and block_tokens, on one device, sharing no (layer, part) and no byte. An
                 opaque part goes with any block_tokens that its sub-blocks divide evenly.
 
         Raises:
-            LayoutError: what differs, or what two of them both hold.
+            LayoutError: layouts differ in blocks, tokens or device; or two of them hold the same part or bytes.
 
         >>> import numpy as np
         >>> kv = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 64), np.int8), part="ckv")
@@ -189,7 +201,7 @@ class KVLayout:
 
     @property
     def device(self) -> str:
-        """The device all its regions are on."""
+        """The device that all regions are on."""
         return self.built.device
 
     @property
@@ -199,10 +211,10 @@ class KVLayout:
 
     @cached_property
     def addresses(self) -> Literal["memory", "dump", "spec"]:
-        """Whose the addresses are: of this process's memory; of the process that saved a dump; of a spec, made up.
+        """Source of the addresses: ``"memory"`` of this process, ``"dump"`` of another process, or ``"spec"``, made up.
 
-        ``"dump"`` also of a layout that was pickled, in whichever process it is loaded; ``"memory"`` again where all of
-        it lies in pools that processes share by name and that are in use.
+        A layout that is loaded from a pickle has ``"dump"``. It has ``"memory"`` where all of it lies in pools that
+        processes share by name and that are in use.
 
         >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
         'spec'
@@ -228,7 +240,7 @@ class KVLayout:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """One view for each (layer, part), or for each head of it where heads are separate allocations."""
+        """Views: one for each (layer, part), or one for each head of it where heads are separate allocations."""
         return self._components
 
     @cached_property
@@ -237,12 +249,13 @@ class KVLayout:
         return Geometry(self._components, self.num_blocks, self.block_tokens)
 
     def component(self, layer: int, part: str, head: int | None = None) -> Component:
-        """The view of one (layer, part), by global number and name; that of one head where heads are held apart."""
+        """Find the view of one (layer, part), by global number and name; or of one head, where heads are separate."""
         layer, head = integer("layer", layer), optional_integer("head", head)
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
-                f"no layer {layer} {quoted(part)} here; layers are {number_ranges(self.layers)}, parts {self.parts}"
+                f"no layer {layer} {quoted(part)} in this layout; layers are {number_ranges(self.layers)}, "
+                f"parts {self.parts}"
             )
         if head is None or len(found) == 1:
             return found[0]
@@ -252,7 +265,7 @@ class KVLayout:
         return next(component for component in found if head in component.form.heads)
 
     def address(self, *, layer: int, part: str, block: int = 0, token: int = 0, head: int | None = None) -> int:
-        """Byte address of the first element of one row.
+        """Return the byte address of the first element of one row.
 
         Args:
             layer: global number.
@@ -262,8 +275,8 @@ class KVLayout:
             head: global number; by default the first held.
 
         Raises:
-            BlockIndexError: no such block.
-            LayoutError: no such layer, part, token or head.
+            BlockIndexError: the block is out of range.
+            LayoutError: the layer, part, token or head is not in this layout.
         """
         block = integer("block", block, right="it is a block id", error=BlockIndexError)
         token, head = integer("token", token), optional_integer("head", head)
@@ -274,9 +287,7 @@ class KVLayout:
         if not 0 <= token < extent(form.token):
             last = extent(form.token) - 1
             if form.opaque and not last:
-                raise LayoutError(
-                    f"token {token} of {component}; its blocks are opaque: whole blocks move, tokens do not"
-                )
+                raise LayoutError(f"token {token} of {component}; its blocks are opaque and move whole")
             noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
             raise LayoutError(f"{noun} {token} of {component}; {nouns} are 0 to {last}")
         if head is None:
@@ -293,10 +304,10 @@ class KVLayout:
     def save(self, path: str | PathLike[str]) -> None:
         """Write a dump: every address, stride and fact of this layout as JSON (schema ``kvplan.layout/1``), no data.
 
-        :meth:`from_spec` reads it back, anywhere, as an equal layout through which nothing can be moved.
+        Any process reads it with :meth:`from_spec`, as an equal layout through which nothing can be moved.
 
         Args:
-            path: the file, best with suffix ``.json``; it is replaced at once, or left as it was.
+            path: the file, best with suffix ``.json``; it is replaced completely, or not at all.
 
         Raises:
             LayoutError: the file cannot be written.
@@ -315,7 +326,7 @@ class KVLayout:
     def slice(
         self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
     ) -> KVLayout:
-        """A layout over some of the same memory, under the same global numbers.
+        """Make a layout over some of the same memory, with the same global numbers.
 
         Args:
             layers: global numbers to keep.
@@ -323,7 +334,7 @@ class KVLayout:
             parts: names to keep.
 
         Raises:
-            LayoutError: a layer, head or part that is not held, or nothing left.
+            LayoutError: a layer, head or part is not held, or nothing is left.
 
         >>> import numpy as np
         >>> layout = KVLayout.from_tensors("layer block kv token head dim", np.zeros((4, 8, 2, 16, 4, 64), np.int8))
@@ -385,14 +396,14 @@ class KVLayout:
         return f"KVLayout({str(self)!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: facts, and the bytes of block 0 as a picture."""
+        """HTML for notebooks: facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.fragment import layout_html
 
         return layout_html(self.built, self.layers, self.heads, self.addresses)
 
 
 def _loaded(record: Built) -> KVLayout:
-    """Load a pickled layout: over its pools where all of it lies in such that are in use, or as a record."""
+    """Load a pickled layout: over its shared pools, where all of it lies in pools in use; else as a record."""
     return KVLayout(mapped(record) or record)
 
 

@@ -1,4 +1,4 @@
-"""Several layouts as one: their components side by side, their regions without doubles."""
+"""Join several layouts: all their components, and each region once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
 
     Args:
         layouts: at least one.
-        budget: of the document that they come from.
+        budget: of the document that holds the layouts.
     """
     if not layouts:
         raise LayoutError("merge of no layouts; give at least one")
@@ -33,12 +33,12 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
                 raise LayoutError(f"layouts {other} and {k} both hold {component}; name the part or the layers")
     tokens = {layout.block_tokens for layout in layouts if not layout.opaque}
     if len(tokens) > 1:
-        raise LayoutError(f"block_tokens differ: {sorted(tokens)}; merged layouts page alike")
+        raise LayoutError(f"block_tokens differ: {sorted(tokens)}; give layouts with blocks of equal size")
     block_tokens = max(tokens, default=0) or subblocks_of(c for layout in layouts for c in layout.components)
     for component in (c for layout in layouts for c in layout.components if c.form.opaque):
         if block_tokens % component.form.subblocks:
             raise LayoutError(f"{component} has {component.form.subblocks} sub-blocks a block of {block_tokens} "
-                              "tokens; each holds equally many tokens")  # fmt: skip
+                              "tokens; their number divides the tokens")  # fmt: skip
     components = tuple(sorted((c for layout in layouts for c in layout.components), key=lambda c: c.layer))
     if len(layouts) > 1:
         check_disjoint(components, budget)
@@ -52,7 +52,7 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
 
 
 def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """One region an allocation, with the seams of all, and those between registrations that touch."""
+    """Keep one region for each allocation, with the seams of all layouts and of registrations that touch."""
     found: dict[tuple[int, int], Region] = {}
     touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
     for r in regions:

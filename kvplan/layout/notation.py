@@ -1,11 +1,11 @@
-"""Notation of layouts: einops for KV caches.
+"""Parse the notation of layouts: einops for KV caches.
 
     "layer: block kv token head dim"
 
-Left of the colon: how tensors are nested in Python sequences, outermost first. Right of it: the dims of each tensor,
-in the order of its shape. ``(a b)`` is one dim that holds two axes, outer first; ``a.0 ... a.1`` is one axis held by
-two dims, 0 the outer; ``1`` is a dim of extent 1. ``subblock`` stands in the place of ``token`` where the bytes of a
-token do not lie together: a sub-block is opaque and moves whole.
+Left of the colon is the nesting of tensors in Python sequences, outermost first. Right of it are the dims of each
+tensor, in the order of its shape. ``(a b)`` is one dim that holds two axes, outer first. ``a.0 ... a.1`` is one axis
+held by two dims, 0 the outer. ``1`` is a dim of extent 1. ``subblock`` stands in the place of ``token`` where the bytes
+of a token are not contiguous: a sub-block is opaque and moves whole.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Notation:
 
     @property
     def axes(self) -> frozenset[str]:
-        """Every axis that is named on either side."""
+        """All axes that are named, on either side of the colon."""
         return frozenset(self.nesting) | {atom.axis for dim in self.dims for atom in dim}
 
     def factors(self, axis: str) -> tuple[Atom, ...]:
@@ -145,19 +145,19 @@ def _tokenize(text: str) -> list[_Piece]:
 def _atom(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> Atom:
     axis, dot, digits = piece.text.partition(".")
     if axis not in AXES:
-        problem = f"{quoted(piece.text)} is no axis (axes are {', '.join(AXES)})"
+        problem = f"unknown axis {quoted(piece.text)} (axes are {', '.join(AXES)})"
         raise NotationError(problem, text=text, column=piece.column)
     if dot and not _FACTOR.fullmatch(digits):
-        problem = f"{quoted(piece.text)}: after the dot stands the factor's number, as in {axis}.0"
+        problem = f"{quoted(piece.text)}: write the number of the factor after the dot, as in {axis}.0"
         raise NotationError(problem, text=text, column=piece.column)
     if dot and axis == "kv":
         raise NotationError("kv has extent 2 and cannot be split", text=text, column=piece.column)
     atom = Atom(axis, int(digits) if dot else None)
     if atom in seen:
-        raise NotationError(f"{atom} stands twice", text=text, column=piece.column)
+        raise NotationError(f"{atom} is named twice", text=text, column=piece.column)
     for other in seen:
         if other.axis == axis and (other.factor is None) != (atom.factor is None):
-            raise NotationError(f"{axis} stands both whole and split", text=text, column=piece.column)
+            raise NotationError(f"{axis} is named both whole and split", text=text, column=piece.column)
     seen[atom] = piece
     return atom
 
@@ -204,7 +204,7 @@ def _dims(text: str, pieces: list[_Piece], seen: dict[Atom, _Piece]) -> tuple[Di
 
 
 def _check_factors(text: str, seen: dict[Atom, _Piece]) -> None:
-    """Factors of a split axis are numbered 0, 1, ... without a gap, and there are at least two."""
+    """Check that factors of a split axis are numbered 0, 1, ... without a gap, and that there are two or more."""
     for atom, piece in seen.items():
         if atom.factor is None:
             continue
@@ -216,7 +216,7 @@ def _check_factors(text: str, seen: dict[Atom, _Piece]) -> None:
 
 
 def _check_inside_a_block(text: str, seen: dict[Atom, _Piece]) -> None:
-    """A block holds token slots, or opaque sub-blocks, whose tokens have no place of their own."""
+    """Check that a block holds token slots or opaque sub-blocks, and not both."""
     first = {atom.axis: piece for atom, piece in reversed(seen.items())}
     if "token" in first and "subblock" in first:
         column = max(first["token"].column, first["subblock"].column)

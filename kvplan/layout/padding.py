@@ -1,4 +1,4 @@
-"""What of a layout's memory is no content: between blocks and inside them, before the first and after the last."""
+"""Padding of a layout: bytes of its memory that are not content, inside blocks, between and around them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvplan.layout.strides import span
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Bytes of no content, in the allocations of a layout.
+    """Bytes in the allocations of a layout that are not content.
 
     Attributes:
-        nbytes: of the allocations that hold content, less the content.
-        between_nbytes, before_nbytes, after_nbytes: of them, those between content of one allocation, before its first
-            byte of content and after its last.
-        unused_nbytes: of allocations that hold nothing of this layout; not counted above.
-        memory_nbytes: of the allocations that hold content.
-        block_nbytes: of each block: what one more block takes, less its content. None where no one number tells: blocks
-            that are looked up, or a block axis that is split or lies inside the others.
+        nbytes: padding in the allocations that hold content.
+        between_nbytes, before_nbytes, after_nbytes: the same, by place: between content of one allocation, before its
+            first byte of content, and after its last.
+        unused_nbytes: bytes of allocations that hold nothing of this layout; not counted above.
+        memory_nbytes: bytes of the allocations that hold content.
+        block_nbytes: padding of each block: the bytes that one more block takes, less its content. None where blocks
+            have no common number: blocks of a table, or a block axis that is split or lies inside the others.
     """
 
     nbytes: int
@@ -35,14 +35,14 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """Of the allocations that hold content, from 0 to 1."""
+        """Padding as a share of the allocations that hold content, from 0 to 1."""
         return self.nbytes / self.memory_nbytes
 
 
 def padding_of(layout: Built) -> Padding:
-    """Count what is no content of a layout.
+    """Count the padding of a layout.
 
-    An allocation is the whole of a tensor's storage, or what a dump says; that of a spec ends with its last element.
+    An allocation is the whole storage of a tensor, or a region of a dump; that of a spec ends with its last element.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -84,7 +84,7 @@ def stretches_of(regions: Sequence[Region]) -> list[range]:
 
 
 def _of_each_block(layout: Built) -> int | None:
-    """Components that lie among one another step together from block to block; others step each for itself."""
+    """Padding of one block. Components that interleave share one step from block to block; others have one each."""
     taken, reach, step = 0, -1, 0
     for component in sorted(layout.components, key=lambda component: component.address):
         stride = _block_stride(component)

@@ -1,4 +1,4 @@
-"""The reverse map: what lies at an address of a layout."""
+"""Locate addresses: name the content or padding that lies there."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Spans = tuple[tuple[int, int], ...]  # (first, one past the last), ascending
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What some bytes are. Made by :func:`locate`.
+    """Some bytes and their coordinates, or their place in the padding. Made by :func:`locate`.
 
     Attributes:
         kind: ``"content"``; ``"padding"``: between content; ``"before"`` or ``"after"`` all content of the region;
             ``"unused"``: in a region that holds nothing of this layout; ``"outside"`` all regions.
-        address: the first of the bytes.
-        nbytes: how many they are; of content and padding not always one after another.
-        region: number of the region, in order of address; where it is outside, of the nearest.
-        offset: bytes from the region's first byte; negative, or past the last, where it is outside.
+        address: of the first byte.
+        nbytes: number of bytes; in content and in padding they are not always contiguous.
+        region: number of the region, in order of address; for bytes outside all regions, of the nearest.
+        offset: bytes from the region's first byte; negative, or past the last, for bytes outside.
         region_nbytes: size of the region.
-        component: which (layer, part) content belongs to.
+        component: the (layer, part) that content belongs to.
         blocks: block ids of content; all of them hold the tokens, heads and bytes below.
         tokens: slots within each block; empty where blocks are opaque.
         heads: global numbers; empty where content belongs to no head.
@@ -52,7 +52,7 @@ class Place:
         before: the content that begins behind them, if any in this region.
         before_nbytes: bytes from the first of these to that content.
         edges: whether ``after`` is the last byte of its block, and ``before`` the first of its.
-        gaps: stretches of padding that are told as one place; ``after`` and ``before`` are those of the first.
+        gaps: number of stretches of padding in this place; ``after`` and ``before`` are the neighbours of the first.
         subblocks: opaque sub-blocks within each block; empty where a block has token slots, or is just one.
     """
 
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """The first coordinate of content; None of anything else."""
+        """Coordinates of the first byte of content; None of padding."""
         if self.component is None:
             return None
         token, head = self.tokens[0] if self.tokens else None, self.heads[0] if self.heads else None
@@ -89,19 +89,19 @@ class Place:
 
 
 def locate(layout: KVLayout, address: int, nbytes: int = 1) -> tuple[Place, ...]:
-    """What lies at an address: the reverse of :meth:`kvplan.KVLayout.address`.
+    """Name the bytes at an address: the inverse of :meth:`kvplan.KVLayout.address`.
 
     Args:
-        layout: also one that a dump or a spec describes.
+        layout: any layout, also of a dump or a spec.
         address: of the first byte.
-        nbytes: how many bytes to look at.
+        nbytes: number of bytes to look at.
 
     Returns:
-        Places in order of address; together they hold every byte asked for once. Rows that hold the same tokens, heads
-        and bytes are one place, and so is the padding of a region.
+        Places in order of address; every byte is in just one of them. Rows that hold the same tokens, heads and bytes
+        are one place, and so is the padding of a region.
 
     Raises:
-        KVPlanError: an address or a size that is none, or a range that crosses more rows than are looked at.
+        KVPlanError: not an address, not a size, or a range that crosses too many rows.
 
     >>> import kvplan
     >>> spec = {"notation": "layer: block token head dim", "address": 4096, "dtype": "fp16",
@@ -135,20 +135,20 @@ def _outside(regions: Sequence[Region], start: int, stop: int) -> Place:
     gone = start - regions[below].end if below is not None else INT64_MAX
     left = regions[above].address - stop if above is not None else INT64_MAX
     nearest = below if above is None or (below is not None and gone <= left) else above
-    number = nearest or 0  # a layout has a region, and what lies in none is before or behind one
+    number = nearest or 0  # a layout has a region, and an address outside is before or behind one
     offset = start - regions[number].address
     return Place("outside", start, stop - start, number, offset, regions[number].nbytes)
 
 
 def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int) -> list[Place]:
-    """Places of a stretch inside one region."""
+    """Places of a range inside one region."""
     found = [
         place
         for component in layout.components
         for place in _content(component, region, number, start, stop)
     ]  # fmt: skip
     missing = stop - start - sum(place.nbytes for place in found)
-    if missing:  # no byte has two coordinates: what the sums leave over is padding
+    if missing:  # no byte has two coordinates, so that all other bytes are padding
         found.append(_padding(layout, region, number, start, stop, missing))
     return sorted(found, key=lambda place: place.address)
 
@@ -157,7 +157,7 @@ def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int
 
 
 def _content(component: Component, region: Region, number: int, start: int, stop: int) -> Iterator[Place]:
-    """What one component holds of a stretch, blocks and rows of equal coverage folded."""
+    """Places of one component in a range; blocks and rows of equal coverage are one place."""
     first, end = component.hull()
     if stop <= first or end <= start:
         return
@@ -197,7 +197,7 @@ def _content(component: Component, region: Region, number: int, start: int, stop
 def _boxes(
     rows: dict[tuple[int, int], list[tuple[int, int, int]]],
 ) -> Iterator[tuple[tuple[tuple[int, ...], tuple[int, ...], Spans], int]]:
-    """Rows as few (tokens, heads, bytes) of equal coverage; the offset of the first byte of each."""
+    """Join rows into few boxes (tokens, heads, bytes) of equal coverage, each with the offset of its first byte."""
     alike: dict[Spans, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (token, head), held in rows.items():
         spans = tuple(merged((first, last) for first, last, _ in held))
@@ -214,7 +214,7 @@ def _boxes(
 
 
 def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: int, missing: int) -> Place:
-    """All that is no content of a stretch inside one region, told by its first gap."""
+    """The padding of a range inside one region, with the neighbours of its first gap."""
     runs = sorted(run for component in layout.components for run in runs_in(component, start, stop))
     check_rows(len(runs))
     ends = [start, *(end for _, end in runs)]
@@ -248,7 +248,7 @@ def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
 
 
 def words_of(place: Place) -> str:
-    """One line, however long."""
+    """Describe a place in one line."""
     if place.component is not None:
         return _content_words(place, place.component)
     told = nbytes_text(place.nbytes)
@@ -311,13 +311,13 @@ def _neighbours(place: Place) -> str:
 
 
 def row_in_words(row: Row, *, whole_block: bool = False, byte: bool = False, beside: Row | None = None) -> str:
-    """A coordinate.
+    """Write coordinates in words.
 
     Args:
         row: of content.
-        whole_block: name no more than the block.
+        whole_block: name only the block.
         byte: name the byte, too.
-        beside: what was named before; what both share is not said again.
+        beside: the coordinates that were named just before; common ones are not repeated.
     """
     words = []
     if not whole_block:

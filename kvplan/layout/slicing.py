@@ -18,7 +18,7 @@ from kvplan.layout.strides import cut, extent, normal, offset
 
 
 def common_heads(held: Sequence[range]) -> range:
-    """The heads that all hold, of at least one; empty where there is none.
+    """Intersect the heads of one or more holders; the result may be empty.
 
     >>> common_heads([range(0, 4), range(2, 8)]), len(common_heads([range(0, 2), range(4, 6)]))
     (range(2, 4), 0)
@@ -27,10 +27,10 @@ def common_heads(held: Sequence[range]) -> range:
 
 
 def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], range | None]:
-    """Global numbers of the heads of every (layer, part), whose heads may be several components; None without heads.
+    """Global numbers of the heads of every (layer, part), over all its components; None without a head axis.
 
     Raises:
-        LayoutError: two components of one (layer, part) that do not hold heads after one another.
+        LayoutError: components of one (layer, part) do not hold consecutive heads.
     """
     ranges: dict[tuple[int, str], list[range | None]] = defaultdict(list)
     for component in components:
@@ -43,16 +43,16 @@ def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], range |
             continue
         ordered = sorted((heads for heads in some if heads is not None), key=lambda heads: heads.start)
         if len(ordered) != len(some) or any(a.stop != b.start for a, b in pairwise(ordered)):
-            raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as heads after one another")
+            raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as consecutive heads")
         held[layer, part] = range(ordered[0].start, ordered[-1].stop)
     return held
 
 
 def slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
-    """Components of some heads; those without a head axis are kept whole.
+    """Slice components to some heads; components without a head axis are kept whole.
 
     Raises:
-        LayoutError: no range of step 1, heads that are not held, or a range that a split head axis cannot give.
+        LayoutError: not a range of step 1, heads that are not held, or a range that a split head axis cannot express.
     """
     if not isinstance(heads, range) or heads.step != 1 or not heads:
         raise LayoutError(f"heads is {quoted(heads)}; give a range of step 1 that holds at least one head")
@@ -80,11 +80,11 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
 
 
 def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
-    """The form of some heads, and the bytes from its first head to theirs."""
+    """Slice a form to some heads; return it with the bytes from the form's first head to the first of these."""
     start, count = heads.start - form.head_start, len(heads)
     offsets = [offset(form.head, start + k) for k in range(count)]
     place, factors = 1, []
-    # Rebuild factors from the innermost: whole radices are kept, and the outermost may be cut.
+    # Rebuild factors from the innermost: factors are kept whole, and the outermost may be cut.
     for size, stride in reversed(form.head):
         if place == count:
             break
@@ -104,7 +104,7 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
 
 
 def stretch_of(layouts: Iterable[Built], most: int) -> int:
-    """The largest divisor of ``most`` tokens by which the blocks of all of these layouts can be split.
+    """Find the largest divisor of ``most`` tokens by which the blocks of all these layouts can be split.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -117,11 +117,11 @@ def stretch_of(layouts: Iterable[Built], most: int) -> int:
 
 
 def split_blocks(layout: Built, tokens: int) -> Built | None:
-    """The same bytes in blocks of so many tokens: block ``b`` becomes ``b * n`` to ``b * n + n - 1``.
+    """Split blocks into smaller ones of ``tokens`` tokens: block ``b`` becomes ``b * n`` to ``b * n + n - 1``.
 
     Args:
         layout: all its parts have token slots, unless its blocks stay as they are.
-        tokens: divides ``layout.block_tokens``.
+        tokens: a divisor of ``layout.block_tokens``.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -148,13 +148,13 @@ def split_blocks(layout: Built, tokens: int) -> Built | None:
 
 
 def some_tokens(layout: Built, part: int, parts: int, interleave: int) -> Built | None:
-    """Of every block, the tokens whose stretch of ``interleave`` tokens has number ``part`` modulo ``parts``.
+    """Keep one share of the tokens of every block, where stretches of tokens are dealt to shares in turn.
 
     Args:
         layout: ``interleave * parts`` divides its block_tokens; all its parts have token slots.
-        part: 0 to parts - 1.
-        parts: shares that the tokens are dealt to in turn.
-        interleave: tokens of one turn.
+        part: number of the share, 0 to parts - 1.
+        parts: number of shares.
+        interleave: tokens of one stretch.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -177,7 +177,7 @@ def some_tokens(layout: Built, part: int, parts: int, interleave: int) -> Built 
 def _with_forms(
     layout: Built, change: Callable[[Form], tuple[Form, int] | None], num_blocks: int, block_tokens: int
 ) -> Built | None:
-    """The layout with every form changed and moved by so many bytes; alike forms stay one object."""
+    """Change every form of a layout, and move its components by the bytes that ``change`` returns."""
     known: dict[int, tuple[Form, int] | None] = {}
     components = []
     for c in layout.components:

@@ -1,4 +1,4 @@
-"""Layouts from a spec: TOML, JSON or a mapping; no tensors, no torch, made-up addresses."""
+"""Read layouts from specs: TOML, JSON or a mapping, without tensors, with made-up addresses."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _KEYS = frozenset((
 
 
 def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0) -> Built:
-    """Parts and notation of the layout a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
+    """Read the layout that a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
 
     Args:
-        spec: a file, or what it holds.
+        spec: a file, or its content.
         budget: of the document that the spec is a part of.
-        level: how many ``layouts`` it stands in.
+        level: depth of ``layouts`` around the spec.
     """
     content = _load(spec)
     budget = budget or Budget()
@@ -56,17 +56,17 @@ def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None 
 
 
 def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Built:
-    """The entries of ``layouts`` as one; those without an address begin after the one before, on the same device."""
+    """Merge the entries of ``layouts``. An entry without an address begins behind the last one on its device."""
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
         raise LayoutError(f"'layouts' is {quoted(several)}; it is a list of at least one spec")
     if level == LIMITS.spec_levels:
         raise LayoutError(
-            f"'layouts' stand in 'layouts' more than {LIMITS.spec_levels} levels deep; one level is enough"
+            f"'layouts' are nested in 'layouts' more than {LIMITS.spec_levels} levels deep; one level is enough"
         )
     unknown = sorted(map(quoted, set(content) - {"layouts", "name"}))
     if unknown:
-        raise LayoutError(f"spec has {unknown[0]} beside 'layouts'; it belongs into each of the entries")
+        raise LayoutError(f"spec has {unknown[0]} beside 'layouts'; give it in each entry")
     free: dict[str, int] = {}
     held: list[Built] = []
     for k, entry in enumerate(several):
@@ -101,7 +101,7 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         raise LayoutError(f"cannot read the spec {quoted(str(path))}: {why_unread(error)}") from error
     except ValueError as error:  # a null byte in the name
         raise LayoutError(f"cannot read the spec {quoted(str(path))}: {error}") from error
-    is_json = path.suffix == ".json" or text.startswith("{")  # a dump, by whatever name
+    is_json = path.suffix == ".json" or text.startswith("{")  # a dump, whatever its suffix
     try:
         content = json_of(text) if is_json else toml_of(text)
     except LayoutError as error:
@@ -132,7 +132,7 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
     shape = shape_of(notation, sizes)
     strides = _strides(spec.get("strides"), shape, itemsize)
     nested = {axis: sizes[axis] for axis in notation.nesting}
-    Budget().use("components", sizes.get("layer", 1) * sizes.get("kv", 1))  # before tensors are made of them
+    Budget().use("components", sizes.get("layer", 1) * sizes.get("kv", 1))  # checked before tensors are made
     budget.use("tensors", prod(nested.values()))
     tensors = _place(spec, prod(nested.values()), shape, strides, itemsize, dtype)
     naming = Naming(
@@ -146,7 +146,7 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
 
 
 def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
-    """Extents of axes that are gone through one by one somewhere; those of ``block`` and ``dim`` are not."""
+    """Bound the axes whose coordinates are visited one by one; those of ``block`` and ``dim`` are not."""
     for axis, most in (("head", LIMITS.heads), ("token", LIMITS.block_tokens)):
         count = prod(sizes[str(atom)] for atom in notation.factors(axis))
         if count > most:
@@ -158,10 +158,10 @@ def _integer(spec: Mapping[str, Any], key: str, default: int, most: int = INT64_
 
 
 def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Extent of every axis and factor of a notation, all of them told by sizes.
+    """Find the extent of every axis and factor of a notation, from sizes alone.
 
     Raises:
-        LayoutError: a size that is missing, unknown, or no positive integer.
+        LayoutError: a size is missing or unknown, or is not a positive integer.
 
     >>> from kvplan.layout.notation import parse
     >>> extents_of(parse("block head.0 token head.1 dim"), {"block": 4, "head": 8, "head.1": 4, "token": 16, "dim": 64})
@@ -189,18 +189,18 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
             known[missing[0]] = known[axis] // rest
         elif missing:
             raise LayoutError(
-                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes tell [{listed(sorted(sizes))}]"
+                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes give [{listed(sorted(sizes))}]"
             )
     return known
 
 
 def shape_of(notation: Notation, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Shape of one tensor, in elements."""
+    """Return the shape of one tensor, in elements."""
     return tuple(prod(extents[str(atom)] for atom in dim) for dim in notation.dims)
 
 
 def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes: as given in elements, or contiguous."""
+    """Strides in bytes: the given ones, which are in elements; else those of contiguous tensors."""
     if given is not None:
         right = f"give {len(shape)} integers, in elements, one a dim"
         if not isinstance(given, Sequence) or len(given) != len(shape):
@@ -223,7 +223,7 @@ def _place(
     base = DEVICE_BASE.get(device.partition(":")[0], HOST_BASE)
     address = _integer(spec, "address", base)
     nbytes = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + itemsize
-    step = (nbytes // TENSOR_ALIGNMENT + 1) * TENSOR_ALIGNMENT  # never touching: separate tensors do not merge
+    step = (nbytes // TENSOR_ALIGNMENT + 1) * TENSOR_ALIGNMENT  # tensors never touch, so that their copies do not merge
     if address + count * step > INT64_MAX:
         raise LayoutError(
             f"{count} tensors of {quoted(nbytes)} bytes from {quoted_address(address)} pass the largest int64 address"

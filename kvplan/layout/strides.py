@@ -1,7 +1,7 @@
 """Algebra of strided axes: tuples of (extent, stride in bytes) factors, outermost first.
 
-A factor list maps a coordinate to a byte offset by its mixed-radix digits. Everything here is a pure function of
-Python integers, so nothing can overflow.
+A factor list maps a coordinate to a byte offset by its mixed-radix digits. The functions are pure, and take Python
+integers, so that nothing overflows. Only :func:`offsets_of` makes an array, of int64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loop = tuple[int, int, int]  # (count, source stride, destination stride), strid
 
 
 def extent(factors: Factors) -> int:
-    """Number of coordinates: the product of the extents.
+    """Count the coordinates: the product of the extents.
 
     >>> extent(((4, 100), (16, 2)))
     64
@@ -32,7 +32,7 @@ def extent(factors: Factors) -> int:
 
 
 def normal(factors: Iterable[Factor]) -> Factors:
-    """The shortest factor list of the same map: no extent 1, no two factors that are one loop.
+    """Shorten a factor list to normal form: no extent 1, and no two factors that are one loop.
 
     >>> normal(((4, 32), (1, 7), (16, 2)))
     ((64, 2),)
@@ -74,7 +74,9 @@ def offsets_of(factors: Factors) -> Int64Array:
 
 
 def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
-    """An axis as two: stretches of ``at`` coordinates, and the coordinates of a stretch; None where no factors do that.
+    """Cut an axis into stretches of ``at`` coordinates: factors of the stretches, and of the coordinates of one.
+
+    None where factors cannot express the cut.
 
     >>> cut(((4, 100), (16, 2)), 8)
     (((4, 100), (2, 16)), ((8, 2),))
@@ -109,7 +111,7 @@ def span(factors: Factors) -> int:
 
 
 class Piece(NamedTuple):
-    """Coordinates of two axes that run side by side: two first offsets (bytes) and the loops from there."""
+    """A range of coordinates of two axes: the first offset on each side in bytes, and the loops from there."""
 
     src: int
     dst: int
@@ -129,7 +131,7 @@ def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: in
     """
     if count == 1:
         return [Piece(offset(src, src_start), offset(dst, dst_start), ())]
-    # The largest boundary that the range crosses on either side; place 1 is always crossed.
+    # The largest place value whose boundary the range crosses on a side; place 1 is always crossed.
     place, start = max(
         (place, start)
         for factors, start in ((src, src_start), (dst, dst_start))
@@ -160,10 +162,10 @@ def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: in
 
 
 def check_refined(pieces: int) -> None:
-    """Splits that do not divide each other are cut at each boundary, as long as these are not too many.
+    """Bound the pieces that splits make where they do not divide each other.
 
     Raises:
-        IncompatibleLayoutsError: they are.
+        IncompatibleLayoutsError: there are too many pieces.
     """
     if pieces > LIMITS.pieces:
         raise IncompatibleLayoutsError(
@@ -173,7 +175,7 @@ def check_refined(pieces: int) -> None:
 
 
 def _places(factors: Factors) -> list[int]:
-    """Place value of each factor: coordinates that one step of it skips. Always ends with 1."""
+    """Place value of each factor: the coordinates that one step of it skips; the last is 1."""
     places, value = [1], 1
     for count, _ in reversed(factors[1:]):
         value *= count
@@ -182,7 +184,7 @@ def _places(factors: Factors) -> list[int]:
 
 
 def _stride(factors: Factors, start: int, step: int, count: int) -> int | None:
-    """Bytes between coordinates ``step`` apart, if ``count * step`` coordinates from ``start`` see just one answer."""
+    """Bytes between coordinates ``step`` apart, if all ``count`` of them from ``start`` agree; else None."""
     place = 1
     for size, stride in reversed(factors):
         wrap = place * size
@@ -193,10 +195,10 @@ def _stride(factors: Factors, start: int, step: int, count: int) -> int | None:
 
 
 def coalesce(nbytes: int, loops: Sequence[Loop]) -> tuple[int, tuple[Loop, ...]]:
-    """Normal form of a strided copy: the longest run, then the fewest loops, outermost first.
+    """Bring a strided copy to normal form: the longest run, then the fewest loops, outermost first.
 
-    A loop joins the run where both strides equal the run's bytes; it joins another loop where it begins on both
-    sides just where that one ends.
+    A loop joins the run where both strides equal the run's bytes. Two loops become one where, on both sides, each step
+    of the outer begins just where the inner ends.
 
     >>> coalesce(1, [(2, 4096, 512), (16, 256, 256), (256, 1, 1)])
     (4096, ((2, 4096, 512),))

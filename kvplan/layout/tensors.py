@@ -1,7 +1,7 @@
-"""Tensors by duck type: torch tensors, numpy arrays, and anything with the same members.
+"""Read tensors by duck type: torch tensors, numpy arrays, and objects with the same members.
 
-Nothing is imported to recognise a tensor; ``data_ptr``, ``shape``, ``stride``, ``element_size`` and ``device`` (torch)
-or ``__array_interface__`` and ``strides`` (numpy) are enough.
+No library is imported to recognise a tensor: ``data_ptr``, ``shape``, ``stride``, ``element_size`` and ``device``
+(torch) or ``__array_interface__`` and ``strides`` (numpy) are enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvplan.layout.holding import Holding
 
 
 class TensorFacts(NamedTuple):
-    """What a layout needs to know of one tensor.
+    """The facts of one tensor that a layout is made of.
 
     Attributes:
         address: of its first element.
@@ -37,7 +37,7 @@ class TensorFacts(NamedTuple):
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` has a tensor's members.
+    """Tell whether a value has the members of a tensor.
 
     >>> import numpy as np
     >>> is_tensor(np.zeros(3)), is_tensor([np.zeros(3)])
@@ -55,17 +55,17 @@ def _is_numpy_like(value: object) -> bool:
 
 
 def facts(tensor: Any) -> TensorFacts:
-    """Read the address, shape, strides and allocation of what :func:`is_tensor` holds for a tensor.
+    """Read the address, shape, strides and allocation of a tensor, as :func:`is_tensor` recognises it.
 
     Raises:
-        LayoutError: a tensor without memory.
+        LayoutError: the tensor has no memory.
     """
     return _torch_facts(tensor) if _is_torch_like(tensor) else _numpy_facts(tensor)
 
 
 def _torch_facts(tensor: Any) -> TensorFacts:
     device = str(getattr(tensor, "device", "cpu"))
-    if device == "meta" or hasattr(tensor, "fake_mode"):  # of torch.compile and torch.export: shapes without bytes
+    if device == "meta" or hasattr(tensor, "fake_mode"):  # shapes without bytes, of torch.compile
         kind = "on device 'meta'" if device == "meta" else f"of class {type(tensor).__name__}"
         raise LayoutError(f"a tensor {kind} has no memory; describe it with KVLayout.from_spec")
     address, itemsize = int(tensor.data_ptr()), int(tensor.element_size())
@@ -110,26 +110,26 @@ def _numpy_facts(array: Any) -> TensorFacts:
 
 
 def _check_address(address: int, shape: Sequence[int], kind: str) -> None:
-    """Content has an address; of tensors that hold nothing it is often 0, and other checks refuse them.
+    """Check that a tensor with content has an address. Other checks refuse empty tensors, whose address is often 0.
 
     Raises:
         LayoutError: the address is null.
     """
     if address == 0 and 0 not in shape:
         raise LayoutError(
-            f"a {kind} of shape {quoted(tuple(shape))} whose address is null: it has no memory (a fake tensor, or one "
-            "whose storage was freed); describe it with KVLayout.from_spec"
+            f"a {kind} of shape {quoted(tuple(shape))} has the address null: it has no memory (a fake tensor, or a "
+            "freed storage); describe it with KVLayout.from_spec"
         )
 
 
 def _unresizable(array: Any) -> Any:
-    """A weak reference to an array: while there is one, ``ndarray.resize`` refuses (numpy 1.26 to 2.4).
+    """Take a weak reference to an array: while it exists, ``ndarray.resize`` refuses (numpy 1.26 to 2.4).
 
-    It would free the array's memory; with ``refcheck=False`` the references of layouts would not keep it from that.
+    ``resize`` would free the array's memory; with ``refcheck=False``, layouts' strong references would not prevent it.
     """
     try:
         return weakref.ref(array)
-    except TypeError:  # of what is no array of numpy's
+    except TypeError:  # not an array of numpy
         return None
 
 

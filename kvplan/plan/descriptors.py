@@ -149,46 +149,25 @@ def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     return out
 
 
+def _column(number: int) -> property:
+    return property(lambda rows: np.asarray(rows)[:, number])
+
+
 class StridedRows(np.ndarray[tuple[int, int], np.dtype[np.int64]]):
-    """2-D copies as (n, 6) int64: src, dst, width, height, src_pitch, dst_pitch, in bytes and rows; columns by name.
+    """2-D copies as (n, 6) int64, with columns by name.
+
+    Attributes:
+        src, dst: addresses of the first row of each copy.
+        width: bytes of a row.
+        height: number of rows.
+        src_pitch, dst_pitch: bytes from row to row.
 
     >>> rows = np.array([[0, 64, 8, 4, 32, 16]]).view(StridedRows)
     >>> int(rows.height[0]), int(rows.src_pitch[0])
     (4, 32)
     """
 
-    @property
-    def src(self) -> Int64Array:
-        """Source address of the first row."""
-        return self._column(0)
-
-    @property
-    def dst(self) -> Int64Array:
-        """Destination address of the first row."""
-        return self._column(1)
-
-    @property
-    def width(self) -> Int64Array:
-        """Bytes of a row."""
-        return self._column(2)
-
-    @property
-    def height(self) -> Int64Array:
-        """Number of rows."""
-        return self._column(3)
-
-    @property
-    def src_pitch(self) -> Int64Array:
-        """Bytes from row to row in the source."""
-        return self._column(4)
-
-    @property
-    def dst_pitch(self) -> Int64Array:
-        """Bytes from row to row in the destination."""
-        return self._column(5)
-
-    def _column(self, k: int) -> Int64Array:
-        return np.asarray(self)[:, k]
+    src, dst, width, height, src_pitch, dst_pitch = map(_column, range(6))
 
 
 def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:

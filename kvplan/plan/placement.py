@@ -1,6 +1,6 @@
 """Turn block ids, as engines give them, into unit addresses.
 
-A unit is the smallest stretch of tokens that blocks of both sides are made of; a block holds one or several.
+A unit is the largest stretch of tokens of which whole blocks of both sides consist; a block holds one or several.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class Program:
     """A compiled pair of layouts: pure integers, no memory.
 
     Attributes:
-        unit_tokens: token slots per unit, the smallest piece that blocks of both sides are made of.
+        unit_tokens: token slots per unit, the largest piece of which whole blocks of both sides consist.
         src_units, dst_units: units per block of each side. A skip counts units and is less than this.
         groups: the runs, by distances between units.
         opaque: whether all content is opaque, so that ``unit_tokens`` counts sub-blocks.

@@ -183,6 +183,7 @@ def test_x_packed_keys_want_their_own_order():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_block_sizes_are_tried():
     # Blocks of 64 on the device: a pool of 16 is met in 4 units of 160 runs; one of 64 in 160 runs of four times that.
     device = layout("layer: kv block token head dim", "cuda:0", token=64)
@@ -204,6 +205,7 @@ def test_the_source_may_change_too():
     assert (best.notation, best.numbers.runs) == ("block kv layer token head dim", 160)
 
 
+@pytest.mark.slow
 def test_a_pair_that_an_order_would_mend():
     # Heads are named on one side only: the content's bytes are the same, and an order that names them would do.
     fused = layout("layer: block token dim", dim=512)

@@ -82,7 +82,7 @@ POOL = np.zeros((3, 2, 2, 4, 2, 8), np.int8)
         (POOL[0], "block kv token head dim", LayoutError, "'block kv token head dim' has no layer dim"),
         ([POOL], "block layer kv token head dim", LayoutError, "tensor is a list; cross-layer is one tensor for all"),
         (POOL[0], "block layer kv token head dim", LayoutError, "has 6 dims; the tensor's shape .* has 5"),
-        (POOL, "block layers kv token head dim", NotationError, "'layers' is no axis .* at column 7"),
+        (POOL, "block layers kv token head dim", NotationError, "unknown axis 'layers' .* at column 7"),
         (POOL, "kv layer block token head dim", LayoutError, "dim of extent 3 .* cannot be kv=2"),
     ],
 )

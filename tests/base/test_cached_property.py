@@ -69,6 +69,7 @@ def test_two_threads_that_compute_at_once_get_one_value():
     assert got[0] is got[1] is slow.value
 
 
+@pytest.mark.slow
 def test_kvplan_has_no_cached_property_with_a_lock():
     found = []
     for module in pkgutil.walk_packages(kvplan.__path__, "kvplan."):

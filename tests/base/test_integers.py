@@ -158,6 +158,7 @@ TAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TAKES)
 def test_every_kind_of_integer_means_the_same(name, kind):

@@ -17,6 +17,8 @@ from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.measure.workload import DIRECTIONS
 from tests.simulated.executors import favouring
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 GPU = {"name": "made up"}
 
 

@@ -12,6 +12,8 @@ from benchmarks.__main__ import GROUPS, main
 from benchmarks.call_costs import interleaved, peak_nbytes
 from benchmarks.problems import SMOKE
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 PROBLEMS = (problems.layer_first_to_page_first, problems.layer_first_to_layer_first)
 
 

@@ -25,6 +25,8 @@ from kvplan.measure.flights import AtOnce
 from kvplan.measure.workload import DIRECTIONS, Buffers, Geometry, between, work
 from tests.benchmarks.stepped_gpu import Steps
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("module", [sizes, required], ids=lambda module: module.__name__)
 def test_examples_are_true(module):

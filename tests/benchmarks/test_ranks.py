@@ -13,6 +13,8 @@ pytest.importorskip("torch", reason="the benchmark's tensors are torch's")
 from benchmarks.gpu import ranks
 from benchmarks.gpu.ranks import SMOKE, Measured, Part, Worker
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 
 def test_two_processes_store_and_load_in_three_topologies(capsys):
     name = f"kvplan-test-ranks-{os.getpid()}"

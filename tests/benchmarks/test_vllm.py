@@ -18,6 +18,8 @@ from kvplan.measure.flights import AtOnce
 from kvplan.measure.workload import DIRECTIONS
 from tests.benchmarks.stepped_gpu import Steps
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 VLLM, NONE = Peer("vLLM 0.33.0", is_vllm=True), Peer("a descriptor a page", is_vllm=False)
 SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
 

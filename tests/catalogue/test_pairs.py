@@ -63,6 +63,7 @@ def all_pairs():
     return pairs_facts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "host", "tp", "runs", "nbytes", "extents"), ROWS)
 def test_rows_known_by_hand(all_pairs, device, host, tp, runs, nbytes, extents):
     (pair,) = (
@@ -116,6 +117,7 @@ def test_a_latent_of_as_many_bytes_as_k_and_v_is_refused(heads):
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_document_is_what_the_command_prints(capsys):
     assert answer(capsys, "pairs", "--markdown") == (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
 
@@ -132,6 +134,7 @@ def test_one_pair_reads_as_the_manual_shows(capsys):
     assert answer(capsys, *shlex.split(command)) == shown
 
 
+@pytest.mark.slow
 def test_every_screen_has_80_columns(capsys):
     assert max(map(len, answer(capsys, "pairs").splitlines())) <= 80
 
@@ -148,8 +151,8 @@ def test_json_is_documented(capsys):
 
 def test_a_pair_of_two_kinds_is_a_finding(capsys):
     reason = (
-        "'mla' holds one latent row a token and 'page-first' K and V of each head: different caches, and each lacks "
-        "the parts of the other"
+        "'mla' holds one latent row a token and 'page-first' K and V of each head: these are different caches, "
+        "and each lacks the parts of the other"
     )
     assert main(["pairs", "--device", "mla", "--host", "page-first", "--json"]) == 1
     out, err = capsys.readouterr()
@@ -159,4 +162,6 @@ def test_a_pair_of_two_kinds_is_a_finding(capsys):
 @pytest.mark.parametrize(("option", "name"), [("--device", "page-first"), ("--host", "nowhere")])
 def test_names_that_are_no_layout(capsys, option, name):
     assert main(["pairs", option, name]) == 2
-    assert f"kvplan: {option} {name!r} is no {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err
+    assert (
+        f"kvplan: {option} {name!r} is not a {option[2:]} layout of the catalogue; it has " in capsys.readouterr().err
+    )

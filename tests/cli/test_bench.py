@@ -161,6 +161,7 @@ def test_what_is_asked_for(capsys, found):
                         (), 2.5, 1 << 30)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_cpu_is_measured(capsys):
     given = document(capsys, *TINY)
     assert (given["device"], given["name"], given["broken"]) == ("cpu", "CPU", 0)
@@ -217,6 +218,7 @@ def test_it_keeps_its_document(capsys, found, tmp_path):
     assert err == f"saved {path}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".SVG"])
 def test_it_draws(capsys, found, tmp_path, suffix):
     pytest.importorskip("matplotlib")
@@ -295,6 +297,7 @@ def test_what_torch_must_reach(capsys, found, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.slow
 def test_without_torch():
     code = "import sys; sys.modules['torch'] = None; from kvplan.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python("-c", code, "bench", "--device", "cpu")

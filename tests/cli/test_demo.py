@@ -13,6 +13,8 @@ from kvplan.cli.demo_run.round_trip import Workload, run
 from kvplan.cli.demo_run.story import facts_of, screen_of
 from kvplan.cli.screen.printing import show
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 SMALL = ["--requests", "3", "--tokens", "48", "--speed-mib", "1"]
 
 

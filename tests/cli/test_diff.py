@@ -143,6 +143,7 @@ better      no order of B would make the pair compile
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", GOLDEN, ids=["token-major", "equal", "small"])
 def test_it_reads_well(capsys, argv):
     text = answer(capsys, "diff", *argv)
@@ -150,6 +151,7 @@ def test_it_reads_well(capsys, argv):
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_pair_that_does_not_compile(capsys):
     assert answer(capsys, "diff", GPU, X_PACKED, code=1) == REFUSED
     facts = document(capsys, "diff", GPU, X_PACKED, code=1)
@@ -172,12 +174,14 @@ def test_an_order_would_mend_it(capsys):
     assert "block layer token head dim" in text.partition("better")[2]
 
 
+@pytest.mark.slow
 def test_the_host_side_changes(capsys):
     for argv, change in (((GPU, TOKEN_MAJOR), "B"), ((TOKEN_MAJOR, GPU), "A"), ((HOST, TOKEN_MAJOR), "B")):
         assert document(capsys, "diff", *argv)["advice"]["change"] == change
     assert document(capsys, "diff", GPU, TOKEN_MAJOR, "--change", "A")["advice"]["change"] == "A"
 
 
+@pytest.mark.slow
 def test_the_document(capsys):
     facts = document(capsys, "diff", GPU, HOST_64)
     assert facts["differs"] == ["notation", "device", "num_blocks", "block_tokens", "block_nbytes", "block_extents"]
@@ -214,6 +218,7 @@ def test_heads_that_stay(capsys):
     assert document(capsys, "diff", *argv)["matched"]["b_keeps"] == ["heads 2-7 stay where they are"]
 
 
+@pytest.mark.slow
 def test_the_other_side_is_told_only_where_it_is_better_and_no_side_was_asked_for(capsys):
     advice = document(capsys, "diff", *SMALL)["advice"]
     # Of B at best 2 runs a block; A laid out as B is, a block is one.
@@ -241,6 +246,7 @@ extents  a unit is 4 extents of 8 to 32 bytes in A
 """
 
 
+@pytest.mark.slow
 def test_parts_that_are_unlike_have_a_line_each(capsys, tmp_path):
     """Latents of 8 bytes a token, 4 tokens a block; indexer pages of 8 bytes that move whole; 2 layers."""
     sizes = {"layer": 2, "block": 3, "token": 4, "dim": 8}

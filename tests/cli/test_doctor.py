@@ -117,6 +117,7 @@ def test_help(capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["doctor"], ["doctor", "--json"]])
 def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
     blocked = ["torch", "triton", "cuda", "numba"] + ["rich"] * ("--json" in argv)
@@ -125,6 +126,7 @@ def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
     assert "not to be had" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_imports_no_package_that_it_asks_for():
     code = (
         "import sys; from kvplan.cli import main; main(['doctor', '--json']);"
@@ -133,5 +135,6 @@ def test_it_imports_no_package_that_it_asks_for():
     assert python("-c", code).stderr == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode():
     assert python("-m", "kvplan", "doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()

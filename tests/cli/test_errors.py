@@ -24,7 +24,7 @@ ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
         (["inspect"], "arguments are required: SPEC; see 'kvplan inspect --help'"),
         (["inspect", GPU, "--jso"], "unrecognized arguments: --jso; see 'kvplan inspect --help'"),
         (["inspect", "nowhere.toml"], "cannot read the spec 'nowhere.toml': No such file or directory"),
-        (["inspect", "/dev/null"], "cannot read the spec '/dev/null': no file, but a device or a pipe"),
+        (["inspect", "/dev/null"], "cannot read the spec '/dev/null': a device or a pipe, not a file"),
         (["explain", GPU, HOST, "--blocks", "5000"], "--blocks names block 5000; blocks there are 0 to 1023"),
         (["explain", GPU, HOST, "--blocks", "0", "--dst", "5000"], "--dst names block 5000"),
         (["inspect", GPU, "--json", "--svg", ""], "--svg '' cannot be written"),
@@ -32,7 +32,7 @@ ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
         (["inspect", str(ROOT)], "Is a directory"),
         (["inspect", str(ROOT / "pyproject.toml")], "pyproject.toml: spec has unknown key 'build-system'"),
         (["inspect", GPU, "--dtype", "int8"], "--dtype goes with a notation"),
-        (["inspect", ROWS], "needs sizes['block']; sizes tell []; give --sizes block=EXTENT,..."),
+        (["inspect", ROWS], "needs sizes['block']; sizes give []; give --sizes block=EXTENT,..."),
         (["inspect", ROWS, *ROWS_SIZES, "--dtype", "int3"], "dtype 'int3' is unknown"),
         (["inspect", ROWS, "--sizes", "block"], "'block' is not AXIS=EXTENT, as in layer=80,block=1024"),
         (["inspect", ROWS, "--sizes", "block=1,block=2"], "'block' is given twice"),
@@ -100,12 +100,12 @@ HINT = 'an example is "layer: kv block token head dim"'
 @pytest.mark.parametrize(
     ("notation", "said"),
     [
-        ("layer: blok dim", f"'blok' is no axis ({AXES}) at column 8: layer: ^blok dim"),
+        ("layer: blok dim", f"unknown axis 'blok' ({AXES}) at column 8: layer: ^blok dim"),
         ("block (token dim", "a '(' that is never closed at column 7: block ^(token dim"),
         ("layer:", "no dims; a tensor has at least one at column 7: layer:^"),
-        ("block token block", "block stands twice at column 13: block token ^block"),
+        ("block token block", "block is named twice at column 13: block token ^block"),
         ("block\ttoken\x1b[31m dim", "unexpected character '\\x1b' at column 12: block token^ [31m dim"),
-        ("block " * 12 + "dim", f"block stands twice at column 7: block ^{'block ' * 10}..."),
+        ("block " * 12 + "dim", f"block is named twice at column 7: block ^{'block ' * 10}..."),
     ],
 )
 def test_a_notation_error_is_one_line_with_a_caret_in_the_text(capsys, notation, said, json_too):
@@ -117,7 +117,7 @@ def test_a_file_of_one_word_needs_no_slash(capsys, monkeypatch, tmp_path):
     (tmp_path / "dump").write_text(Path(GPU).read_text())
     assert main(["inspect", "dump", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layers"] == list(range(80))
-    assert "'dumb' is no axis" in fails(capsys, "inspect", "dumb")
+    assert "unknown axis 'dumb'" in fails(capsys, "inspect", "dumb")
 
 
 def test_a_folder_is_named_once(capsys):
@@ -127,14 +127,14 @@ def test_a_folder_is_named_once(capsys):
 def test_a_notation_error_of_a_file_names_it(capsys, tmp_path):
     path = tmp_path / "a.toml"
     path.write_text('notation = "layer: blok dim"\nsizes = {}')
-    said = f"{path}: 'blok' is no axis ({AXES}) at column 8: layer: ^blok dim; {HINT}"
+    said = f"{path}: unknown axis 'blok' ({AXES}) at column 8: layer: ^blok dim; {HINT}"
     assert fails(capsys, "inspect", str(path)) == said
     assert fails(capsys, "diff", GPU, str(path), "--json") == said
 
 
 def test_a_long_notation_is_shown_around_the_offence(capsys):
     assert fails(capsys, "inspect", " " * 100 + "heads " + " " * 100 + "dim") == (
-        f"'heads' is no axis ({AXES}) at column 101: ... ^heads ...; {HINT}"
+        f"unknown axis 'heads' ({AXES}) at column 101: ... ^heads ...; {HINT}"
     )
 
 
@@ -160,7 +160,7 @@ def test_without_rich(capsys, monkeypatch):
 
 
 def test_another_missing_module_is_no_matter_of_rich(monkeypatch):
-    monkeypatch.setitem(sys.modules, "kvplan.layout.spec", None)
+    monkeypatch.setitem(sys.modules, "kvplan.cli.inspect", None)
     with pytest.raises(ModuleNotFoundError):
         main(["inspect", GPU])
 

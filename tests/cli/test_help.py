@@ -35,6 +35,7 @@ def test_help_fits_80_columns_and_has_an_example(capsys, monkeypatch, columns, c
     assert examples(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [(), *((n,) for n in COMMANDS if n not in MEASURES)], ids=" ".join)
 def test_examples_of_the_help_run(capsys, monkeypatch, tmp_path, command):
     shown = examples(help_of(capsys, *command))

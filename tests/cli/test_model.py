@@ -214,6 +214,7 @@ def test_help(capsys):
     assert "SPEC" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_starts_light():
     argv = ["inspect", *LLAMA[1:], "--json"]
     done = python("-c", BLOCKED.format(blocked=["torch", "triton", "cuda", "numba", "rich"], argv=argv))

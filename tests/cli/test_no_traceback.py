@@ -117,6 +117,7 @@ def test_names_that_are_none(capsys, argv, text):
     assert said(capsys, *argv, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_that_are_none(capsys, number):
     tiny = ("block token dim", "block token dim")
@@ -144,6 +145,7 @@ def process(*argv, **streams):
     return subprocess.run([sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=PATIENCE, **streams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [
@@ -163,6 +165,7 @@ def test_a_full_disk(argv):
     assert done.stderr == b"kvplan: cannot write: No space left on device; is the disk full?\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [("inspect", GPU), ("inspect", GPU, "--json"), ("diff", GPU, HOST), ("--help",)])
 def test_closed_streams(argv):
     done = subprocess.run(  # a shell closes what Python always opens
@@ -173,12 +176,14 @@ def test_closed_streams(argv):
     assert done.returncode in (0, 2)
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_complaints():
     with Path("/dev/full").open("w") as full:
         done = process("inspect", "nowhere.toml", stdout=subprocess.PIPE, stderr=full)
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+@pytest.mark.slow
 def test_arguments_that_are_no_text():
     done = process("inspect", os.fsdecode(b"\xff\xfe.toml"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)

@@ -17,6 +17,8 @@ from kvplan.cli import main
 from kvplan.cli.main import COMMANDS
 from tests.commands import BLOCKED, GPU, HOST, ROOT, python
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0

@@ -61,6 +61,7 @@ def report(capsys, tmp_path, *argv: str) -> tuple[int, Checked, str]:
     return code, checked, out
 
 
+@pytest.mark.slow
 def test_a_pair_with_a_plan(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, HOST, GPU, "--blocks", "0-15", "--profile", "h100")
     said = " ".join(page.said)
@@ -79,6 +80,7 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         assert words in said
 
 
+@pytest.mark.slow
 def test_pictures_have_the_page_to_themselves_and_indents_are_kept(capsys, tmp_path):
     _, page, _ = report(capsys, tmp_path, str(ROOT / "examples" / "specs" / "host_token_major.toml"), GPU)
     made = (tmp_path / "report.html").read_text()
@@ -105,6 +107,7 @@ def test_one_layout_and_an_address(capsys, tmp_path):
     assert "layer 0 k, block 1, token 0 (of 16), head 0 (of 2)" in " ".join(page.said)
 
 
+@pytest.mark.slow
 def test_a_pair_that_cannot_be_compiled_is_a_finding(capsys, tmp_path):
     code, page, _ = report(capsys, tmp_path, GPU, MLA)
     assert code == 1
@@ -151,6 +154,7 @@ def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):
     assert "<b>x&.toml" in " ".join(page.said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

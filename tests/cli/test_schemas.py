@@ -75,6 +75,7 @@ def test_a_name_without_one():
         schema_of("../screen")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [

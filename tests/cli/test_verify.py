@@ -64,6 +64,7 @@ def test_what_is_written_beside_is_named(capsys, monkeypatch, tmp_path):
     assert "0x5a before, 0x08 after" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_document(capsys, monkeypatch):
     facts = document(capsys, "verify", GPU, HOST_64, "--blocks", "1")
     # The block of 5 MiB, and what is left of the 160 MiB that are looked at.
@@ -89,6 +90,7 @@ def test_the_five_against_themselves(capsys, tmp_path, name):
     assert facts["ok"]
 
 
+@pytest.mark.slow
 def test_x_packed_keys_against_plain_ones(capsys):
     plain = "layer: kv block token head dim"
     extents = "layer=32,block=64,token=16,head=8,dim=128"
@@ -96,6 +98,7 @@ def test_x_packed_keys_against_plain_ones(capsys):
     assert facts["ok"]
 
 
+@pytest.mark.slow
 def test_a_padded_mla_against_a_dense_one(capsys):
     dense = ("block layer token dim", "--sizes", "layer=61,block=8,token=64,dim=656", "--dtype", "uint8")
     assert document(capsys, "verify", str(SPECS / "mla_fp8_padded.toml"), *dense, "--blocks", "1")["ok"]

@@ -202,6 +202,7 @@ def test_a_dump_is_a_layout_to_every_command(capsys, dumps):
     )
 
 
+@pytest.mark.slow
 def test_it_starts_light():
     code = (
         "import sys; from kvplan.cli import main; code = main(sys.argv[1:]); "

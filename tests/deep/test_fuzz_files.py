@@ -8,6 +8,8 @@ from kvplan import KVLayout, LayoutError
 from kvplan.memory import shared
 from tests.deep import fuzz_files
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("part", range(4))
 def test_broken_files_are_refused_or_are_right(part, tmp_path, monkeypatch):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.deep import soak
+
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 
 def test_random_transfers_move_every_byte_and_leave_nothing():

@@ -22,6 +22,8 @@ from kvplan.layout.notation import parse
 from tests.commands import GPU, HOST, ROOT, answer
 from tests.docs.documents import DOCUMENTS
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 KINDS = ("python", "python gpu", "python nixl", "console", "toml", "text")
 

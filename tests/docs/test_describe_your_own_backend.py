@@ -40,7 +40,7 @@ OPAQUE = described("block kv dim", array(4, 2, 64))
 STRIDED = np.lib.stride_tricks.as_strided
 
 PROVOKED = {
-    "`'heads' is no axis` with a caret": described("block heads dim", array(4, 2, 8)),
+    "`unknown axis 'heads'` with a caret": described("block heads dim", array(4, 2, 8)),
     "`has 5 dims; the tensor's shape ... has 4`": described("block kv token head dim", array(4, 2, 16, 64)),
     "`give sizes={...} for 'block' or 'token'`": described("(block token) dim", array(64, 8)),
     "`dim of extent 192 ... cannot be ...`": described(

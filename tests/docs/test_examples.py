@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -11,6 +11,7 @@ from benchmarks import readme
 from tests.docs.documents import DOCUMENTS, ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_the_python_in_a_document_runs(path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -101,6 +101,7 @@ def test_the_last_block_is_followed_by_nothing():
     assert block_picture(layout.built, 2).stretches[0].cells[1:] == ()
 
 
+@pytest.mark.slow
 def test_eighty_layers_are_folded():
     layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
     picture = check_laws(layout, 3)

@@ -33,6 +33,7 @@ def coloured(root) -> list[tuple[str, float, float]]:
     return [(e.get("fill"), float(e.get("x")), float(e.get("width"))) for e in rects if float(e.get("y")) == bottom]
 
 
+@pytest.mark.slow
 def test_a_block_of_four_ranks_becomes_pages_of_two():
     """16 tokens of K: in NHD each token row of a page is two ranks' heads, in HND each page is two halves."""
     root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8), tp(NHD, 2, 8)).diagram())

@@ -160,6 +160,7 @@ def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_png_is_one():
     pytest.importorskip("cairosvg")
     from kvplan.draw.png import PIXELS, png_of

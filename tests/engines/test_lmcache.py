@@ -90,6 +90,7 @@ def hold(cache, objects, starts, ends, mapping):
                     )
 
 
+@pytest.mark.slow
 def test_chunks_of_whole_blocks(executor):
     """Two chunks of 8 tokens from blocks 5, 1, 2 and 7; three runs a block where K, V and layers are apart."""
     cache, objects = flash(), objects_of(2, 8)

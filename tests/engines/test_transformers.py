@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="the engine is torch's")
 transformers = pytest.importorskip("transformers", reason="the engine is not installed")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.engine,
     pytest.mark.skipif(transformers.__version__ != engine.WRITTEN_FOR, reason="another version of transformers"),
 ]

@@ -298,6 +298,7 @@ def test_the_first_block_of_a_request_says_where_in_a_chunk():
 # ---- without vLLM ----
 
 
+@pytest.mark.slow
 def test_the_adapter_imports_no_engine():
     probe = "import sys, kvplan.engines.vllm; print({'vllm', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

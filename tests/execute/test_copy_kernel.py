@@ -20,6 +20,8 @@ from tests.profiles import examples
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 GUARD = 64
 
 

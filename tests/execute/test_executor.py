@@ -181,6 +181,7 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     np.testing.assert_array_equal(again, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["1", "2", "4"])
 @pytest.mark.parametrize("last", ["", "del executor"])
 def test_what_was_submitted_before_the_exit_arrives_whole(threads, last):
@@ -193,6 +194,7 @@ atexit.register(gate.set)  # the exit has begun by then
     assert python(EXITS + code + last, threads) == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "del executor"])
 def test_an_exit_does_not_wait_for_what_never_comes(last):
     code = """
@@ -254,6 +256,7 @@ def test_after_close_nothing_is_taken():
         executor.submit(program.plan([1], [2]))
 
 
+@pytest.mark.slow
 def test_a_submit_that_races_a_close_is_finished_or_refused():
     _, _, program = pair()
     plan = program.plan([1], [2])
@@ -332,6 +335,7 @@ def test_an_after_may_close_its_own_executor():
     assert (dst[2] == src[1]).all()
 
 
+@pytest.mark.slow
 def test_an_executor_does_not_survive_a_fork():
     code = """
 import os
@@ -358,6 +362,7 @@ executor.submit(plan).synchronize()
     assert (rc, out, err) == (0, "at exit True\n" * 2, "")
 
 
+@pytest.mark.slow
 def test_a_parent_s_transfer_in_flight_is_not_waited_for_in_a_fork_s_child():
     code = """
 import os, threading
@@ -400,6 +405,7 @@ def test_a_policy_is_a_policy(policy):
         kvplan.Executor(policy=policy)
 
 
+@pytest.mark.slow
 def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
 executor.prepare()
@@ -414,6 +420,7 @@ assert len(compiled) == 4 and compiled[::2] == compiled[1::2], compiled
     assert python(EXITS + WATCH + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 def test_a_first_transfer_at_once_is_timed_without_compiling(tmp_path):
     code = """
 executor.submit(program.plan([0], [0])).synchronize()
@@ -477,7 +484,7 @@ def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
         ended.append(1)
 
     with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
-        monkeypatch.setattr(tasks, "tasks", lambda plan: ([slow, broken, slow, slow], 4))
+        monkeypatch.setattr(tasks, "tasks_of", lambda plan: ([slow, broken, slow, slow], 4))
         transfer = executor.submit(program.plan([1], [2]))
         assert failed.wait(PATIENCE)
         with pytest.raises(TransferError, match="has not finished"):
@@ -511,6 +518,7 @@ def test_a_place_where_numba_cannot_cache_still_compiles(monkeypatch):
         jit.compiled(loop)
 
 
+@pytest.mark.slow
 def test_plans_and_transfers_where_numba_cannot_cache():
     code = """
 from numba.core import caching

@@ -122,7 +122,7 @@ def test_what_interrupts_a_task_ends_its_transfer_and_no_other(monkeypatch):
 
     with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
         with monkeypatch.context() as patch:
-            patch.setattr(tasks, "tasks", interrupted)
+            patch.setattr(tasks, "tasks_of", interrupted)
             with pytest.raises(TransferError):
                 executor.submit(program.plan([1], [2])).result()
         executor.submit(program.plan([1], [2])).synchronize(PATIENCE)

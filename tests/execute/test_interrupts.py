@@ -27,7 +27,7 @@ from tests.execute.interrupted_host import (
 from tests.interrupts import Interrupt
 
 # What is raised in a finalizer, Python swallows.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,7 @@ def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(ca
     ]
 
 
+@pytest.mark.slow
 def test_importing_installs_no_handler():
     code = """
 import logging

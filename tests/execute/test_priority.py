@@ -288,6 +288,7 @@ def test_a_close_beside_a_cancel_waits_for_those_behind():
     assert (dst[2] == src[2]).all()
 
 
+@pytest.mark.slow
 def test_an_exit_does_not_wait_for_what_was_taken_back():
     code = """
 first = executor.submit(program.plan(range(64), range(64)), priority="high")
@@ -297,6 +298,7 @@ assert held.cancel()
     assert python(EXITS + code, "2") == (0, "at exit True\n", "")
 
 
+@pytest.mark.slow
 def test_an_exit_gives_up_high_ones_that_wait():
     code = """
 host.EXIT_SECONDS = 0.2

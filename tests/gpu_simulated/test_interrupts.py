@@ -6,7 +6,6 @@ What is left at the end, memory, events or a kernel, `executor_on` finds.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 import kvplan
 from tests.interrupts import Interrupt
 from tests.paged_caches import Move
+from tests.profiles import points
 from tests.simulated.device import Device
 from tests.simulated.executors import executor_on, pair_on
 from tests.simulated.interrupted import (
@@ -30,27 +30,23 @@ from tests.simulated.interrupted import (
 )
 
 # What is raised in a finalizer, Python swallows.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-FEW = 12  # points of each case in the ordinary tests; `tests.deep.signals` takes all
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("warm", [True, False])
 def test_an_executor_of_a_gpu_goes_on_after_an_interrupt(call, path, warm):
-    points = points_on_a_gpu(call, path, warm=warm)
-    assert points > 10
-    for at in range(1, points + 1, max(points // FEW, 1)):
+    total = points_on_a_gpu(call, path, warm=warm)
+    assert total > 10
+    for at in points(total):
         interrupted_on_a_gpu(call, path, at, warm=warm)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("call", [at_once, behind_a_stream, and_its_result, and_a_cancel])
 def test_a_signal_s_handler_may_submit_at_a_gpu_s_executor_too(call, path):
-    points = points_on_a_gpu(call, path, warm=True)
-    for at in range(1, points + 1, max(points // FEW, 1)):
+    for at in points(points_on_a_gpu(call, path, warm=True)):
         device, gate = Device(at), threading.Event()
         pair = pair_on(device, "load" if at % 2 else "store")
         with executor_on(device, path) as executor:
@@ -77,9 +73,8 @@ def test_a_signal_s_handler_may_submit_at_a_gpu_s_executor_too(call, path):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_gpu_s_executor_goes_on_after_an_interrupt_at_a_jump_back(call):
-    for at in itertools.count(1):
-        if not interrupted_on_a_gpu(call, "staged", at, warm=True, jumps=True):
-            break
+    for at in points(points_on_a_gpu(call, "staged", warm=True, jumps=True)):
+        interrupted_on_a_gpu(call, "staged", at, warm=True, jumps=True)
 
 
 @pytest.mark.parametrize("jumps", [True, False])
@@ -87,8 +82,7 @@ def test_a_gpu_s_executor_goes_on_after_an_interrupt_at_a_jump_back(call):
 @pytest.mark.parametrize("call", [at_once, behind_a_stream, and_its_result, and_a_cancel])
 def test_a_handler_may_close_a_gpu_s_executor_and_ask_it_at_any_point_of_a_call(call, do, jumps):
     """It cannot wait for the end there, nor can a finalizer: what it came into is a part of that."""
-    step = 1 if jumps else max(points_on_a_gpu(call, "kernel", warm=True) // FEW, 1)
-    for at in itertools.count(1, step):
+    for at in points(points_on_a_gpu(call, "kernel", warm=True, jumps=jumps)):
         device, gate = Device(at), threading.Event()
         pair = pair_on(device, "load" if at % 2 else "store")
         with executor_on(device, "kernel") as executor:

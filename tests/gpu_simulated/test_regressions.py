@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
@@ -19,14 +20,13 @@ from tests.simulated.executors import (
     both_ways,
     every_path,
     executor_on,
-    limits,
     pair_on,
     paths_in_turn,
 )
 from tests.simulated.overwrites import renewal
 
 CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernelEx",
-         "staged": "cuLaunchKernelEx"}  # fmt: skip
+         "staged": "cuLaunchKernelEx", "toy": "cuMemcpyAsync"}  # fmt: skip
 
 
 class Broken:
@@ -77,7 +77,7 @@ def test_a_failed_transfer_stands_in_line_for_those_behind_it(direction, failing
 def test_to_wait_for_a_transfer_that_failed_raises_before_its_end_has_passed(path, direction):
     device = Device(3, eager=False)
     pair = pair_on(device, direction)
-    with executor_on(device, path) as executor, limits(INLINED=0):
+    with executor_on(device, path, limits=Limits(batch_nbytes=0)) as executor:
         happened, user = threading.Event(), Stream(device.stream())
         gate = device.gate(executor._backend.lanes[direction].copy)
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=happened, by_layer=True)
@@ -149,7 +149,7 @@ def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direct
     device = Device(5)
     cache = OnDevice(DEVICE_NOTATION, dim=20496, align=align, padded=True)
     pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=20496, align=align, padded=True))
-    with executor_on(device, "kernel") as executor, limits(MAX_GROUPS=0):
+    with executor_on(device, "kernel", limits=Limits(launch_groups=0)) as executor:
         user = Stream(device.stream())
         graph = device.capture(user.cuda_stream)
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=user)
@@ -168,7 +168,7 @@ def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):
     for seed in range(4):
         device = Device(seed, eager=False)
         pair = pair_on(device, direction)
-        with executor_on(device, path) as executor, limits(LAYER_GROUP_NBYTES=1):
+        with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
             gate = device.gate(executor._backend.lanes[direction].kernel)
             executor.submit(pair.plan(MOVE), by_layer=True)
             del pair.program

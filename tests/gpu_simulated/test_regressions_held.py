@@ -9,12 +9,14 @@ from unittest import mock
 import pytest
 
 import kvplan
-from kvplan.execute.gpu import reaper as ending
+from kvplan.execute.gpu import reaper
+from kvplan.execute.gpu.resources import Limits
+from kvplan.plan import staging
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
-from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
+from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on
 from tests.simulated.lifetime import tensors_of, wait_until_gone
 
 
@@ -22,7 +24,7 @@ from tests.simulated.lifetime import tensors_of, wait_until_gone
 def test_a_batch_of_the_ring_that_the_driver_refuses_is_named_by_its_copy(direction):
     device = Device(1)
     pair = pair_on(device, direction)
-    with executor_on(device, "staged") as executor, limits(INLINED=0):
+    with executor_on(device, "staged", limits=Limits(batch_nbytes=0)) as executor:
         device.fail("cuMemcpyBatchAsync")
         with pytest.raises(kvplan.TransferError, match=r": descriptor \d+ of \d+, \d+ bytes from 0x\w+ to 0x\w+"):
             executor.submit(pair.program.plan(MOVE.src, MOVE.dst))
@@ -33,18 +35,18 @@ def test_a_batch_of_the_ring_that_the_driver_refuses_is_named_by_its_copy(direct
 def test_what_the_ring_knows_of_a_program_dies_with_it():
     device = Device(5)
     with executor_on(device, "staged") as executor:
-        runtime, references = executor._backend, []
+        tables, references = executor._backend.resources.tables, []
         for k in range(4):
             dim = 32 * (k + 1)
             pair = pair_on(device, "load", OnDevice(DEVICE_NOTATION, dim=dim), Paged(POOL.notation, dim=dim))
             executor.submit(pair.plan(MOVE)).synchronize()
             references += [weakref.ref(group) for group in pair.program.program.groups]
-        assert len(runtime._stagings) == len(runtime.tables._known) == 4
+        assert all(reference() in staging._known for reference in references)
+        assert len(tables._known) == len(references) == 4
         del pair
         compile_geometry.cache_clear()
         wait_until_gone(references, device)
-        assert not runtime._stagings
-        assert not runtime.tables._known
+        assert not tables._known
 
 
 @pytest.mark.parametrize(("most", "chunk", "slots"), [(11 << 19, None, 2), (5_500_000, 1_100_032, 4), (9 << 18, 9 << 16,
@@ -53,12 +55,14 @@ def test_a_ring_takes_no_byte_more_than_it_may(most, chunk, slots):
     device = Device(2)
     pair = pair_on(device, "load")
     with executor_on(device, "staged", staging_bytes=most, chunk_bytes=chunk) as executor:
-        before = executor._backend.memory.nbytes
+        before = executor._backend.resources.memory.nbytes
         executor.submit(pair.plan(MOVE)).synchronize()
-        ring = executor._backend.staged._rings["load"]
+        ring = executor._backend.paths["staged"]._rings["load"]
         assert (ring.slots, ring.piece.nbytes) == (slots, slots * ring.slot_nbytes)
         assert most - ring.slot_nbytes < ring.piece.nbytes <= most
-        assert executor._backend.memory.nbytes - before == ring.piece.nbytes + (1 << 20)  # and a block of tables
+        assert executor._backend.resources.memory.nbytes - before == ring.piece.nbytes + (
+            1 << 20
+        )  # and a block of tables
         pair.check()
 
 
@@ -95,7 +99,7 @@ def test_a_record_that_was_refused_leaves_no_event():
             device.fail("cuEventRecord")
             with pytest.raises(kvplan.TransferError, match="cuEventRecord"):
                 executor.submit(pair.program.plan([1], [2]), after=user)
-        assert len(device.recorded) == before == len(executor._backend.events)
+        assert len(device.recorded) == before == len(executor._backend.resources.events)
         pair.check()
 
 
@@ -136,18 +140,17 @@ def test_an_after_may_close_the_executor():
 def test_an_exit_counts_what_waits_for_an_after_that_never_comes():
     device, happened = Device(1), threading.Event()
     pair = pair_on(device, "load")
-    with executor_on(device, "copy_engine") as executor:
+    with executor_on(device, "copy_engine", limits=Limits(exit_seconds=0.1)) as executor:
         user = device.stream()
         device.gate(user)
         executor.submit(pair.plan(Move([8], [8])), after=Stream(user))
         waiting = [executor.submit(pair.plan(Move([k], [k])), after=happened) for k in range(3)]
         try:
             with (
-                mock.patch.object(ending, "EXIT_SECONDS", 0.1),
-                mock.patch.object(ending, "_live", {executor._backend.keeper}),
+                mock.patch.object(reaper, "_live", {executor._backend.reaper}),
                 pytest.warns(RuntimeWarning, match="^at exit, 4 transfers of a GPU were given up"),
             ):
-                ending._drain_at_exit()
+                reaper._drain_at_exit()
         finally:
             happened.set()
         assert not waiting[0].done()

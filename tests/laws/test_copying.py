@@ -82,7 +82,7 @@ def test_memmove_copies_by_coordinates(case, sparing_executor):
     oracle.copy(src, expected, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units)
     result = sparing_executor.submit(plan).result()
     with sparing(wanted=False):
-        assert result.descriptors == tasks.tasks(plan)[1]
+        assert result.descriptors == tasks.tasks_of(plan)[1]
     for got, want in zip(dst.roots, expected.roots, strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -126,6 +126,7 @@ def test_eighty_layers_are_small():
     assert max(map(len, text_of(apart.built).splitlines())) < 1600
 
 
+@pytest.mark.slow
 def test_a_dump_is_for_looking_at(tmp_path):
     tensor = np.zeros((8, 4, 16), np.int8)
     layout = KVLayout.from_tensors("block token dim", tensor)
@@ -199,10 +200,10 @@ def at(document, *where):
 
 SET = [
     (("schema",), "kvplan.layout/2", "schema 'kvplan.layout/2' is newer than this kvplan, which reads"),
-    (("schema",), "kvplan.inspect/1", "schema is 'kvplan.inspect/1'; a dump, as layout.save() writes it"),
+    (("schema",), "kvplan.inspect/1", "schema is 'kvplan.inspect/1'; layout.save() writes 'kvplan.layout/1'"),
     (("schema",), 1, "schema is 1;"),
-    (("schema",), "kvplan.layout/x", "a dump, as layout.save()"),
-    (("notation",), "block heads", "notation is 'block heads': 'heads' is no axis"),
+    (("schema",), "kvplan.layout/x", "layout.save() writes"),
+    (("notation",), "block heads", "notation is 'block heads': unknown axis 'heads'"),
     (("notation",), 7, "notation is 7"),
     (("sizes",), [], "sizes is []; it is a table"),
     (("sizes", "heads"), 3, "sizes name 'heads'"),
@@ -247,7 +248,7 @@ SET = [
     (("components", 0, "held"), [], "components[0].held is []"),
     (("components", 0, "held", 0, "layers"), [0], "components[0].held[0] has 1 layers and 2 addresses"),
     (("components", 0, "held", 0, "layers"), [0, -1], "components[0].held[0].layers[1] is -1"),
-    (("components", 0, "held", 0, "layers"), [0, 0], "layer 0 'k' stands there twice"),
+    (("components", 0, "held", 0, "layers"), [0, 0], "layer 0 'k' is there twice"),
     (("components", 0, "held", 0, "addresses"), [GPU, 5], "outside its allocation"),
     (("components", 0, "held", 1, "addresses"), [GPU + 8, GPU + 256 + (2 << 20)], "overlap"),
 ]

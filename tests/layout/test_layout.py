@@ -149,6 +149,7 @@ def test_a_spec_of_several_layouts_is_merged():
     assert merged.block_nbytes == 61 * (37_376 + 256)
 
 
+@pytest.mark.slow
 def test_specs_need_no_torch():
     code = """
 import json, sys, kvplan

@@ -91,6 +91,7 @@ def test_of_joined_plans_each_is_asked_in_its_turn():
     assert refused == 2
 
 
+@pytest.mark.slow
 def test_the_memory_that_a_tensor_lets_go_of_stays():
     """What a plan in flight still touches is not given to anybody else."""
     for way in LETS_GO.values():

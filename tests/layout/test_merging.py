@@ -24,7 +24,7 @@ def test_parts_of_different_token_counts_are_not_merged():
         KVLayout.from_tensors("block token dim", np.zeros((4, tokens, 8), np.uint8), part=part)
         for part, tokens in (("ckv", 16), ("kpe", 8))
     )
-    with pytest.raises(LayoutError, match=r"block_tokens differ: \[8, 16\]; merged layouts page alike"):
+    with pytest.raises(LayoutError, match=r"block_tokens differ: \[8, 16\]; give layouts with blocks of eq"):
         KVLayout.merge([ckv, kpe])
 
 

@@ -46,6 +46,7 @@ def test_sets_meet_where_they_share_a_byte(a, b, distance):
     assert meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [18, 24, 40])
 def test_strides_of_like_size_end_in_an_error_within_the_budget(count):
     dice = random.Random(1)
@@ -82,6 +83,7 @@ def test_thousands_of_components_in_one_block_are_apart_in_few_steps():
         check_disjoint([*components, Component(9, "v", 7 * 64 + 40, Form(((1, 1),), (), (), ((8, 1),)))])
 
 
+@pytest.mark.slow
 def test_pairs_without_end_are_an_error():
     forms = [Form(((2, 1 << 40),), (), (), ((2, 1 << k),)) for k in (20, 21)]
     components = [Component(k, "kv", k, forms[k % 2]) for k in range(4000)]

@@ -97,6 +97,7 @@ def test_a_range_is_folded_without_loss(case, data):
     assert all(str(place) for place in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
 def test_the_five_byte_by_byte(name):
     layout = FIVE[name]()
@@ -237,6 +238,7 @@ def test_what_is_no_range(address, nbytes, message):
         locate(mla_656(), address, nbytes)
 
 
+@pytest.mark.slow
 def test_what_is_no_layout_and_too_many_rows():
     with pytest.raises(KVPlanError, match="layout is a str"):
         locate("block token dim", 0)

@@ -188,6 +188,7 @@ def acted(monkeypatch):
     return patched
 
 
+@pytest.mark.slow
 def test_the_frontier_and_predictions(acted):
     run = acted(Window((0.5, 0.25, 0.75), (1.0, 1.0), (1.5, 1.5), dry=False))
     found = list(run.rows())
@@ -217,6 +218,7 @@ def test_the_frontier_and_predictions(acted):
     assert len(refused) == len(run.missing) == 2 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
@@ -232,6 +234,7 @@ def test_what_is_broken_beside_compute_has_no_figures(acted, seen, said):
             assert (one.gbps, one.slowdown) == (None, None)
 
 
+@pytest.mark.slow
 def test_windows_that_ran_dry_are_tried_again_and_listed(acted):
     run = acted(Window((0.5,), (1.0,), (1.5,), dry=True))
     assert {one.beside for one in run.rows()} == {"idle"}

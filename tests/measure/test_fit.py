@@ -211,6 +211,7 @@ def random_halves(points: list[Point]) -> dict[int, list[int]]:
     return {seed: sorted(random.Random(seed).sample(range(len(points)), len(points) // 2)) for seed in range(20)}
 
 
+@pytest.mark.slow
 def test_a_random_half_of_the_a30_tells_the_faster_side_of_all_if_it_has_a_large_copy_of_more_than_16_runs():
     """From 28 KiB on there are five points. Where a half has none of them, or but the one of 16 runs, nothing says what
     such a copy costs beyond the fixed cost: then, and in that row alone, the side is wrong.
@@ -230,6 +231,7 @@ def test_a_random_half_of_the_a30_tells_the_faster_side_of_all_if_it_has_a_large
     }
 
 
+@pytest.mark.slow
 def test_19_of_20_random_halves_of_the_gb10_tell_the_faster_side_of_all_and_one_is_2_percent_off_at_one_point():
     """16 runs of 12 KiB were published as 0.86, those of 8 KiB as 0.77, of 4 KiB as 0.87 and of 16 KiB as 1.01: the
     model, which is smooth in the bytes, is near 1 there, and once on the other side.

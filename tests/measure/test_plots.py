@@ -16,6 +16,8 @@ from tests.measure.bench_rows import BESIDE, LINK, row, rows
 mpl = pytest.importorskip("matplotlib")
 plots = pytest.importorskip("kvplan.measure.plots")
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAWN = {"bandwidth": plots.bandwidth, "frontier": plots.frontier}
 

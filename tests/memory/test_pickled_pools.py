@@ -22,6 +22,8 @@ from tests.memory.pickled_pools import again, pool_of, rows
 from tests.memory.shared_workers import take, take_later
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 spawn = multiprocessing.get_context("spawn")
 
 

@@ -17,6 +17,8 @@ from kvplan.memory import shared
 from kvplan.memory.shared import path_of, share
 from tests.memory.pickled_pools import again, pool_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -631,12 +631,14 @@ def script(name, what, **more):
     return subprocess.Popen([sys.executable, "-c", SCRIPT, name, what], cwd=ROOT, text=True, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["exit", "child", "fork"])
 def test_a_process_that_ends_leaves_nothing(name, what):
     assert script(name, what).wait(PATIENCE) == 0
     assert not path_of(name).exists()
 
 
+@pytest.mark.slow
 def test_a_child_that_outlives_a_killed_process_keeps_nobody_out(name):
     process = script(name, "orphan", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -32,6 +32,8 @@ from tests.memory.shared_workers import (
 )
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 WRITERS = [Topology(LAYERS, range(start, start + 2)) for start in range(0, 8, 2)]
 READERS = [Topology(range(start, start + 2), HEADS) for start in range(0, 4, 2)]
 TRANSFERS = 10_000

@@ -32,6 +32,7 @@ def spec(notation: str, address: int = 1 << 20, device: str = "cpu", **sizes: in
 # Lists.
 
 
+@pytest.mark.slow
 def test_flat_rows_are_address_length_device():
     mine = spec("layer block dim", 1000, layer=2, block=4, dim=8)
     theirs = spec("block layer dim", 5000, "cuda:3", layer=2, block=4, dim=8)

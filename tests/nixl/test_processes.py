@@ -16,6 +16,8 @@ from tests.nixl.workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+
+pytestmark = pytest.mark.slow
 spawn = multiprocessing.get_context("spawn")
 TRANSPORTS = "tcp,self"  # what goes between machines without RDMA; shared memory would end before anybody is killed
 

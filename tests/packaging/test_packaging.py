@@ -19,7 +19,7 @@ from kvplan import __version__
 
 ROOT = Path(__file__).parents[2]
 DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/cost/profiles/*.json")
-pytestmark = pytest.mark.package
+pytestmark = [pytest.mark.slow, pytest.mark.package]
 
 PROBE = """
 import importlib, json, pkgutil

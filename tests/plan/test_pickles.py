@@ -121,6 +121,7 @@ def receive(layout, told):
             told.put("moved")
 
 
+@pytest.mark.slow
 def test_another_process_is_refused():
     _, layout = filled(7)
     context = multiprocessing.get_context("spawn")

@@ -68,6 +68,7 @@ def test_fused_and_split_content_match_by_their_halves():
     assert kvplan.compile(fused, fused).runs == 2
 
 
+@pytest.mark.slow
 def test_each_half_of_fused_content_goes_where_its_part_is():
     """Rows of 12 bytes hold K of 4 bytes and V of 8; of 3 blocks of one token."""
     fused = KVLayout.from_tensors("block dim", np.arange(36, dtype=np.uint8).reshape(3, 12))

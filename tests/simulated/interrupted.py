@@ -81,14 +81,14 @@ def interrupted_on_a_gpu(call, path, at, *, warm, jumps=False):
 PATHS = ["kernel", "staged", "copy_engine"]
 
 
-def points_on_a_gpu(call, path, *, warm):
+def points_on_a_gpu(call, path, *, warm, jumps=False):
     """How many points there are where a call can be interrupted."""
     device, gate = Device(1), threading.Event()
     pair = pair_on(device, "load")
     with executor_on(device, path) as executor:
         if warm:
             executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
-        interrupt = Interrupt(0)
+        interrupt = Interrupt(0, jumps=jumps)
         interrupt.within(call(executor, pair, gate, device.stream()))
         gate.set()
     return interrupt.points

@@ -202,6 +202,7 @@ def test_two_pools_in_one_allocation_are_told_apart():
     assert (memory == before).all()
 
 
+@pytest.mark.slow
 def test_stretches_of_a_gpu_tensor_are_read_and_written_by_it():
     torch = pytest.importorskip("torch")
     tensor = torch.arange(64, dtype=torch.uint8)

@@ -31,7 +31,7 @@ def check_plan(plan: Plan) -> None:
         raise PathError(f"path 'host' copies between CPU memories only, and this plan is a {plan.direction!r}")
 
 
-def tasks(plan: Plan) -> tuple[list[Task], int]:
+def tasks_of(plan: Plan) -> tuple[list[Task], int]:
     """Cut a plan into independent tasks; return them and the number of contiguous copies that they make.
 
     Each loop is first called with nothing to copy. So a loop not yet loaded for these array types is loaded here, and
@@ -66,7 +66,7 @@ def copy_loops(copies: int) -> ModuleType:
 
 def run_plan(plan: Plan, crew: Crew) -> TransferResult:
     """Copy a plan with all threads of a crew."""
-    work, copies = tasks(plan) if plan.nbytes else ([], 0)
+    work, copies = tasks_of(plan) if plan.nbytes else ([], 0)
     begun = perf_counter()
     crew.run(work)
     return TransferResult(plan.nbytes, perf_counter() - begun, "host", copies, len(work))

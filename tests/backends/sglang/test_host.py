@@ -100,6 +100,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", MHA_LAYOUTS)
 @pytest.mark.parametrize("form", ["nhd", "hnd", "unified"])
 def test_bytes_move_to_the_host_and_back(form, layout, executor):

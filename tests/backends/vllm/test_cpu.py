@@ -126,7 +126,7 @@ def test_an_unknown_instruction_set_is_opaque(form):
         assert (layout.parts, layout.opaque, layout.block_tokens, layout.block_nbytes) == (("k", "v"), True, 1, 8192)
         head, v = (4096, 2048) if form == "cpu" else (2048, 12_288)
         assert layout.address(layer=0, part="v", head=1) == cache.data_ptr() + head + v
-        with pytest.raises(LayoutError, match=r"token 1 of .* blocks are opaque: whole blocks move, tokens do not"):
+        with pytest.raises(LayoutError, match=r"token 1 of .* blocks are opaque and move whole"):
             layout.address(layer=0, part="k", token=1)
         known = vllm.describe([cache.clone()], form=form, isa="vec")
         with pytest.raises(kvplan.IncompatibleLayoutsError, match=r"opaque .* whole ones move and tokens do not"):
