@@ -20,7 +20,7 @@ AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
 AWAKE_SECONDS = 0.2
 _BESIDE = 8  # copies under way while the link is read
 
-# Packages by the module that one imports, and by the name that one installs.
+# Module to import, and name of the package to install.
 PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "cuda.bindings": "cuda-bindings"}
 
 Answer = TypeVar("Answer")

@@ -68,7 +68,7 @@ class Line:
 
         words = nbytes // 8
         if self._staging is None or self._staging[0].numel() < words:
-            self._staging = None  # the old ones go first
+            self._staging = None  # free the old tensors first
             self._staging = (
                 torch.empty(words, dtype=torch.int64, pin_memory=True),
                 torch.empty(words, dtype=torch.int64, device=self.name),

@@ -31,7 +31,7 @@ BLACK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = (
 GREY, DARK = "#666666", "#222222"
 GAP, FAR = 7.0, 12.0  # pixels: of a label from its point; from where on a line joins them
 SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # points
-ROOM = 1.14  # of the ceiling: what an axis shows above it
+ROOM = 1.14  # the top of an axis, over the ceiling
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}  # behind a label
 STYLE: Any = {
     "font.family": "sans-serif",
