@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 
 .PHONY: demo fast test coverage deep test-peers test-gpu lint docs dist bench clean
 
@@ -45,16 +44,9 @@ test-gpu:
 test-peers: $(VENV)/vllm.stamp
 	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 
+# Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-cache
-	$(BIN)/yamllint --strict .
-	$(BIN)/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
-	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/mypy
+	$(BIN)/pre-commit run --all-files
 
 # A link that leads nowhere is an error.
 docs: $(VENV)/docs.stamp

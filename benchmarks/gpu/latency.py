@@ -135,21 +135,21 @@ def _bare(executor: Any, works: Sequence[Work]) -> float:
 
     Two events, the launch between them, and a loop that asks for the second: what no executor can save.
     """
-    runtime, plan = executor._backend, works[0].plan
-    device, query = runtime.device, runtime.device.driver.cuEventQuery
-    lane, seen = runtime.lanes[plan.direction], []
+    backend, plan = executor._backend, works[0].plan
+    resources, path, lane = backend.resources, backend.paths["kernel"], backend.lanes[plan.direction]
+    device, query, seen = resources.device, resources.device.driver.cuEventQuery, []
     for work in works:
-        transfer = DeviceTransfer(work.plan, runtime, "kernel")
+        transfer = DeviceTransfer(work.plan, resources, backend.callbacks, "kernel")
         with device.current():
-            launch = runtime.kernel.prepare(transfer, work.plan, lane)
+            prepared = path.prepare(transfer, work.plan, lane)
             begin, end = transfer.event(), transfer.event()
             torch.cuda.synchronize()
             start = time.perf_counter()
             device.record(begin, lane.kernel)
-            launch()
+            path.issue(transfer, prepared)
             device.record(end, lane.kernel)
             while query(end) == NOT_READY:
                 pass
             seen.append((time.perf_counter() - start) * 1e6)
-        transfer._give_back()
+        transfer.give_back()
     return statistics.median(seen[WARM_UPS:])

@@ -24,6 +24,7 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.gpu.shape import cut
 from kvplan.execute.gpu.staged import StagedPath, granules_of
 from kvplan.measure.workload import Buffers, Geometry, work
+from kvplan.plan.staging import staging_of
 
 seen = {}
 returns = Counter()  # of waits on the CPU: how they came back
@@ -76,21 +77,21 @@ def read(address, nbytes):
     return out.view(np.int64)
 
 
-def poison(runtime, direction):
-    ring = runtime.staged._rings.get(direction)
+def poison(backend, direction):
+    ring = backend.paths["staged"]._rings.get(direction)
     if ring:
         fill(ring.piece.address, 0xEE, ring.slots * ring.slot_nbytes)
-    for _, piece in [held for free in list(runtime.memory._free.values()) for held in list(free)]:
+    for _, piece in [held for free in list(backend.resources.memory._free.values()) for held in list(free)]:
         if piece.nbytes <= 1 << 16:
             fill(piece.address, 0, piece.nbytes)  # a header of zeros copies nothing
 
 
-def report(one, runtime, moved, later, expected, before):
+def report(one, tables, moved, later, expected, before):
     """Which bytes are wrong, and what they, the ring, the header and the run table hold. All (run, unit, word)."""
     n, ring, first, load = one.geometry, seen["ring"], seen["first"], one.geometry.direction == "load"
     wrong, again = (moved != expected).any(-1), (later == expected).all(-1)
     left, poisoned = (moved == before).all(-1), (moved == -0x1111111111111112).any(-1)
-    staging = runtime.staging(seen["group"], n.direction)
+    staging = staging_of(seen["group"], n.direction)
     granules = granules_of(n.nbytes, staging.nbytes, ring.slot_nbytes)
     print(f"WRONG: {n}, lane's thread {seen['thread']}, {granules} units a chunk, first slot {first} of {ring.slots}")
     print(
@@ -101,7 +102,7 @@ def report(one, runtime, moved, later, expected, before):
         words = 8 * -(-n.blocks // granules) + 2 * n.blocks
         same = read(seen["pieces"][-1].address, 8 * words) == seen["pieces"][0].words[:words]
         print(f"  header and units on the GPU as sent: {bool(same.all())}")
-    for table in runtime.tables._known.get(seen["group"], {}).values():
+    for table in tables._known.get(seen["group"], {}).values():
         items = cut(staging.runs if load else staging.runs[[1, 0, 2]], table.shape.width)
         print(f"  run table as made: {bool((read(table.words[5], items.nbytes) == items.ravel()).all())} {table.shape}")
     places = staging.runs[0][np.argsort(staging.runs[1], kind="stable")]
@@ -173,7 +174,8 @@ def check(executor, one, same, pool):
         return True
     time.sleep(0.2)
     torch.cuda.synchronize()
-    report(one, executor._backend, moved, one.dst.select(dst, n.block_runs).contiguous(), expected, before)
+    tables = executor._backend.resources.tables
+    report(one, tables, moved, one.dst.select(dst, n.block_runs).contiguous(), expected, before)
     return False
 
 
@@ -199,9 +201,9 @@ def main(arguments=None):
         if a.others
         else []
     )
-    watch_waits(executor._backend.device.driver)
+    watch_waits(executor._backend.resources.device.driver)
     if a.single:
-        executor._backend.device.driver.cuMemcpyBatchAsync = None
+        executor._backend.resources.device.driver.cuMemcpyBatchAsync = None
     tried, lost = Counter(), Counter()
     for way in ways:  # the ring grows to slots of 64 MiB first, as in the benchmark
         check(executor, work(buffers, Geometry(way, "contiguous", 1 << 20, 128, 64)), a.same, pool)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from griffe import Attribute, Class, Extension, Function, Object
+from griffe import Attribute, Class, Extension, Function, NameResolutionError, Object
 
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(~?)([\w.]+)`")
 EXAMPLE = re.compile(r"(?:^ *>>> .*\n(?:^ *\S.*\n?)*)+", re.MULTILINE)
@@ -28,25 +30,34 @@ class Docstrings(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring:
-            obj.docstring.value = markdown(obj.docstring.value, obj.path)
+            obj.docstring.value = markdown(obj.docstring.value, partial(full_path, obj))
 
 
-def markdown(text: str, path: str) -> str:
-    """A docstring of the object at this path, as Markdown.
+def full_path(obj: Object, target: str) -> str:
+    """The path of a name as the object's docstring uses it: a member, or a name of its module."""
+    first, _, rest = target.partition(".")
+    try:
+        return ".".join(filter(None, [obj.resolve(first), rest]))
+    except NameResolutionError:
+        return target
+
+
+def markdown(text: str, path_of: Callable[[str], str]) -> str:
+    """A docstring as Markdown; `path_of` finds the full path of a name in it.
 
     Roles become links where their target is in the site. An entry of two arguments becomes two entries. Examples
     become code blocks, and simple tables of reStructuredText become tables.
     """
-    text = ROLE.sub(lambda role: link(role[2], path, short=bool(role[1])), text)
+    text = ROLE.sub(lambda role: link(role[2], path_of, short=bool(role[1])), text)
     text = SHARED.sub(lambda line: "".join(f"{line[1]}{name}: {line[3]}" for name in line[2].split(", ")), text)
     text = EXAMPLE.sub(lambda example: fenced(example[0]), text)
     return TABLE.sub(lambda table: piped(table[1], table[2] or "", table[3]), text)
 
 
-def link(target: str, path: str, *, short: bool) -> str:
+def link(target: str, path_of: Callable[[str], str], *, short: bool) -> str:
     """A name as code, which leads to its entry if there is one."""
     shown = target.rpartition(".")[2] if short else target
-    full = target if target.startswith("kvplan.") else f"{path.rpartition('.')[0]}.{target}"
+    full = target if target.startswith("kvplan.") else path_of(target)
     return f'<autoref optional identifier="{full}"><code>{shown}</code></autoref>'
 
 

@@ -41,14 +41,7 @@ def generation() -> int:
 
 
 def check_process(made: int) -> None:
-    """Check that an executor belongs to this process: a forked child may have locks that no thread will release.
-
-    Args:
-        made: the :func:`generation` in which it was made.
-
-    Raises:
-        TransferError: it was made in another process.
-    """
+    """Raise TransferError if an executor, made in this generation, is the parent's; its locks may never be released."""
     if made != _Process.forks:
         raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar, cast
@@ -51,37 +52,32 @@ def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None
         acting.discard(me)
 
 
+@dataclass(eq=False)
 class Worker:
     """A daemon thread that is started on demand, does its work once, and reports its end.
 
     It replaces ``Thread.start`` and ``Thread.join``, which wait in Python code. An interrupt there could lose the
     thread's work, or count a running thread as ended.
 
-    Args:
+    Attributes:
         name: name of the thread.
         work: the work to do.
         what: start of the error message: what is not done without this thread.
         inside: identifiers of threads that must not wait for the executor's end; the worker adds its own.
         enter: called before the thread starts.
         leave: called when the thread has ended, or cannot be started.
-
-    Attributes:
         ended: set when the work is done.
     """
 
-    def __init__(
-        self, name: str, work: Job, what: str, inside: set[int], *,
-        enter: Callable[[], object] = bool, leave: Callable[[], object] = bool,
-    ) -> None:  # fmt: skip
-        self._name = name
-        self._work = work
-        self._what = what
-        self._inside = inside
-        self._enter = enter
-        self._leave = leave
-        self._threads: list[threading.Thread] = []
-        self._claims: list[int] = []  # identifiers of threads started at once; the first one does the work
-        self.ended = Latch()
+    name: str
+    work: Job
+    what: str
+    inside: set[int]
+    enter: Callable[[], object] = bool
+    leave: Callable[[], object] = bool
+    ended: Latch = field(default_factory=Latch)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _claims: list[int] = field(default_factory=list)  # threads that were started at once; the first does the work
 
     @property
     def started(self) -> bool:
@@ -89,15 +85,11 @@ class Worker:
         return bool(self._threads)
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            TransferError: the system, or an interpreter that exits, starts no more threads; nothing is left behind.
-        """
+        """Start the thread, or raise TransferError and leave nothing behind."""
         try:
             aside(self._start)
         except RuntimeError as error:
-            raise TransferError(f"{self._what}: {error}") from error
+            raise TransferError(f"{self.what}: {error}") from error
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the work has ended, if the thread was started; return whether it has ended."""
@@ -112,13 +104,13 @@ class Worker:
         return True
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-        self._enter()
+        thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        self.enter()
         try:
             thread.start()
         except BaseException:
             if not self._threads:
-                self._leave()
+                self.leave()
             raise
         self._threads.append(thread)
 
@@ -126,13 +118,13 @@ class Worker:
         me = _thread.get_ident()
         self._claims.append(me)
         if self._claims[0] == me:
-            self._inside.add(me)
+            self.inside.add(me)
             try:
-                self._work()
+                self.work()
             finally:
-                self._inside.discard(me)  # the next thread may get its number
+                self.inside.discard(me)  # the next thread may get its number
                 self.ended.set()
-                self._leave()
+                self.leave()
 
 
 class Standby:

@@ -84,8 +84,16 @@ def run(args: argparse.Namespace) -> int:
     measured = Run(bench)
     with progress() as measured.progress:
         rows = list(measured.rows())
-    taken = time.perf_counter() - start
-    found = document(bench, name, measured.ceilings, rows, measured.missing, taken)
+    found = {
+        "device": bench.device,
+        "name": name,
+        "seconds": round(time.perf_counter() - start, 2),
+        "asked": asdict(bench),
+        "ceilings": asdict(measured.ceilings) if measured.ceilings else None,
+        "broken": sum(bool(row.broken) for row in rows),
+        "rows": [row.document() for row in rows],
+        "missing": [asdict(one) for one in measured.missing],
+    }
     if args.json:
         print_json("bench", found)
     else:
@@ -96,29 +104,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         _draw(args.plot, rows, measured.ceilings)
     return int(any(row.broken for row in rows))
-
-
-def document(
-    bench: Bench, name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing], seconds: float
-) -> dict[str, Any]:
-    """List the results for JSON.
-
-    Args:
-        bench: the grid that was asked for.
-        name: of the GPU.
-        ceilings, rows, missing: the results.
-        seconds: of the whole measurement.
-    """
-    return {
-        "device": bench.device,
-        "name": name,
-        "seconds": round(seconds, 2),
-        "asked": asdict(bench),
-        "ceilings": asdict(ceilings) if ceilings else None,
-        "broken": sum(bool(row.broken) for row in rows),
-        "rows": [row.document() for row in rows],
-        "missing": [asdict(one) for one in missing],
-    }
 
 
 def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing]) -> list[Any]:

@@ -30,25 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without a name, list all"
-    )
+    source.add_argument("--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without NAME, list all")
     source.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face")
-    parser.add_argument("--engine", default="vllm", metavar="NAME",
-                        help="an engine, a device layout of the catalogue, or a notation (default vllm)")  # fmt: skip
-    parser.add_argument("--host", metavar="NAME",
-                        help="a host layout of the catalogue, or a notation (default page-first)")  # fmt: skip
-    parser.add_argument(
-        "--dtype", default="bf16", help="of the cache, or a row format such as fp8_ds_mla (default bf16)"
-    )
-    parser.add_argument("--tp", type=positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
-    parser.add_argument("--block-tokens", type=positive, default=16, metavar="N", help="of the device (default 16)")
-    parser.add_argument(
-        "--host-block-tokens", type=positive, metavar="N", help="of the host (default: as on the device)"
-    )
-    parser.add_argument("--blocks", type=positive, default=1024, metavar="N", help="on the device (default 1024)")
-    parser.add_argument("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
-                        help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
+    add = parser.add_argument
+    add("--engine", default="vllm", metavar="NAME",
+        help="an engine, a device layout of the catalogue, or a notation (default vllm)")  # fmt: skip
+    add("--host", metavar="NAME", help="a host layout of the catalogue, or a notation (default page-first)")
+    add("--dtype", default="bf16", help="of the cache, or a row format such as fp8_ds_mla (default bf16)")
+    add("--tp", type=positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
+    add("--block-tokens", type=positive, default=16, metavar="N", help="of the device (default 16)")
+    add("--host-block-tokens", type=positive, metavar="N", help="of the host (default: as on the device)")
+    add("--blocks", type=positive, default=1024, metavar="N", help="on the device (default 1024)")
+    add("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
+        help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
     add_pictures(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect-model)")
 

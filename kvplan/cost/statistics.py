@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
+from kvplan.plan.halves import group_halves
 from kvplan.plan.loops import loops_for
 from kvplan.plan.plan import Plan
-from kvplan.plan.staging import Staging, stage
+from kvplan.plan.staging import staging_of
 from kvplan.program.program import RunGroup
 
 # The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
@@ -123,21 +124,30 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-Stage = Callable[[RunGroup, str], Staging]
+class Counted(NamedTuple):
+    """Units of one run group, and how far they merge.
+
+    Attributes:
+        part: the units.
+        facts: what one unit adds.
+        units: how many units.
+        skips: units before the first one in its block, of source and destination.
+        merged: what is left after merging: the granules on the host; and of each size in ``facts.by_size`` the copies,
+            where the group's copies can merge.
+    """
+
+    part: Part
+    facts: GroupFacts
+    units: int
+    skips: tuple[int, int]
+    merged: tuple[int, ...]
+
+
 _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
 
 
-def staged_by(group: RunGroup, direction: str) -> Staging:
-    """How a group goes through a ring, worked out anew."""
-    return stage(group, host_is_src=direction == "load")
-
-
-def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
+def statistics_of(plan: Plan) -> Statistics:
     """Count what each path would issue for a plan.
-
-    Args:
-        plan: what is to be moved.
-        staging: how a group goes through a ring; executors give the one that remembers.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -146,39 +156,89 @@ def statistics_of(plan: Plan, staging: Stage = staged_by) -> Statistics:
     >>> made.nbytes, made.runs, made.copies.total, made.calls, made.rows
     (8192, 8, 8, 2, 8)
     """
-    parts = plan.parts if len(plan.parts) == 1 else together([part for part in plan.parts if part.units.shape[1]])
-    runs = calls = rows = granule = nbytes = 0
+    return total(plan.direction, counted(plan))
+
+
+def counted(plan: Plan) -> list[Counted]:
+    """Look at all units of a plan, and count what merges; of joined plans, units of one group are one part.
+
+    This is all that takes time with the number of units.
+    """
+    if len(plan.parts) == 1:
+        return [_count(plan.parts[0], plan.direction, plan.skips[0], {})]
+    skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
+    parts = together([part for part in plan.parts if part.units.shape[1]])
+    return [_count(part, plan.direction, skips[part.group], {}) for part in parts]
+
+
+def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int]) -> Counted:
+    """Count a part; ``known`` tells what is left of copies of some sizes.
+
+    A copy that touches one of another run (the end of the K plane and the start of V) is merged by the flat lowering,
+    and counted as apart here: such copies are few.
+    """
+    group, count = part.group, int(part.units.shape[1])
+    facts = facts_of(group, direction)
+    granules = -(-count // facts.granule_units)
+    if facts.joinable and count > facts.granule_units:
+        granules -= follow(part, facts, direction, skips)
+    if count < 2 or not group.chainable:
+        return Counted(part, facts, count, skips, (granules,))
+    left = [known[nbytes] if nbytes in known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
+    return Counted(part, facts, count, skips, (granules, *left))
+
+
+def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
+    """Statistics of a counted plan's large and small runs; None where it has only one kind of them."""
+    large: list[Counted] = []
+    small: list[Counted] = []
+    for part, facts, count, skips, (_, *left) in counts:
+        known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty where nothing merges
+        for side, group in zip((large, small), group_halves(part.group), strict=True):
+            if group is not None and count:
+                side.append(_count(Part(group, part.units), direction, skips, known))
+    return (total(direction, large), total(direction, small)) if large and small else None
+
+
+def total(direction: str, counts: Iterable[Counted]) -> Statistics:
+    """Statistics of a plan whose units have been counted."""
+    groups = runs = calls = rows = granule = nbytes = 0
     copies = rowless = extents = Pieces()
     alignment = 16
-    skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
-    for part in parts:
-        facts, count = facts_of(part.group, plan.direction, staging), int(part.units.shape[1])
+    for part, facts, count, _, (granules, *left) in counts:
+        groups += 1
         nbytes += part.nbytes
         runs += facts.runs * count
         alignment = min(alignment, part.group.alignment)
-        copies = copies.plus(_merged(part, facts))
+        if left:
+            for (size, each), chain in zip(facts.by_size, left, strict=True):
+                copies = copies.plus(Pieces.of(chain * each, count * size * each))
+        else:
+            copies = copies.plus(facts.copies.times(count))
         calls += facts.calls * count
         rows += facts.rows * count
         rowless = rowless.plus(facts.rowless.times(count))
-        extents = extents.plus(_extents(part, facts, plan.direction, skips.get(part.group, (0, 0))))
+        whole = -(-count // facts.granule_units)
+        made = facts.extents.times(whole)
+        if granules < whole:  # granules that follow one another on the host, of one piece each, are one
+            made = Pieces.of(granules, made.small_nbytes + made.large_nbytes)
+        extents = extents.plus(made)
         granule = max(granule, facts.granule_nbytes)
-    return Statistics(
-        plan.direction, nbytes, len(parts), runs, alignment, copies, calls, rows, rowless, extents, granule
-    )
+    return Statistics(direction, nbytes, groups, runs, alignment, copies, calls, rows, rowless, extents, granule)
 
 
-def facts_of(group: RunGroup, direction: str, staging: Stage = staged_by) -> GroupFacts:
+def facts_of(group: RunGroup, direction: str) -> GroupFacts:
     """What one unit of a group adds; worked out once a group and direction."""
     known = _facts.get(group)
     if known is None:
         known = _facts.setdefault(group, {})
     facts = known.get(direction)
     if facts is None:
-        facts = known[direction] = _facts_of(group, direction, staging)
+        facts = known[direction] = _facts_of(group, direction)
     return facts
 
 
-def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
+def _facts_of(group: RunGroup, direction: str) -> GroupFacts:
     sizes, counts = np.unique(group.packed[2], return_counts=True)
     by_size = tuple(zip(sizes.tolist(), counts.tolist(), strict=True))
     copies = rowless = Pieces()
@@ -194,28 +254,13 @@ def _facts_of(group: RunGroup, direction: str, staging: Stage) -> GroupFacts:
             rowless = rowless.plus(Pieces.of(run.copies, run.copies * run.nbytes))
     if direction not in ("load", "store"):
         return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, 1, 0, Pieces(), joinable=False)
-    made = staging(group, direction)
+    made = staging_of(group, direction)
     extents = Pieces()
     for nbytes in made.extents[2].tolist():
         extents = extents.plus(Pieces.of(1, nbytes))
     joinable = made.extents.shape[1] == 1 and int(made.extents[2, 0]) == made.nbytes
     fixed = (made.granule_units, made.nbytes, extents, joinable)
     return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, *fixed)
-
-
-def _merged(part: Part, facts: GroupFacts) -> Pieces:
-    """Flat copies of a part: those that touch their like in the next unit are one.
-
-    What meets a copy of another run (the end of the K plane and the start of V) is merged by the flat lowering, and
-    counted as apart here: it is few.
-    """
-    count = int(part.units.shape[1])
-    if count < 2 or not part.group.chainable:
-        return facts.copies.times(count)
-    made = Pieces()
-    for nbytes, each in facts.by_size:
-        made = made.plus(Pieces.of(chains(part.units, nbytes) * each, count * nbytes * each))
-    return made
 
 
 def chains(units: Int64Array, nbytes: int) -> int:
@@ -242,16 +287,6 @@ def chains(units: Int64Array, nbytes: int) -> int:
         return left
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     return int(loops.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))
-
-
-def _extents(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> Pieces:
-    """Pieces on the host: of granules that follow one another there, and are one piece each, the ring makes one."""
-    count, per = int(part.units.shape[1]), facts.granule_units
-    made = facts.extents.times(-(-count // per))
-    if not facts.joinable or count <= per:
-        return made
-    joined = follow(part, facts, direction, skips)
-    return Pieces.of(made.total - joined, made.small_nbytes + made.large_nbytes)
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:

@@ -255,10 +255,10 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Bac
     if policy.path == "host":
         raise PathError(f"path 'host' cannot serve device {device!r}: it copies between CPU memories only")
     from kvplan.cuda.device import Device
-    from kvplan.execute.gpu.backend import Runtime
+    from kvplan.execute.gpu.backend import GpuBackend
 
     try:
-        return Runtime(Device(int(device.removeprefix("cuda:"))), policy, profile)
+        return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile)
     except TransferError as error:
         wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
         reasons = "; ".join(f"{path}: {error}" for path in wanted)

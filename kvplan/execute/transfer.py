@@ -36,7 +36,7 @@ class _Result(NamedTuple):
 
 
 class TransferResult(_Result):
-    """What a finished transfer did.
+    """The result of a finished transfer.
 
     Attributes:
         nbytes: bytes moved.
@@ -57,7 +57,7 @@ class TransferResult(_Result):
     def __new__(
         cls, nbytes: int, seconds: float, path: str, descriptors: int, launches: int, predicted: float | None = None
     ) -> Self:
-        """Make the tuple of five fields, and set the prediction beside it."""
+        """Make the tuple of five fields, and set the prediction."""
         self = super().__new__(cls, nbytes, seconds, path, descriptors, launches)
         self.predicted = predicted
         return self

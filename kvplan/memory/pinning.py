@@ -53,9 +53,6 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
         nbytes: number of bytes.
         row: bytes that should stay in one registration, such as those of a block.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
-
-    Raises:
-        TransferError: the driver refuses; nothing stays registered.
     """
     # A shared mapping: after a fork, the parent would get a copy of a private page, and the GPU would keep the old one.
     array = np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), np.uint8)
@@ -102,9 +99,6 @@ def pin_used(
         page: bytes per page.
         strides: strides of the tensors' dims in bytes, outermost first; registrations end between rows.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
-
-    Raises:
-        TransferError: the driver refuses; nothing stays registered.
     """
     tensors = [Rows(region.address, tuple(strides)) for region in pool.regions]
     pieces = registrations(stretches(used.components), tensors, page, MAX_REGISTERED)

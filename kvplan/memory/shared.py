@@ -124,7 +124,7 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
                 starts.append(starts[-1] + -(-size // page) * page)
             if not use.enter(geometry, page, starts[-1]):
                 now = use.grown()
-                if now[0] == grown[0] and now[1:] > grown[1:]:  # somebody is at work, which is no reason to give up
+                if now[0] == grown[0] and now[1:] > grown[1:]:  # another process still makes it, so go on waiting
                     idle = 0
                 grown = now
                 use.leave()

@@ -28,11 +28,7 @@ def new_header(geometry: str) -> bytes:
 
 
 def check_header(header: bytes, page: int) -> None:
-    """Check that a header fits in one page.
-
-    Raises:
-        LayoutError: it does not.
-    """
+    """Raise LayoutError unless a header fits in one page."""
     if len(header) > page:
         text = header[:200].decode(errors="replace")
         raise LayoutError(f"the pool's header takes {len(header)} bytes and must fit in {page}: {text}...")

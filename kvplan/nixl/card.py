@@ -62,11 +62,7 @@ def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
 
 
 def check_name(name: object) -> None:
-    """Check that a name is a printable text of limited length.
-
-    Raises:
-        LayoutError: it is something else.
-    """
+    """Raise LayoutError unless a name is a printable text of limited length."""
     if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
         raise LayoutError(
             f"the name of an agent, or of its card, is {quoted(name)}; give a printable text of 1 to "

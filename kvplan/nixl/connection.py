@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
-from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
@@ -20,11 +20,7 @@ log = logging.getLogger("kvplan.nixl")
 
 def spans_of(layouts: Iterable[KVLayout]) -> frozenset[Span]:
     """Address, bytes and device of every region of some layouts."""
-
-    def span(region: Region) -> Span:
-        return region.address, region.nbytes, region.device
-
-    return frozenset(span(region) for layout in layouts for region in layout.regions)
+    return frozenset((r.address, r.nbytes, r.device) for layout in layouts for r in layout.regions)
 
 
 def in_words(error: BaseException) -> str:
@@ -32,37 +28,30 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+@dataclass(eq=False)
 class End:
     """This process's end of NIXL.
 
-    Args:
+    Attributes:
         name: name of the process.
         spans: the memory that it registers.
         nixl: the ``nixl_agent``.
-
-    Attributes:
-        name, spans, nixl: as given.
         tally: sums of its transfers.
         lock: guards everything here, and every call of NIXL.
         closed: whether the agent is closed.
         kept: handles that NIXL could not release, and the plans whose memory they reach.
     """
 
-    def __init__(self, name: str, spans: frozenset[Span], nixl: Any) -> None:
-        self.name = name
-        self.spans = spans
-        self.nixl = nixl
-        self.tally = Tally()
-        self.lock = threading.RLock()
-        self.closed = False
-        self.kept: list[tuple[Any, Plan]] = []
+    name: str
+    spans: frozenset[Span]
+    nixl: Any
+    tally: Tally = field(default_factory=Tally)
+    lock: Any = field(default_factory=threading.RLock)
+    closed: bool = False
+    kept: list[tuple[Any, Plan]] = field(default_factory=list)
 
     def check_open(self) -> None:
-        """Check that the agent is open.
-
-        Raises:
-            TransferError: it is closed.
-        """
+        """Raise TransferError if the agent is closed."""
         if self.closed:
             raise TransferError(f"the agent {self.name!r} is closed")
 
@@ -87,37 +76,30 @@ class Flying(Protocol):
         """End it now as failed."""
 
 
+@dataclass(eq=False)
 class Connection:
     """NIXL's connection to one peer.
 
-    Args:
+    Attributes:
         end: this process's end.
         name: name of the peer.
-        metadata: NIXL's, of the peer's card.
-
-    Attributes:
-        end, name: as given.
+        metadata: NIXL's metadata from the peer's card.
         forgotten: whether the agent has forgotten the peer.
         joined: how often the connection was made; a failed transfer sees by it whether another one has renewed it.
         flying: transfers in flight.
     """
 
-    def __init__(self, end: End, name: str, metadata: bytes) -> None:
-        self.end = end
-        self.name = name
-        self.forgotten = False
-        self.joined = 0
-        self.flying: list[Flying] = []
-        self._metadata = metadata
+    end: End
+    name: str
+    metadata: bytes
+    forgotten: bool = False
+    joined: int = 0
+    flying: list[Flying] = field(default_factory=list)
 
     def join(self) -> None:
-        """Tell NIXL of the peer.
-
-        Raises:
-            TransferError: NIXL does not take the peer's metadata.
-        """
+        """Tell NIXL of the peer; raise TransferError if it does not take the metadata."""
         try:
-            self.end.nixl.add_remote_agent(self._metadata)
+            self.end.nixl.add_remote_agent(self.metadata)
         except Exception as error:
             raise TransferError(f"NIXL does not take the metadata of {self.name!r}: {in_words(error)}") from error
         self.joined += 1
@@ -130,12 +112,9 @@ class Connection:
             log.debug("NIXL had forgotten %s: %s", self.name, in_words(error))
 
     def rejoin(self, joined: int) -> None:
-        """Renew the connection, unless that was done since it was made for the ``joined``-th time.
+        """Renew the connection as :meth:`join` does, unless that was done since it was made for the ``joined``-th time.
 
         It also stays while another transfer moves over it, because a new connection would make that one fail.
-
-        Raises:
-            TransferError: NIXL does not take the peer's metadata.
         """
         if self.joined == joined and not any(one.moves() for one in tuple(self.flying)):
             self.leave()

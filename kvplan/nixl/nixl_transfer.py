@@ -73,11 +73,7 @@ class NixlTransfer(StreamlessTransfer):
     # For the peer and its connection, which hold the lock of this process's end.
 
     def begin(self) -> None:
-        """Post the transfer, for the first time or again.
-
-        Raises:
-            PathError: the plan takes memory of two kinds on one side.
-        """
+        """Post the transfer, for the first time or again."""
         src, dst = nixl_lists(self.plan.descriptors(), self.plan.layouts) if self.plan.nbytes else (None, None)
         self.attempt += 1
         self._again_at = None

@@ -66,12 +66,7 @@ class NixlPeer:
         return transfer
 
     def _reads(self, plan: Plan) -> bool:
-        """Whether a plan reads from the peer; otherwise it writes there.
-
-        Raises:
-            PathError: the plan is not between this process and this peer.
-            LayoutError: the destination is read-only.
-        """
+        """Check a plan's layouts; return whether it reads from the peer. Otherwise it writes there."""
         here = self.connection.end
         sides = []
         for k, side in enumerate(("src", "dst")):

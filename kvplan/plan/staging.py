@@ -7,6 +7,7 @@ ring and cache.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from math import gcd
 
@@ -100,3 +101,23 @@ def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, s
     common = int(np.gcd.reduce(np.concatenate([runs.ravel(), moved, [steps]])))
     extents = np.stack((at, rings, lengths))
     return Staging(units.size, units, moved, runs, extents, int(padded.sum()), common & -common, np.stack((host, size)))
+
+
+_known: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakKeyDictionary()
+
+
+def staging_of(group: RunGroup, direction: str) -> Staging:
+    """How a group goes through the ring of a ``"load"``, or of any other direction; worked out once.
+
+    >>> import kvplan
+    >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))
+    >>> group = kvplan.compile(layout, layout).program.groups[0]
+    >>> staging_of(group, "load") is staging_of(group, "load")
+    True
+    """
+    load, made = direction == "load", _known.get(group)
+    if made is None:
+        made = _known.setdefault(group, {})
+    if load not in made:
+        made[load] = stage(group, host_is_src=load)
+    return made[load]

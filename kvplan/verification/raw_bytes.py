@@ -32,15 +32,7 @@ def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
 def addresses_of(
     component: Component, blocks: Int64Array, tokens: Int64Array, heads: Int64Array, content: Int64Array
 ) -> Int64Array:
-    """Address of every byte: (tokens, heads, bytes).
-
-    Args:
-        component: one (layer, part).
-        blocks: block id of each token.
-        tokens: slot of each token within its block.
-        heads: numbers of heads, from 0.
-        content: numbers of bytes within the row.
-    """
+    """Address of every byte: (tokens, heads, bytes), from each token's block id and slot, and numbers from 0."""
     form = component.form
     table = form.table
     starts = _offsets_at(form.block, blocks) if table is None else np.array(table, dtype=np.int64)[blocks]

@@ -155,11 +155,7 @@ def _by_id(blocks: Any) -> bool:
 
 
 def number_of_blocks(blocks: Any) -> int | None:
-    """Check that ``blocks`` is a number of blocks or None, and return it.
-
-    Raises:
-        BlockIndexError: it is something else.
-    """
+    """Return ``blocks`` if it is a number of blocks or None; otherwise raise BlockIndexError."""
     right = "give a number of at least 1, or (src_ids, dst_ids)"
     return optional_integer("blocks", blocks, least=1, right=right, error=BlockIndexError)
 

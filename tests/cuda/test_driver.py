@@ -16,7 +16,7 @@ from kvplan.cuda import calls
 from kvplan.cuda import device as cuda
 from kvplan.cuda import driver as driver_entries
 from kvplan.cuda.device import Device, Driver, DriverError, Uncaptured
-from kvplan.execute.gpu.device_transfer import current_stream
+from kvplan.cuda.handles import current_stream
 from kvplan.memory import pinning
 from tests.simulated.entries import Entries, SimpleEntry
 

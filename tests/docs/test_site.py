@@ -41,10 +41,11 @@ def test_a_link_of_the_reference_leads_somewhere(link):
 
 def test_a_docstring_becomes_markdown():
     docstrings = pytest.importorskip("docs.tools.docstrings", reason="the site's packages are not installed")
-    text = "See :class:`~kvplan.KVLayout`.\n\nArgs:\n    a, b: two\n        lines.\n\n>>> 1 + 1\n2\n\n"
+    text = "See :class:`~kvplan.KVLayout` and :func:`join`.\n\nArgs:\n    a, b: two\n        lines.\n\n>>> 1 + 1\n2\n\n"
     text += "=== ===\nx   y\n=== ===\n1   2\n=== ===\n"
-    given = docstrings.markdown(text, "kvplan.plan.join")
+    given = docstrings.markdown(text, "kvplan.plan.{}".format)
     assert '<autoref optional identifier="kvplan.KVLayout"><code>KVLayout</code></autoref>' in given
+    assert '<autoref optional identifier="kvplan.plan.join"><code>join</code></autoref>' in given
     assert "    a: two\n        lines.\n    b: two\n        lines.\n" in given
     assert "```pycon\n>>> 1 + 1\n2\n```" in given
     assert "| x | y |\n| --- | --- |\n| 1 | 2 |" in given

@@ -13,7 +13,7 @@ import kvplan
 from kvplan.execute.stats import BUCKETS, PENDING, ExecutorStats, PathStats, Tally
 from kvplan.execute.transfer import TransferResult
 from tests.simulated import Device
-from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, pair_on
+from tests.simulated.executors import MOVE, PATHS, both_ways, executor_on, pair_on
 
 
 def result(path: str = "kernel", predicted: float | None = None, seconds: float = 2e-5) -> TransferResult:
@@ -155,7 +155,7 @@ def test_of_auto_predictions_are_counted(direction):
     assert made.seconds == pytest.approx(3e-6)
 
 
-@every_path
+@pytest.mark.parametrize("path", PATHS)
 @both_ways
 def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, direction):
     device = Device()

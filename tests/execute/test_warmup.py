@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan.base import process as forks
 from kvplan.engines.startup import prepare
-from kvplan.execute.gpu.kernel_path import MAX_GROUPS
+from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.plan import jit, loops
 from tests.commands import ROOT
 from tests.patience import PATIENCE
 from tests.profiles import examples
 from tests.simulated import Device
-from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, limits, pair_on, paths_in_turn
+from tests.simulated.executors import MOVE, PATHS, Drawn, executor_on, favouring, pair_on, paths_in_turn
 from tests.simulated.hybrid import Hybrid
 from tests.strategies import cases
 
@@ -36,7 +36,7 @@ WAYS = [(path, direction) for path in PATHS for direction in ("load", "store", "
 
 def made(executor: kvplan.Executor) -> tuple[set[object], int]:
     """Kernels that were compiled, and how many run tables were uploaded."""
-    tables = executor._backend.tables
+    tables = executor._backend.resources.tables
     return set(tables._functions), sum(len(known) for known in tables._known.values())
 
 
@@ -59,7 +59,7 @@ def test_a_transfer_finds_all_that_it_needs(path, direction, case, seed, named):
         ready = made(executor)
         executor.submit(drawn.plan).synchronize()
         drawn.check()
-        if len(one.parts) <= MAX_GROUPS:  # beyond that, kernels are made by the descriptors of each plan
+        if len(one.parts) <= DEFAULT_LIMITS.launch_groups:  # beyond, kernels are made by the descriptors of a plan
             assert made(executor) == ready
 
 
@@ -68,7 +68,7 @@ def test_auto_is_ready_for_every_path_that_it_may_take():
     pair = pair_on(device, "store")
     with executor_on(device) as executor:
         executor.prepare(pair.program.plan([0], [0]))
-        assert {key[0] for known in executor._backend.tables._known.values() for key in known} == {
+        assert {key[0] for known in executor._backend.resources.tables._known.values() for key in known} == {
             "direct", ("ring", False)
         }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_a_named_path_is_all_that_is_made_ready():
         assert made(executor) == (set(), 0)
     with executor_on(device, "kernel") as executor:
         executor.prepare(pair.program.plan([0], [0]))
-        assert {key[0] for known in executor._backend.tables._known.values() for key in known} == {"direct"}
+        assert {key[0] for known in executor._backend.resources.tables._known.values() for key in known} == {"direct"}
 
 
 def test_tables_are_there_before_anything_can_take_their_memory():
@@ -91,7 +91,9 @@ def test_tables_are_there_before_anything_can_take_their_memory():
     with executor_on(device, "kernel") as executor:
         executor.prepare(pair.program.plan([0], [0]))
         assert not any(device.streams.values())
-        assert not any(table.fresh for known in executor._backend.tables._known.values() for table in known.values())
+        assert not any(
+            table.fresh for known in executor._backend.resources.tables._known.values() for table in known.values()
+        )
 
 
 def test_what_a_submit_would_refuse_is_refused_now():
@@ -140,7 +142,7 @@ def test_an_engine_starts_without_a_compiler(caplog):
         raise RuntimeError("no C compiler")
 
     with executor_on(device, profile=favouring("copy_engine")) as executor:
-        executor._backend.tables.function = function
+        executor._backend.resources.tables.function = function
         prepare(executor, [pair.program])
         assert "RuntimeError: no C compiler" in caplog.text
         executor.submit(pair.plan(MOVE)).synchronize()
@@ -153,7 +155,7 @@ def test_closing_waits_for_what_is_being_made(path):
     program = pair_on(device, "load").program
     compiling, go_on, closed = (threading.Event() for _ in range(3))
     with executor_on(device, path) as executor:
-        tables = executor._backend.tables
+        tables = executor._backend.resources.tables
         whole = tables.function
 
         def function(shape):
@@ -178,7 +180,7 @@ def test_closing_waits_for_what_is_being_made(path):
 def test_layers_have_tables_of_their_own(path):
     device = Device()
     pair = pair_on(device, "load")
-    with executor_on(device, path) as executor, limits(LAYER_GROUP_NBYTES=1):
+    with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
         executor.prepare(pair.program.plan([0], [0]), by_layer=True)
         ready = made(executor)
         executor.submit(pair.plan(MOVE), by_layer=True).synchronize()
@@ -201,7 +203,7 @@ def test_both_halves_of_a_plan_are_made_ready():
 
 def test_the_kernel_of_many_groups_is_that_of_the_plan():
     device = Device()
-    pairs = [pair_on(device, "load") for _ in range(MAX_GROUPS + 1)]
+    pairs = [pair_on(device, "load") for _ in range(DEFAULT_LIMITS.launch_groups + 1)]
     joined = kvplan.join([pair.plan(MOVE) for pair in pairs])
     with executor_on(device, "kernel") as executor:
         executor.prepare(joined)
@@ -326,7 +328,7 @@ def test_a_close_within_what_is_being_made_waits_for_nobody():
     device = Device()
     program = pair_on(device, "load").program
     with executor_on(device, "kernel") as executor:
-        tables = executor._backend.tables
+        tables = executor._backend.resources.tables
         whole = tables.function
 
         def function(shape):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 def made(executor):
-    tables = executor._backend.tables
+    tables = executor._backend.resources.tables
     return set(tables._functions), sum(len(known) for known in tables._known.values())
 
 

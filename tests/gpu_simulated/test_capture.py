@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
 from tests.simulated.executors import (
@@ -16,7 +17,6 @@ from tests.simulated.executors import (
     both_ways,
     current_stream,
     executor_on,
-    limits,
     pair_on,
     paths_in_turn,
 )
@@ -41,11 +41,13 @@ def capture(device: Device, executor: kvplan.Executor, *plans: kvplan.Plan) -> t
 
 @pytest.mark.slow
 @both_ways
-@pytest.mark.parametrize("limit", [{}, {"MAX_ROWS": 3}, {"MAX_GROUPS": 0}, {"MAX_GROUPS": 0, "MAX_ROWS": 3}], ids=str)
+@pytest.mark.parametrize(
+    "limit", [{}, {"launch_rows": 3}, {"launch_groups": 0}, {"launch_groups": 0, "launch_rows": 3}], ids=str
+)
 def test_a_captured_transfer_moves_at_every_replay_what_it_is_planned_to(direction, limit):
     device = Device(5)
     pair = pair_on(device, direction)
-    with executor_on(device, "kernel") as executor, limits(**limit):
+    with executor_on(device, "kernel", limits=Limits(**limit)) as executor:
         plan = pair.program.plan(MOVE.src, MOVE.dst)
         graph, (transfer,) = capture(device, executor, plan)
         device.run()
@@ -90,7 +92,7 @@ def test_flat_captures_have_room_and_alignment_of_their_own():
     pair = pair_on(device, "load")
     packed = OnDevice(SMALL.notation, dim=3, align=1)
     odd = pair_on(device, "load", packed, Paged(HOST_NOTATIONS["page-first"], dim=3, align=1))
-    with executor_on(device, "kernel") as executor, limits(MAX_GROUPS=0):
+    with executor_on(device, "kernel", limits=Limits(launch_groups=0)) as executor:
         _, (transfer,) = capture(device, executor, pair.plan(MOVE))
         with pytest.raises(kvplan.PathError, match=r"has \d+ descriptors; what was captured has room for"):
             transfer.replan(pair.program.plan(range(9), [8, 7, 6, 5, 4, 3, 2, 1, 0]))
@@ -177,7 +179,7 @@ def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direct
     device = Device(5)
     cache = OnDevice(DEVICE_NOTATION, dim=20496, align=align, padded=True)
     pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=20496, align=align, padded=True))
-    with executor_on(device, "kernel") as executor, limits(MAX_GROUPS=0):
+    with executor_on(device, "kernel", limits=Limits(launch_groups=0)) as executor:
         user = Stream(device.stream())
         graph = device.capture(user.cuda_stream)
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=user)

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged
@@ -16,7 +17,6 @@ from tests.simulated.executors import (
     OnDevice,
     both_ways,
     executor_on,
-    limits,
     pair_on,
 )
 
@@ -27,7 +27,7 @@ def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):
     for seed in range(4):
         device = Device(seed, eager=False)
         pair = pair_on(device, direction)
-        with executor_on(device, path) as executor, limits(LAYER_GROUP_NBYTES=1):
+        with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
             gate = device.gate(executor._backend.lanes[direction].kernel)
             executor.submit(pair.plan(MOVE), by_layer=True)
             del pair.program

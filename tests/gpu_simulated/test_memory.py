@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged
@@ -29,7 +30,6 @@ from tests.simulated.executors import (
     both_ways,
     every_path,
     executor_on,
-    limits,
     open_executor,
     pair_on,
 )
@@ -94,7 +94,9 @@ def test_two_thousand_submits_take_no_more_memory_than_the_first_hundred(path):
 @both_ways
 def test_a_ring_grows_with_what_goes_through_it_and_the_old_one_is_used_again(direction):
     device = Device(7, eager=False)
-    with executor_on(device, "staged") as executor, limits(CHUNK_NBYTES=256, SMALL_CHUNK_NBYTES=1, MANY_CHUNKS=10_000):
+    with executor_on(
+        device, "staged", limits=Limits(chunk_nbytes=256, small_chunk_nbytes=1, slow_chunks=10_000)
+    ) as executor:
         large = OnDevice(DEVICE_NOTATION, dim=4096)
         pairs = [pair_on(device, direction), pair_on(device, direction, large, Paged(POOL.notation, dim=4096))]
         for pair in (*pairs, *pairs):
@@ -102,7 +104,7 @@ def test_a_ring_grows_with_what_goes_through_it_and_the_old_one_is_used_again(di
         device.run()
         for pair in pairs:
             pair.check()
-        rings = executor._backend.staged._rings
+        rings = executor._backend.paths["staged"]._rings
         assert [ring.slot_nbytes % 256 for ring in rings.values()] == [0]
 
 
@@ -135,7 +137,7 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
     user = device.stream()
     gate = device.gate(user)
     transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
-    keeper = executor._backend.keeper
+    keeper = executor._backend.reaper
     last = [executor]
     del executor
     dropped = threading.Thread(target=last.clear)
@@ -154,11 +156,11 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
 def test_tables_are_shared_by_plans_of_a_program_and_given_back_with_it():
     device = Device()
     with executor_on(device, "kernel") as executor:
-        tables = executor._backend.tables
+        tables = executor._backend.resources.tables
         pair = pair_on(device, "load")
         for k in range(3):
             executor.submit(pair.plan(Move([k], [k]))).synchronize()
-        held = executor._backend.memory
+        held = executor._backend.resources.memory
         assert len(tables._known) == len(pair.program.program.groups)
         before = device.calls.count("cuMemcpyAsync")
         executor.submit(pair.plan(Move([4], [4]))).synchronize()
@@ -215,7 +217,7 @@ def test_transfers_of_a_parent_are_refused_in_its_child_whatever_lock_was_held()
         held, free = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with executor._backend.lock:
+            with executor._backend.resources.lock:
                 held.set()
                 free.wait()
 
@@ -250,15 +252,14 @@ def check():
     print("at exit", all(bool((got == want).all()) for got, want in zip(pair.dst_roots, pair.dst_bytes)))
 
 atexit.register(check)  # the first is called last
-from kvplan.execute.gpu import reaper as ending
+from kvplan.execute.gpu.resources import Limits
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, open_executor, pair_on
 opened = sys.argv[1] == "opened"
-ending.EXIT_SECONDS = PATIENCE if opened else 0.2
 device = Device()
 pair = pair_on(device, "load")
-executor = open_executor(device, "kernel")
+executor = open_executor(device, "kernel", limits=Limits(exit_seconds=PATIENCE if opened else 0.2))
 user = device.stream()
 gate = device.gate(user)
 executor.submit(pair.plan(MOVE), after=Stream(user))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.gpu.staged import Ring
 from tests.simulated import Device
-from tests.simulated.executors import POOL, both_ways, executor_on, limits, pair_on
+from tests.simulated.executors import POOL, both_ways, executor_on, pair_on
 from tests.simulated.overwrites import TINY_RING, overwrites
 
 SEEDS = range(12)
@@ -29,7 +30,7 @@ def noticed(deaf: type[Device], run) -> int:
     for seed in SEEDS:
         device = deaf(seed, eager=False)
         try:
-            with executor_on(device) as executor, limits(**TINY_RING):
+            with executor_on(device, limits=Limits(**TINY_RING)) as executor:
                 run(device, executor, seed)
         except AssertionError:
             wrong += 1

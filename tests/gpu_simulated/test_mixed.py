@@ -12,7 +12,7 @@ from kvplan.cost import model as cost
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import default
 from kvplan.cost.statistics import statistics_of
-from kvplan.execute.gpu.mixed import LARGE_RUN, halves_of
+from kvplan.plan.halves import LARGE_RUN, halves_of
 from tests.simulated import Device, Tensor
 from tests.simulated.executors import both_ways, executor_on, paths_in_turn
 from tests.simulated.hybrid import BLOCKS, LAYERS, PAGE, STATE, Hybrid

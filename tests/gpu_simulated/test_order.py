@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.gpu import turns
+from kvplan.execute.gpu.lane import Lane
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
@@ -22,7 +23,6 @@ from tests.simulated.executors import (
     both_ways,
     every_path,
     executor_on,
-    limits,
     pair_on,
 )
 from tests.simulated.overwrites import TINY_RING, overwrites, renewal
@@ -35,7 +35,7 @@ SEEDS = range(12)
 def test_what_was_submitted_last_is_what_stays_whatever_the_paths(direction, seed):
     device = Device(seed, eager=False)
     names = [str(name) for name in np.random.default_rng(seed).choice(PATHS, 12)]
-    with executor_on(device) as executor, limits(**TINY_RING):
+    with executor_on(device, limits=Limits(**TINY_RING)) as executor:
         overwrites(device, executor, pair_on(device, direction), names, seed)
 
 
@@ -44,7 +44,7 @@ def test_what_was_submitted_last_is_what_stays_whatever_the_paths(direction, see
 @pytest.mark.parametrize("seed", range(4))
 def test_what_was_submitted_last_is_what_stays_on_one_path(direction, path, seed):
     device = Device(seed, eager=False)
-    with executor_on(device) as executor, limits(**TINY_RING):
+    with executor_on(device, limits=Limits(**TINY_RING)) as executor:
         overwrites(device, executor, pair_on(device, direction), [path] * 8, seed)
 
 
@@ -55,7 +55,7 @@ def test_a_transfer_comes_after_the_pending_work_of_a_stream(path, direction, ki
     for seed in SEEDS:
         device = Device(seed, eager=False)
         pair = pair_on(device, direction)
-        with executor_on(device, path) as executor, limits(**TINY_RING):
+        with executor_on(device, path, limits=Limits(**TINY_RING)) as executor:
             user = device.stream()
             gate = device.gate(user)
             renewal(device, user, pair, seed + 1)
@@ -122,7 +122,7 @@ def test_an_event_never_recorded_has_passed():
 def test_a_load_comes_after_the_store_that_it_names(path, seed):
     device = Device(seed, eager=False)
     store = pair_on(device, "store")
-    with executor_on(device, path) as executor, limits(**TINY_RING):
+    with executor_on(device, path, limits=Limits(**TINY_RING)) as executor:
         user = device.stream()
         gate = device.gate(user)
         first = executor.submit(store.plan(MOVE), after=Stream(user))
@@ -145,7 +145,7 @@ def test_a_load_comes_after_the_store_that_it_names(path, seed):
 def test_a_transfer_comes_after_what_only_the_cpu_can_wait_for_and_holds_up_those_behind_it(path, direction):
     device, happened = Device(3), threading.Event()
     pair, free = pair_on(device, direction), pair_on(device, "store" if direction == "load" else "load", seed=1)
-    with executor_on(device, path) as executor, limits(**TINY_RING):
+    with executor_on(device, path, limits=Limits(**TINY_RING)) as executor:
         first = executor.submit(pair.plan(MOVE), after=happened)
         second = executor.submit(pair.plan(Move([7, 6], [0, 7])))
         third = executor.submit(pair.plan(Move([2], [7])), after=second)
@@ -184,14 +184,14 @@ def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(pat
     device = Device(3, eager=False)
     pair, later = pair_on(device, direction), []
 
-    def issue_later(runtime, transfer, *arguments, **options):
+    def issue_later(lane, transfer, *arguments):
         later.append(transfer)
-        queue_up(runtime, transfer, *arguments, **options)
+        queue_up(lane, transfer, *arguments)
 
-    queue_up = turns.issue_later
+    queue_up = Lane.issue_later
     with (
-        executor_on(device, path) as executor, limits(MANY_CALLS=20),
-        mock.patch.object(turns, "issue_later", issue_later),
+        executor_on(device, path, limits=Limits(lane_calls=20)) as executor,
+        mock.patch.object(Lane, "issue_later", issue_later),
     ):  # fmt: skip
         lane, user = executor._backend.lanes[direction], device.stream()
         gate = device.gate(user)
@@ -216,7 +216,7 @@ def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(pat
 def test_a_transfer_of_many_calls_waits_for_its_own_where_the_driver_s_queue_would_be_full(path, call):
     device = Device(3, eager=False)
     pair = pair_on(device, "load")
-    with executor_on(device, path) as executor, limits(STEP=2, SLOW_2D=0):
+    with executor_on(device, path, limits=Limits(calls_in_flight=2, slow_calls=0)) as executor:
         user = device.stream()
         gate = device.gate(user)
         plan = pair.plan(MOVE)
@@ -240,7 +240,7 @@ def test_layers_are_there_when_a_stream_has_waited_for_them_and_not_all_at_once(
 def first_layer_was_early(device: Device, path: str, direction: str) -> bool:
     pair = pair_on(device, direction, SMALL, LARGE_BLOCKS)
     seen: list[tuple[int, bool]] = []
-    with executor_on(device, path) as executor, limits(**TIGHT, CHUNK_NBYTES=256):
+    with executor_on(device, path, limits=Limits(**TIGHT, chunk_nbytes=256)) as executor:
         readers = [device.stream(), device.stream()]
         move = Move([3, 1, 8, 5], [2, 4], dst_skip=2) if direction == "store" else Move([2, 4], [3, 1, 8, 5], 2)
         transfer = executor.submit(pair.plan(move), by_layer=True)
@@ -270,7 +270,7 @@ def check_layer(pair: Pair, layer: int) -> None:
 def test_a_stream_that_waited_reads_what_was_loaded(path, seed):
     device = Device(seed, eager=False)
     pair = pair_on(device, "load")
-    with executor_on(device, path) as executor, limits(**TINY_RING):
+    with executor_on(device, path, limits=Limits(**TINY_RING)) as executor:
         reader = device.stream()
         transfer = executor.submit(pair.plan(MOVE))
         transfer.wait(Protocol(reader))

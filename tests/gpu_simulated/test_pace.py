@@ -7,14 +7,15 @@ import threading
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
-from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, limits, pair_on
+from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on
 
 CALLS = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx")
-LATE = {"SLOW": 0, "SLOW_2D": 0, "MANY_CHUNKS": 0}
-SMALL_CHUNKS = {"CHUNK_NBYTES": 256, "SMALL_CHUNK_NBYTES": 1, "SMALL_CHUNKS": 100}
+LATE = {"slow_copies": 0, "slow_calls": 0, "slow_chunks": 0}
+SMALL_CHUNKS = {"chunk_nbytes": 256, "small_chunk_nbytes": 1, "small_chunks": 100}
 
 
 def calls_of(gpu: Device) -> int:
@@ -28,7 +29,7 @@ def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direc
     gpu.opener = threading.current_thread()
     gpu.driver.cuMemcpyBatchAsync = None
     pair = pair_on(gpu, direction)
-    with executor_on(gpu, path) as executor, limits(STEP=1, SLOW_2D=3):
+    with executor_on(gpu, path, limits=Limits(calls_in_flight=1, slow_calls=3)) as executor:
         user = gpu.stream()
         gate = gpu.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
@@ -52,16 +53,18 @@ def test_two_dimensional_copies_are_counted_as_they_are_issued(direction, far, b
     plan = pair.plan(MOVE)
     pitches = sorted({max(loop[1:]) for part in plan.parts for run in part.group.runs for loop in run.loops})
     gpu.max_pitch = {"none": pitches[-1], "some": pitches[-1] - 1, "all": 1}[far]
-    with executor_on(gpu, "copy_engine_2d") as executor, limits(LAYER_GROUP_NBYTES=1):
+    with executor_on(gpu, "copy_engine_2d", limits=Limits(layer_group_nbytes=1)) as executor:
         executor.submit(plan, by_layer=by_layer).synchronize()
         issued = gpu.calls.count("cuMemcpy2DAsync")
         assert bool(issued) == (far == "none" or (by_layer and far == "some"))
-        with limits(SLOW_2D=issued or 100_000):
-            assert executor.submit(plan, by_layer=by_layer)._issued is None
-            executor.submit(plan).synchronize()
-        with limits(SLOW_2D=max(issued - 1, 0)):
-            late = executor.submit(plan, by_layer=by_layer)._issued is not None
-        assert late == bool(issued or direction == "load")  # of stores, what is flat is one batch
+    few = Limits(layer_group_nbytes=1, slow_calls=issued or 100_000)
+    with executor_on(gpu, "copy_engine_2d", limits=few) as executor:
+        assert executor.submit(plan, by_layer=by_layer)._issued is None
+        executor.submit(plan).synchronize()
+    many = Limits(layer_group_nbytes=1, slow_calls=max(issued - 1, 0))
+    with executor_on(gpu, "copy_engine_2d", limits=many) as executor:
+        late = executor.submit(plan, by_layer=by_layer)._issued is not None
+    assert late == bool(issued or direction == "load")  # of stores, what is flat is one batch
     pair.check()
 
 
@@ -69,7 +72,7 @@ def test_many_small_loads_beside_a_large_one_are_issued_by_the_lane_s_thread():
     gpu = Device(3, eager=False)
     small = pair_on(gpu, "load")
     large = pair_on(gpu, "load", OnDevice(DEVICE_NOTATION, dim=9600), Paged(POOL.notation, dim=9600))
-    with executor_on(gpu, "copy_engine") as executor, limits(INLINED=1000, SLOW_2D=8):
+    with executor_on(gpu, "copy_engine", limits=Limits(batch_nbytes=1000, slow_calls=8)) as executor:
         plans = [pair.plan(MOVE) for pair in (small, large)]
         assert executor.submit(kvplan.join(plans))._issued is not None
         assert executor.submit(plans[1])._issued is None or executor._backend.lanes["load"].busy
@@ -82,7 +85,7 @@ def test_rows_that_go_one_by_one_do_not_make_a_submit_wait():
     gpu = Device(3, eager=False)
     gpu.opener = threading.current_thread()
     pair = pair_on(gpu, "load")
-    with executor_on(gpu, "copy_engine_2d") as executor, limits(STEP=1):
+    with executor_on(gpu, "copy_engine_2d", limits=Limits(calls_in_flight=1)) as executor:
         user = gpu.stream()
         gate = gpu.gate(user)
         gpu.faults["cuMemcpy2DAsync"] = [1] * 100  # an invalid value: rows of several allocations
@@ -101,8 +104,8 @@ def test_the_calls_of_a_transfer_wait_for_its_own_however_it_is_cut(path, inline
     gpu = Device(3, eager=False)
     gpu.driver.cuMemcpyBatchAsync = None if inlined else True
     pair = pair_on(gpu, direction)
-    sizes = LATE | SMALL_CHUNKS | {"STEP": 4, "INLINED": inlined, "LAYER_GROUP_NBYTES": 1}
-    with executor_on(gpu, path) as executor, limits(**sizes):
+    sizes = LATE | SMALL_CHUNKS | {"calls_in_flight": 4, "batch_nbytes": inlined, "layer_group_nbytes": 1}
+    with executor_on(gpu, path, limits=Limits(**sizes)) as executor:
         user = gpu.stream()
         gate = gpu.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
@@ -122,7 +125,7 @@ def test_a_staged_transfer_counts_the_copies_that_go_by_a_call_each(direction, i
     if old:
         gpu.driver.cuMemcpyBatchAsync = None
     pair = pair_on(gpu, direction, pool=Paged("layer kv block token head dim", dim=96, padded=True))
-    with executor_on(gpu, "staged") as executor, limits(INLINED=inlined):
+    with executor_on(gpu, "staged", limits=Limits(batch_nbytes=inlined)) as executor:
         executor.submit(pair.plan(MOVE)).synchronize()  # its tables are uploaded
         before = calls_of(gpu)
         transfer = executor.submit(pair.plan(MOVE))

@@ -9,6 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import PathError, TransferError
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
@@ -19,7 +20,6 @@ from tests.simulated.executors import (
     both_ways,
     every_path,
     executor_on,
-    limits,
     pair_on,
     paths_in_turn,
 )
@@ -35,7 +35,7 @@ def test_what_was_submitted_last_is_what_stays_whatever_the_priorities(direction
     names = [str(name) for name in rng.choice(PATHS, 16)]
     pair = pair_on(device, direction)
     tight = TIGHT if seed % 2 else {}
-    with executor_on(device) as executor, limits(**(TINY_RING | tight)), paths_in_turn(names):
+    with executor_on(device, limits=Limits(**(TINY_RING | tight))) as executor, paths_in_turn(names):
         for _ in names:
             move = Move(rng.permutation(9)[:3], rng.permutation(7)[:3])
             executor.submit(pair.plan(move), priority=str(rng.choice(["normal", "high"])))

@@ -19,7 +19,8 @@ from kvplan import KVLayout
 from kvplan.cost import model as cost
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
-from kvplan.execute.gpu import reaper as ending
+from kvplan.execute.gpu import reaper
+from kvplan.execute.gpu.resources import Limits
 from kvplan.layout.address_ranges import stretches
 from tests.paged_caches import Move, Paged
 from tests.patience import PATIENCE, once, takes_no_more
@@ -36,7 +37,6 @@ from tests.simulated.executors import (
     every_path,
     executor_on,
     favouring,
-    limits,
     pair_on,
 )
 from tests.simulated.kernel import words
@@ -278,7 +278,7 @@ def test_what_is_remembered_is_what_the_model_takes(direction, seed, counts):
             rising = np.arange(count) + chance.integers(0, 3)
             src, dst = (rising if chance.random() < 0.5 else chance.permutation(8)[:count] for _ in range(2))
             plan = pair.program.plan(src, dst)
-            taken = executor._backend.candidates.choose(plan, capturing=False).path.name
+            taken = executor._backend.selection.choose(plan, capturing=False).path.name
             assert taken == executor.candidates(plan)[0].path
 
 
@@ -295,7 +295,7 @@ def test_several_groups_are_decided_once():
 def test_a_decision_ends_with_the_layouts_that_it_is_of():
     device = Device()
     with executor_on(device, profile=favouring("kernel")) as executor, asked() as asking:
-        decided = executor._backend.candidates._decided
+        decided = executor._backend.selection._decided
         gone, pair = pair_on(device, "load"), pair_on(device, "load", seed=1)
         for one in (gone, pair, gone, pair):
             executor.submit(one.plan(MOVE)).synchronize()
@@ -310,11 +310,11 @@ def test_a_decision_ends_with_the_layouts_that_it_is_of():
 def test_only_so_many_decisions_are_remembered():
     device = Device()
     pair = pair_on(device, "load")
-    with limits(MOST_DECISIONS=2), executor_on(device) as executor, asked() as asking:
+    with executor_on(device, limits=Limits(decisions=2)) as executor, asked() as asking:
         for count in (1, 2, 1, 2, 3, 3):
             executor.submit(pair.plan(Move(range(count), range(count)))).synchronize()
         pair.check()
-        assert len(executor._backend.candidates._decided) <= 2
+        assert len(executor._backend.selection._decided) <= 2
     assert asking.call_count == 3
 
 
@@ -375,17 +375,17 @@ def test_memory_that_the_gpu_finds_elsewhere_is_not_reached():
 def test_an_exit_drains_and_gives_up_what_never_comes(opened):
     device, seconds = Device(), PATIENCE if opened else 0.1
     pair = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor, mock.patch.object(ending, "EXIT_SECONDS", seconds):
+    with executor_on(device, "kernel", limits=Limits(exit_seconds=seconds)) as executor:
         user = device.stream()
         gate = device.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
         if opened:
             once(lambda: takes_no_more(executor), gate.set)
-        with mock.patch.object(ending, "_live", {executor._backend.keeper}):
+        with mock.patch.object(reaper, "_live", {executor._backend.reaper}):
             if opened:
-                ending._drain_at_exit()
+                reaper._drain_at_exit()
                 assert transfer.done()
                 pair.check()
             else:
                 with pytest.warns(RuntimeWarning, match="at exit, 1 transfers of a GPU were given up"):
-                    ending._drain_at_exit()
+                    reaper._drain_at_exit()

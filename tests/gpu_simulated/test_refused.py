@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 
 import kvplan
-from kvplan.execute.gpu import reaper as ending
+from kvplan.execute.gpu import reaper
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Move
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, OnDevice, executor_on, pair_on
@@ -49,25 +50,24 @@ def test_a_record_that_was_refused_leaves_no_event():
             device.fail("cuEventRecord")
             with pytest.raises(kvplan.TransferError, match="cuEventRecord"):
                 executor.submit(pair.program.plan([1], [2]), after=user)
-        assert len(device.recorded) == before == len(executor._backend.events)
+        assert len(device.recorded) == before == len(executor._backend.resources.events)
         pair.check()
 
 
 def test_an_exit_counts_what_waits_for_an_after_that_never_comes():
     device, happened = Device(1), threading.Event()
     pair = pair_on(device, "load")
-    with executor_on(device, "copy_engine") as executor:
+    with executor_on(device, "copy_engine", limits=Limits(exit_seconds=0.1)) as executor:
         user = device.stream()
         device.gate(user)
         executor.submit(pair.plan(Move([8], [8])), after=Stream(user))
         waiting = [executor.submit(pair.plan(Move([k], [k])), after=happened) for k in range(3)]
         try:
             with (
-                mock.patch.object(ending, "EXIT_SECONDS", 0.1),
-                mock.patch.object(ending, "_live", {executor._backend.keeper}),
+                mock.patch.object(reaper, "_live", {executor._backend.reaper}),
                 pytest.warns(RuntimeWarning, match="^at exit, 4 transfers of a GPU were given up"),
             ):
-                ending._drain_at_exit()
+                reaper._drain_at_exit()
         finally:
             happened.set()
         assert not waiting[0].done()

@@ -13,8 +13,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.worker import Worker
+from kvplan.execute.gpu.resources import Limits
 from tests.simulated import Device, Stream
-from tests.simulated.executors import TIGHT, every_path, executor_on, limits
+from tests.simulated.executors import TIGHT, every_path, executor_on
 from tests.simulated.objects import Tensor
 from tests.simulated.overwrites import TINY_RING
 
@@ -55,9 +56,10 @@ def worker_on(device, path):
     pool = np.zeros((CHUNKS, LAYERS * PER_CHUNK * PAGE), np.int8)
     device.pin(pool)
     group = [SimpleNamespace(tensor_idx=k, page_size_bytes=PAGE, mapping=None) for k in range(LAYERS)]
-    stream = device.stream()
+    stream, limits = device.stream(), Limits(**TIGHT | TINY_RING)
     with (
-        executor_on(device, path) as regular, executor_on(device, path) as expedited, limits(**TIGHT | TINY_RING),
+        executor_on(device, path, limits=limits) as regular,
+        executor_on(device, path, limits=limits) as expedited,
         mock.patch.object(vllm_worker, "Executor", side_effect=[regular, expedited]),
         mock.patch.object(vllm_worker, "_stream", return_value=Stream(stream)),
     ):  # fmt: skip
@@ -79,14 +81,14 @@ def test_transfers_are_made_ready_at_the_start(prepared):
     with worker_on(device, "auto") as (worker, cache, pool, _):
         regular, expedited = worker._executors
         assert prepared == [(None, False), ("store", False), ("load", False), (None, False), ("load", False)]
-        ready = [len(executor._backend.tables._functions) for executor in (regular, expedited)]
+        ready = [len(executor._backend.resources.tables._functions) for executor in (regular, expedited)]
         assert min(ready) > 0
         before = cache.copy()
         assert not pool.any()
         worker.submit_store(1, spec([7, 2, 9, 4], first=5), chunks(3, 0))
         assert one(worker, 1).success
         assert np.array_equal(cache, before)
-        assert [len(executor._backend.tables._functions) for executor in (regular, expedited)] == ready
+        assert [len(executor._backend.resources.tables._functions) for executor in (regular, expedited)] == ready
 
 
 @every_path

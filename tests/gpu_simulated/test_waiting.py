@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
@@ -16,14 +17,13 @@ from tests.simulated.executors import (
     both_ways,
     every_path,
     executor_on,
-    limits,
     pair_on,
     paths_in_turn,
 )
 from tests.simulated.overwrites import renewal
 
 CALLS = {"copy_engine": "cuMemcpyBatchAsync", "copy_engine_2d": "cuMemcpy2DAsync", "kernel": "cuLaunchKernelEx",
-         "staged": "cuLaunchKernelEx"}  # fmt: skip
+         "staged": "cuLaunchKernelEx", "toy": "cuMemcpyAsync"}  # fmt: skip
 
 
 class Broken:
@@ -74,7 +74,7 @@ def test_a_failed_transfer_stands_in_line_for_those_behind_it(direction, failing
 def test_to_wait_for_a_transfer_that_failed_raises_before_its_end_has_passed(path, direction):
     device = Device(3, eager=False)
     pair = pair_on(device, direction)
-    with executor_on(device, path) as executor, limits(INLINED=0):
+    with executor_on(device, path, limits=Limits(batch_nbytes=0)) as executor:
         happened, user = threading.Event(), Stream(device.stream())
         gate = device.gate(executor._backend.lanes[direction].copy)
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=happened, by_layer=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.staging import stage
 from tests.profiles import examples
 from tests.simulated import Device, Stream
-from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on, limits, paths_in_turn
+from tests.simulated.executors import ALL_PATHS, PATHS, TIGHT, Drawn, executor_on, paths_in_turn
 from tests.strategies import cases
 
-WAYS = [(path, direction) for path in PATHS for direction in ("load", "store", "device")
+WAYS = [(path, direction) for path in ALL_PATHS for direction in ("load", "store", "device")
         if (path, direction) != ("staged", "device")]  # fmt: skip
+LATE = {"slow_copies": 0, "slow_calls": 0, "slow_chunks": 0}
 
 
 def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
@@ -47,12 +47,8 @@ def test_every_path_moves_what_the_oracle_moves(
     if old:  # a driver without batches
         device.driver.cuMemcpyBatchAsync = None
     policy = ring_of(drawn.plan, slots) if path == "staged" else {}
-    with ExitStack() as stack:
-        if tight:
-            stack.enter_context(limits(**TIGHT))
-        if late:
-            stack.enter_context(limits(SLOW=0, SLOW_2D=0, MANY_CHUNKS=0))
-        executor = stack.enter_context(executor_on(device, path, streams=streams, **policy))
+    limits = Limits(**(TIGHT if tight else {}), **(LATE if late else {}))
+    with executor_on(device, path, limits=limits, streams=streams, **policy) as executor:
         reader = Stream(device.stream())
         transfer = executor.submit(drawn.plan, by_layer=by_layer)
         transfer.wait(reader)
@@ -73,7 +69,7 @@ def test_there_and_back_by_way_of_the_host(case, seed, path):
     drawn = Drawn(case, device, "store")
     back = kvplan.compile(drawn.program.dst, drawn.program.src)
     policy = ring_of(drawn.plan, 2) if path == "staged" else {}
-    with executor_on(device, path, **policy) as executor, limits(**TIGHT):
+    with executor_on(device, path, **policy, limits=Limits(**TIGHT)) as executor:
         store = executor.submit(drawn.plan)
         distinct = len(set(case.src_ids)) == len(case.src_ids)
         if distinct:
@@ -97,7 +93,7 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
     """Laws 1 and 2 for several transfers that are in flight together."""
     device = Device(seed, eager=False)
     made = [Drawn(case, device, direction) for case, direction in drawn]
-    with executor_on(device) as executor, limits(**TIGHT, CHUNK_NBYTES=256):
+    with executor_on(device, limits=Limits(**TIGHT, chunk_nbytes=256)) as executor:
         with paths_in_turn(paths * 4):
             flying = [executor.submit(each.plan) for each in made]
         device.run()
@@ -119,7 +115,9 @@ def test_joined_plans_are_one_transfer(several, direction, path, groups, seed):
     device = Device(seed)
     made = [Drawn(case, device, direction) for case in several]
     plan = kvplan.join([each.plan for each in made])
-    with executor_on(device, path) as executor, limits(MAX_GROUPS=groups, CHUNK_NBYTES=256, SMALL_CHUNK_NBYTES=1):
+    with executor_on(
+        device, path, limits=Limits(launch_groups=groups, chunk_nbytes=256, small_chunk_nbytes=1)
+    ) as executor:
         assert executor.submit(plan).result().nbytes == sum(each.plan.nbytes for each in made)
         for each in made:
             each.check()

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
+from kvplan.execute.gpu.resources import Limits
 from tests.profiles import examples
 from tests.ranks.topologies import fill, reshards, truth_of
 from tests.simulated import Device
-from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on, limits
+from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on
 from tests.simulated.overwrites import TINY_RING
 
 
@@ -36,7 +37,7 @@ def test_every_path_moves_what_every_rank_owes(case, by_layer, seed, direction, 
         for side, held, host in zip(case.sides, caches, (direction == "load", direction == "store"), strict=True)
     ]
     plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
-    with executor_on(device, path) as executor, limits(**TIGHT | TINY_RING):
+    with executor_on(device, path, limits=Limits(**TIGHT | TINY_RING)) as executor:
         for plan in plans.values():
             executor.submit(plan, by_layer=by_layer)
     for cache, want in zip(caches[1], wanted, strict=True):

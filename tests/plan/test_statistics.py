@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, staged_by, statistics_of
+from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, statistics_of
 from kvplan.plan.merges import possible_merges
+from kvplan.plan.staging import staging_of
 from tests.plan.small_caches import LAYERED, PAGED, zeros
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
@@ -260,11 +261,11 @@ def test_extents_hold_what_is_moved(plan):
     parts = [part for part in plan.parts if part.units.shape[1]]
     spare = 0  # bytes of the units that granules have and the plan has not
     for part in parts:
-        staging = staged_by(part.group, plan.direction)
+        staging = staging_of(part.group, plan.direction)
         spare += part.group.nbytes * (-part.units.shape[1] % staging.granule_units)
         assert staging.nbytes <= made.granule_nbytes
         assert facts_of(part.group, plan.direction).extents.total == staging.extents.shape[1]
     assert nbytes == plan.nbytes + spare
     assert made.extents.total <= made.runs + sum(
-        staged_by(part.group, plan.direction).extents.shape[1] for part in parts
+        staging_of(part.group, plan.direction).extents.shape[1] for part in parts
     )

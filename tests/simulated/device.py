@@ -22,7 +22,7 @@ import numpy as np
 
 from kvplan.cuda import calls
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
-from kvplan.execute.gpu import copies
+from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
 from tests.patience import PATIENCE
 from tests.simulated.graph import Graph
@@ -86,6 +86,7 @@ class Device(Memory):
     arch = 90
     multiprocessors = 132
     max_pitch = 2**31 - 1
+    limits: Limits = DEFAULT_LIMITS  # of the last executor
 
     def __init__(self, seed: int = 0, *, ordinal: int = 0, eager: bool = True) -> None:
         self.ordinal = ordinal
@@ -277,7 +278,7 @@ class Device(Memory):
         self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later
         for source, nbytes in zip(*columns[1:], strict=True):
-            inlined = nbytes < copies.INLINED and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
+            inlined = nbytes < self.limits.batch_nbytes and self.pointer(source, MEMORY_TYPE) == HOST_MEMORY
             assert not inlined, f"{nbytes} bytes of host memory in a batch: drivers lose them"
         moves = list(zip(*columns, strict=True))
         self.random.shuffle(moves)  # copies of a batch have no order

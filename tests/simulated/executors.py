@@ -18,26 +18,31 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
-from kvplan.execute.gpu.selection import Candidates, Choice
+from kvplan.execute.gpu import backend
+from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
+from kvplan.execute.gpu.selection import Choice, Selection
 from tests import oracle
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
 from tests.simulated.objects import Tensor
+from tests.simulated.toy_path import ToyPath
 from tests.strategies import Case
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
 MOVE = Move([3, 1, 8, 5], [0, 7, 2, 4])
 
-every_path = pytest.mark.parametrize("path", PATHS)
+ALL_PATHS = (*PATHS, ToyPath.name)  # one more, which only tests have: it shows what a path must keep
+every_path = pytest.mark.parametrize("path", ALL_PATHS)
 both_ways = pytest.mark.parametrize("direction", ["load", "store"])
 
 
 @contextmanager
 def executor_on(
-    device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
-) -> Iterator[kvplan.Executor]:
+    device: Device, path: str = "auto", profile: DeviceProfile | None = None, *, limits: Limits = DEFAULT_LIMITS,
+    **policy: Any,
+) -> Iterator[kvplan.Executor]:  # fmt: skip
     """An executor of the device; afterwards it is closed and has given everything back."""
-    executor = open_executor(device, path, profile, **policy)
+    executor = open_executor(device, path, profile, limits=limits, **policy)
     try:
         yield executor
     finally:
@@ -84,13 +89,24 @@ def _compiled_by(compiler: ModuleType, compile_shape: Callable[[Any], Any], shap
                 sys.modules[compiler.__name__] = before
 
 
+class Unchecked(kvplan.Policy):
+    """A policy that may name any path."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
 def open_executor(
-    device: Device, path: str = "auto", profile: DeviceProfile | None = None, **policy: Any
-) -> kvplan.Executor:
+    device: Device, path: str = "auto", profile: DeviceProfile | None = None, *, limits: Limits = DEFAULT_LIMITS,
+    **policy: Any,
+) -> kvplan.Executor:  # fmt: skip
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
-    with mock.patch("kvplan.cuda.device.Device", return_value=device):
-        executor = kvplan.Executor(f"cuda:{device.ordinal}", kvplan.Policy(path=path, **policy), profile or default())
-    tables = executor._backend.tables
+    device.limits = limits
+    asked = (Unchecked if path == ToyPath.name else kvplan.Policy)(path=path, **policy)
+    made = backend.GpuBackend(device, asked, profile or default(), limits, (*backend.PATHS, ToyPath))
+    with mock.patch("kvplan.execute.executor._backend", return_value=made):
+        executor = kvplan.Executor(f"cuda:{device.ordinal}", asked)
+    tables = executor._backend.resources.tables
     whole = tables.function
     compiler = ModuleType("kvplan.execute.gpu.kernel")
     compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
@@ -102,29 +118,14 @@ def open_executor(
 
 
 @contextmanager
-def limits(**values: int) -> Iterator[None]:
-    """Other sizes at which paths change what they do, by constant, wherever the constant is used."""
-    names = ("kvplan.execute.gpu.kernel_path", "kvplan.execute.gpu.copies", "kvplan.execute.gpu.copy_engine",
-             "kvplan.execute.gpu.staged", "kvplan.execute.gpu.selection", "kvplan.execute.gpu.backend",
-             "kvplan.execute.gpu.turns")  # fmt: skip
-    with ExitStack() as stack:
-        for name, value in values.items():
-            modules = [sys.modules[module] for module in names if hasattr(sys.modules.get(module), name)]
-            assert modules, f"nobody uses {name}"
-            for module in modules:
-                stack.enter_context(mock.patch.object(module, name, value))
-        yield
-
-
-@contextmanager
 def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
 
-    def take(candidates: Candidates, plan: kvplan.Plan) -> Choice:
-        return Choice(candidates._runtime.paths[next(todo)], None, pageable=False)
+    def take(selection: Selection, plan: kvplan.Plan) -> Choice:
+        return Choice(selection._paths[next(todo)], None, pageable=False)
 
-    with mock.patch.object(Candidates, "_auto", autospec=True, side_effect=take):
+    with mock.patch.object(Selection, "_auto", autospec=True, side_effect=take):
         yield
 
 
@@ -140,8 +141,8 @@ def current_stream(handle: int) -> Iterator[None]:
 
 # Every transfer is issued in pieces, by layers, and in turn by the lane's own thread.
 TIGHT = {
-    "SLICE": 3, "MAX_ROWS": 4, "LAYER_GROUP_NBYTES": 1, "SMALL_CHUNK_NBYTES": 1, "FEW_CHUNKS": 1, "MAX_GROUPS": 1,
-    "FLAT_NBYTES": 64, "INLINED": 24, "STEP": 5,
+    "batch_copies": 3, "launch_rows": 4, "layer_group_nbytes": 1, "small_chunk_nbytes": 1, "few_chunks": 1,
+    "launch_groups": 1, "flat_nbytes": 64, "batch_nbytes": 24, "calls_in_flight": 5,
 }  # fmt: skip
 
 

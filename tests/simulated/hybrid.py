@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import kvplan
-from kvplan.execute.gpu.mixed import LARGE_RUN
+from kvplan.plan.halves import LARGE_RUN
 from tests.simulated import Device, Tensor
 
 BLOCKS, LAYERS, PAGE, STATE = 6, 4, 256, LARGE_RUN + 64

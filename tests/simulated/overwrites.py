@@ -9,7 +9,7 @@ from tests.paged_caches import Move, Pair
 from tests.simulated.device import Device
 from tests.simulated.executors import paths_in_turn
 
-TINY_RING = {"CHUNK_NBYTES": 1024, "SMALL_CHUNK_NBYTES": 1}
+TINY_RING = {"chunk_nbytes": 1024, "small_chunk_nbytes": 1}
 
 
 def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: list[str], seed: int) -> None:

@@ -12,23 +12,28 @@ HEAD = """# All pairs
 
 <!-- made by: kvplan pairs --markdown > docs/pairs.md -->
 
-Every device layout of the catalogue (`kvplan/catalogue/layouts.toml`) against every host layout of the same cache, as
-`kvplan.compile` sees them: {count:,} pairs, {refused}. A unit is what moves as one: the tokens that blocks of both
-sides are made of. *runs* are the contiguous copies a unit takes, *host extents* the stretches of consecutive bytes that
-a unit is on the host, whatever it takes to reach them, and *alignment* the largest power of two that divides every
-address, stride and size. A *whole model* pool holds the heads of all ranks, and the rank moves its own; that of
-`sglang-page-unified` always does, a shard a rank. The numbers are those of a rank other than the first, which a pool
-may hold better aligned. Loads and stores have the same.
+The tables show every device layout of the catalogue (`kvplan/catalogue/layouts.toml`) against every host layout of the
+same cache: {count:,} pairs, {refused}. `kvplan.compile` computes all numbers.
 
-`kvplan pairs --device NAME --host NAME` picks from it, `--json` gives it as data, and
-[describe your own backend](describe-your-own-backend.md) says how to add a row.
+* A *unit* is the largest stretch of tokens of which whole blocks of both sides consist.
+* *Runs* are the contiguous copies of a unit.
+* *Host extents* are the contiguous ranges of a unit on the host, whatever the device looks like.
+* *Alignment* is the largest power of two that divides every address, stride and size.
+* A *whole model* pool holds the heads of all ranks, and the rank moves its own. The pool of `sglang-page-unified`
+  always does, with one shard for each rank.
+
+The numbers are those of a rank other than the first, because a pool may align the first rank better. Loads and stores
+have the same numbers.
+
+`kvplan pairs --device NAME --host NAME` picks some pairs, and `--json` gives them as data.
+[Describe your own backend](describe-your-own-backend.md) explains how to add a row.
 """
 
 REFUSED = """
 ## Two kinds of cache
 
-K and V of each head (`mha`) and one latent row a token (`mla`) are different caches. No pair of the two compiles; the
-message says what each side holds:
+K and V of each head (`mha`) and one latent row a token (`mla`) are different caches. No pair of the two kinds
+compiles, and the error names the content of both sides:
 
     {message}
 """
@@ -42,7 +47,7 @@ def page(facts: Mapping[str, Any], message: str) -> str:
         message: the error of compiling an mha against an mla cache.
     """
     refused = sum(pair["refused"] is not None for pair in facts["pairs"])
-    pieces = [HEAD.format(count=len(facts["pairs"]), refused=f"{refused or 'none'} refused")]
+    pieces = [HEAD.format(count=len(facts["pairs"]), refused=f"{refused or 'no pair'} refused")]
     layouts = {layout["name"]: layout for layout in facts["layouts"]}
     for model in facts["models"]:
         pairs = [pair for pair in facts["pairs"] if pair["model"] == model["name"]]

@@ -89,7 +89,7 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
     from kvplan.cost.explain import explain, facts
     from kvplan.cost.profile import DIRECTIONS
     from kvplan.cost.statistics import statistics_of
-    from kvplan.execute.gpu.mixed import halves_of
+    from kvplan.plan.halves import halves_of
 
     profile, where = _profile(name)
     alike = by_size(plan.descriptors().size.tolist())

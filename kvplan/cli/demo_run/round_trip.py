@@ -11,15 +11,21 @@ from typing import Any
 
 import numpy as np
 
-import kvplan
 from kvplan.cli.screen.printing import Tell
+from kvplan.cost.policy import Policy
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import TransferResult
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.memory.allocate import allocate
+from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.plan import join
 
 POOL_NOTATION = "block layer kv token head dim"
 POOL_BLOCK_TOKENS = 64
 DESTROYED = 0xFF  # four of these bytes are a NaN in float32
 REPEATS = 9
 
-Tamper = Callable[[kvplan.KVLayout], None]
+Tamper = Callable[[KVLayout], None]
 
 
 class DemoError(RuntimeError):
@@ -96,13 +102,13 @@ class RoundTrip:
         destroyed: whether every byte of the old blocks read back as overwritten.
     """
 
-    store: kvplan.CopyProgram
+    store: CopyProgram
     moves: list[Move]
     units: int
     rows: int
     descriptors: int
-    stored: kvplan.TransferResult
-    loaded: kvplan.TransferResult | None
+    stored: TransferResult
+    loaded: TransferResult | None
     destroyed: bool
 
 
@@ -148,7 +154,7 @@ class Outcome:
 
 
 def round_trip(
-    cache: kvplan.KVLayout, block_bytes: Any, moves: Sequence[Move], workload: Workload, *, load: bool = True
+    cache: KVLayout, block_bytes: Any, moves: Sequence[Move], workload: Workload, *, load: bool = True
 ) -> RoundTrip:
     """Store the old blocks of every request, overwrite them, and load the new blocks.
 
@@ -160,14 +166,12 @@ def round_trip(
         load: False leaves out the load, so that the new blocks keep their content.
     """
     host_blocks = [ceil(len(move.old) * cache.block_tokens / POOL_BLOCK_TOKENS) for move in moves]
-    pool = kvplan.allocate(
-        POOL_NOTATION, like=cache, num_blocks=sum(host_blocks), block_tokens=POOL_BLOCK_TOKENS, pin=False
-    )
+    pool = allocate(POOL_NOTATION, like=cache, num_blocks=sum(host_blocks), block_tokens=POOL_BLOCK_TOKENS, pin=False)
     ids: Iterator[int] = iter(range(sum(host_blocks)))
     moves = [replace(move, host=[next(ids) for _ in range(n)]) for move, n in zip(moves, host_blocks, strict=True)]
-    store, restore = kvplan.compile(cache, pool), kvplan.compile(pool, cache)
-    with kvplan.Executor(device="cpu", policy=kvplan.Policy(threads=workload.threads)) as executor:
-        plan = kvplan.join([store.plan(move.old, move.host) for move in moves])
+    store, restore = compile(cache, pool), compile(pool, cache)
+    with Executor(device="cpu", policy=Policy(threads=workload.threads)) as executor:
+        plan = join([store.plan(move.old, move.host) for move in moves])
         stored = executor.submit(plan).result()
         old = np.concatenate([move.old for move in moves])
         block_bytes[old] = DESTROYED
@@ -176,7 +180,7 @@ def round_trip(
             workload.tamper(pool)
         loaded = None
         if load:
-            loaded = executor.submit(kvplan.join([restore.plan(move.host, move.new) for move in moves])).result()
+            loaded = executor.submit(join([restore.plan(move.host, move.new) for move in moves])).result()
     rows = plan.units * store.unit_tokens * len(cache.heads) * len(cache.layers) * len(cache.parts)
     return RoundTrip(store, moves, plan.units, rows, len(plan.descriptors().size), stored, loaded, destroyed)
 
@@ -191,14 +195,14 @@ def measure_speed(trip: RoundTrip, workload: Workload) -> Speed | None:
     counts = ((cache, {"block": blocks}), (pool, {"block": host_blocks}))
     shapes = [[(one.sizes | count)[axis] for axis in one.notation.split()] for one, count in counts]
     arrays = [np.ones(shape, cache.dtype) for shape in shapes]  # ones: every page is there before the clock runs
-    large = [kvplan.KVLayout.from_tensors(one.notation, array) for (one, _), array in zip(counts, arrays, strict=True)]
+    large = [KVLayout.from_tensors(one.notation, array) for (one, _), array in zip(counts, arrays, strict=True)]
     random = np.random.default_rng(workload.seed)
-    plan = kvplan.compile(*large).plan(random.permutation(blocks), random.permutation(host_blocks))
+    plan = compile(*large).plan(random.permutation(blocks), random.permutation(host_blocks))
     source, destination = (array.reshape(-1).view(np.uint8) for array in arrays)
     cuts = np.linspace(0, source.size, workload.threads + 1).astype(int)
     seconds = []
     with (
-        kvplan.Executor(device="cpu", policy=kvplan.Policy(threads=workload.threads)) as executor,
+        Executor(device="cpu", policy=Policy(threads=workload.threads)) as executor,
         ThreadPoolExecutor(workload.threads) as threads,
     ):
         for _ in range(REPEATS + 1):  # the first warms up
@@ -243,7 +247,7 @@ def run(workload: Workload, tell: Tell, *, framework: str) -> Outcome:
         moves.append(Move(f"request {k}", length, old, [], new))
         at += count
     block_bytes = content.reshape(shape[0], -1).view(np.uint8)
-    trip = round_trip(kvplan.KVLayout.from_tensors(POOL_NOTATION, tensor), block_bytes, moves, workload)
+    trip = round_trip(KVLayout.from_tensors(POOL_NOTATION, tensor), block_bytes, moves, workload)
     equal = {move.request: bool((content[move.new] == undisturbed[move.old]).all()) for move in trip.moves}
     speed = measure_speed(trip, workload)
     return Outcome(framework, versions, {}, 0, trip, "bytes of the cache", equal, None, speed)

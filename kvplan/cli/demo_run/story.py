@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import kvplan
 from kvplan.base.numbers import binary, count_of, exact, number_ranges
 from kvplan.cli.answers.layout_facts import UNIT, picked
 from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome, Speed
 from kvplan.cli.screen.printing import fact_table, number_table
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.memory.allocate import allocate
+from kvplan.plan.copy_program import compile  # noqa: A004
 
 NEIGHBOURS = 16  # blocks of the example that merges
 LAYOUT = ("notation", "sizes", "dtype", "device", "block_tokens", "block_nbytes", "nbytes")
@@ -74,10 +76,10 @@ def _speed(speed: Speed) -> dict[str, Any]:
     return {**picked(speed, ("nbytes", "units", "threads")), "best_of": speed.repeats, **rates}
 
 
-def _neighbours(cache: kvplan.KVLayout) -> dict[str, int]:
+def _neighbours(cache: KVLayout) -> dict[str, int]:
     """Count the copies of consecutive blocks into a pool of the cache's own layout, before and after merging."""
     blocks = min(NEIGHBOURS, cache.num_blocks)
-    program = kvplan.compile(cache, kvplan.allocate(cache.notation, like=cache, num_blocks=blocks))
+    program = compile(cache, allocate(cache.notation, like=cache, num_blocks=blocks))
     after = program.plan(range(blocks), range(blocks)).descriptors()
     return {"blocks": blocks, "before": program.runs * blocks, "after": len(after.size)}
 

@@ -88,7 +88,7 @@ class Connector:
         Raises:
             BlockIndexError: the lists differ in length, a slot is -1 or past the cache, or a chunk has more tokens than
                 its object holds.
-            LayoutError: the objects do not fit the cache.
+            LayoutError: the objects do not fit the cache, or hold other content (IncompatibleLayoutsError).
             KVPlanError: ``slot_mapping`` or the cache is missing.
         """
         self._describe_caches(more)

@@ -52,11 +52,6 @@ def chunks_of(
         slot_mapping: slot of every token of the sequence, from token ``offset`` on.
         offset: the token at which ``slot_mapping`` begins.
         cached: number of tokens at the front of the sequence that are not moved.
-
-    Raises:
-        BlockIndexError: the lists differ in length, ``slot_mapping`` lacks tokens, or a slot is -1.
-        LayoutError: an object is not a memory object of a cache.
-        KVPlanError: ``slot_mapping`` is missing.
     """
     if slot_mapping is None:
         raise KVPlanError("slot_mapping is missing; give the slot of every token of the sequence")
@@ -108,12 +103,6 @@ class ObjectPrograms:
         Args:
             chunks: as :func:`chunks_of` makes them.
             store: True from the cache into the objects, False back.
-
-        Raises:
-            BlockIndexError: a slot is past the cache, or a chunk has more tokens than its object holds.
-            LayoutError: the objects do not fit these caches.
-            IncompatibleLayoutsError: objects and caches hold different content.
-            OverlapError: a chunk names a slot twice.
         """
         made = []
         for groups in chunks:

@@ -89,9 +89,6 @@ class Jobs:
         groups: pages of each group, as :func:`~kvplan.engines.vllm.pages.pages_of` makes them.
         device_rows, host_rows: rows of each tensor, as :func:`~kvplan.engines.vllm.pages.layouts_of` takes them.
         blocks_per_chunk: number of device blocks in a host chunk.
-
-    Raises:
-        LayoutError: there are no groups, or rows do not fit their pages.
     """
 
     def __init__(
@@ -129,12 +126,7 @@ class Jobs:
         return [turn.program for turns in self._turns for turn in turns]
 
     def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plan a load from the host: one plan, or one per group for many blocks. Together they move each byte once.
-
-        Raises:
-            BlockIndexError: the ids do not fit the groups.
-            OverlapError: a destination is named twice.
-        """
+        """Plan a load from the host: one plan, or one per group for many blocks. Together they move each byte once."""
         groups = self._ids(device_spec, host_spec)
         firsts = {"src_first": [group.first // self.blocks_per_chunk for group in groups],
                   "dst_first": [group.first for group in groups]}  # fmt: skip
@@ -143,12 +135,7 @@ class Jobs:
         ]
 
     def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, this rank stores only its blocks.
-
-        Raises:
-            BlockIndexError: the ids do not fit the groups.
-            OverlapError: a destination is named twice.
-        """
+        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, each stores only its blocks."""
         groups = self._ids(device_spec, host_spec)
         if self._turns is not None:
             found = [

@@ -70,9 +70,6 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
         references: vLLM's ``CanonicalKVCacheRef``, or objects with ``tensor_idx``, ``page_size_bytes``, ``mapping``.
         canonical: whether the host holds canonical pages, by ``mapping``, instead of this worker's own pages.
 
-    Raises:
-        LayoutError: there are no references, or a canonical one has no mapping.
-
     >>> from types import SimpleNamespace as Ref
     >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments[0].nbytes
     96
@@ -150,11 +147,7 @@ def _moved(first: Fragments, steps: Steps, times: int) -> Fragments:
 
 
 def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
-    """Bytes of each tensor's canonical page: the largest page of all groups that share the tensor.
-
-    Raises:
-        LayoutError: a reference has no mapping, or no group names a tensor.
-    """
+    """Bytes of each tensor's canonical page: the largest page of all groups that share the tensor."""
     largest = [0] * tensors
     for references in groups:
         for number, reference in enumerate(references):
@@ -176,9 +169,6 @@ def layouts_of(
         device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; rows may be further apart than a page.
         host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
         blocks_per_chunk: number of device blocks in a host chunk.
-
-    Raises:
-        LayoutError: rows are not whole blocks, or pages overlap.
     """
     alike: dict[object, list[tuple[int, int, Fragments, Any, Any]]] = {}
     for layer, page in enumerate(pages):

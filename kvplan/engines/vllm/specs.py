@@ -94,6 +94,14 @@ def classes() -> tuple[type[Any], ...]:
                 policy=policy, result=TransferResult, release=None if mmap_region is None else mmap_region.cleanup,
             )  # fmt: skip
 
+    def region_of(spec: Any, engine_id: str, **more: Any) -> Any:
+        """The region that a spec's workers share."""
+        rank = 0 if spec.replicated_layout else spec.config.parallel.rank
+        return SharedOffloadRegion(
+            engine_id=engine_id, num_chunks=spec.num_chunks, rank=rank, kv_bytes_per_chunk=spec.kv_bytes_per_chunk,
+            cpu_page_size=spec.cpu_page_size_per_worker, **more,
+        )  # fmt: skip
+
     def worker_of(spec: Any, kv_caches: Any, region: Any, *, canonical: bool) -> Any:
         """Make the worker of a region; release the region if that fails."""
         try:
@@ -114,16 +122,10 @@ def classes() -> tuple[type[Any], ...]:
             region = None
             if self._uses_shared_region() and self.num_chunks > 0:
                 parallel = self.config.parallel
-                region = SharedOffloadRegion(
-                    engine_id=self.config.engine_id,
-                    num_chunks=self.num_chunks,
-                    rank=0 if self.replicated_layout else parallel.rank,
-                    kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-                    cpu_page_size=self.cpu_page_size_per_worker,
-                    barrier=_all_workers_barrier,
-                    num_segments=_REGION_SEGMENTS,
+                region = region_of(
+                    self, self.config.engine_id, barrier=_all_workers_barrier, num_segments=_REGION_SEGMENTS,
                     populate_shard=(parallel.rank, parallel.world_size) if self.replicated_layout else None,
-                )
+                )  # fmt: skip
             return worker_of(self, kv_caches, region, canonical=False)
 
     class KVPlanTieringOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
@@ -134,13 +136,6 @@ def classes() -> tuple[type[Any], ...]:
             canonical = self.config.canonical_layout
             if canonical:
                 self._validate_canonical_refs(kv_caches)
-            region = SharedOffloadRegion(
-                engine_id=self._engine_id,
-                num_chunks=self.num_chunks,
-                rank=0 if self.replicated_layout else self.config.parallel.rank,
-                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-                cpu_page_size=self.cpu_page_size_per_worker,
-            )
-            return worker_of(self, kv_caches, region, canonical=canonical)
+            return worker_of(self, kv_caches, region_of(self, self._engine_id), canonical=canonical)
 
     return KVPlanOffloadingWorker, KVPlanOffloadingSpec, KVPlanTieringOffloadingSpec

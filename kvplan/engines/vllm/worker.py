@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.cuda.handles import current_stream
 from kvplan.engines.startup import prepare
 from kvplan.engines.vllm.jobs import Jobs
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
-from kvplan.execute.gpu.device_transfer import current_stream
 from kvplan.execute.transfer import Transfer
 from kvplan.plan.plan import Plan
 

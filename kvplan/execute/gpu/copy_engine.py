@@ -2,162 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kvplan.cost.policy import Policy
-from kvplan.cuda.device import INVALID_VALUE
-from kvplan.execute.gpu.copies import SLICE, SLOW_2D, alone, copy_all, long_to_issue, pace
+from kvplan.cuda.device import INVALID_VALUE, Device, DriverError
+from kvplan.errors import TransferError
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.path import Path, Streams
+from kvplan.execute.gpu.resources import Limits, Resources
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import exploded, flat, strided, two_dimensional
-from kvplan.plan.layers import split_layers
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.backend import Runtime
-    from kvplan.execute.gpu.device_transfer import DeviceTransfer
-    from kvplan.execute.gpu.lane import Lane
-
-SLOW = 2048  # copies: more of them are issued by the lane's own thread, at 0.4 to 3 us each
 # Many copies from here on are faster over several streams; shorter ones are bounded by the CPU, whatever the streams.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver tells from the address
 
 
-class CopyEnginePath:
+class Slices(NamedTuple):
+    """Descriptors in slices, dealt to streams in turn.
+
+    Attributes:
+        made: the descriptors.
+        edges: where each slice begins, and the end of the last.
+        streams: the lane's copy stream first.
+        events: one for each stream.
+    """
+
+    made: Descriptors
+    edges: list[int]
+    streams: list[int]
+    events: list[int]
+
+
+class CopyEnginePath(Path):
     """cuMemcpyBatchAsync over the flat lowering, by address; single copies where the driver is older than 12.8."""
 
     name = "copy_engine"
-    capturable = False
-    in_order = True
 
-    def __init__(self, runtime: Runtime, policy: Policy) -> None:
-        self._runtime = runtime
-        self._streams = policy.streams
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        """See :meth:`Path.slow`."""
+        return self.slow_for(transfer.plan)
 
-    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
-        """Where a transfer begins and where it ends."""
-        del direction
-        return lane.copy, lane.copy
-
-    def make_ready(self, plan: Plan) -> None:
-        """Nothing is to be compiled but the loops that all paths have."""
-
-    def slow(self, plan: Plan, groups: int = 1) -> bool:
-        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
-        del groups
+    def slow_for(self, plan: Plan) -> bool:
+        """Whether issuing a plan takes the CPU long."""
+        resources = self._resources
         held = [(part.units.shape[1], part.group.packed[2]) for part in plan.parts]
-        return long_to_issue(self._runtime.device, plan.direction, held, SLOW)
+        return long_to_issue(resources, plan.direction, held, resources.limits.slow_copies)
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
-        """Lower the plan; what is returned issues it on the lane's copy stream, and on side streams if asked for."""
-        made = flat(plan.moving, self._runtime.seams(plan), None)
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Slices:
+        """Lower the plan, for the lane's copy stream, and for more streams if asked for; see :meth:`Path.prepare`."""
+        resources = self._resources
+        made = flat(plan.moving, resources.reach.seams(plan), None)
         count = made.size.size
-        device = self._runtime.device
-        wanted = min(self._streams or _streams(plan, count), count)
-        slices = max(-(-count // SLICE), wanted)
+        wanted = min(resources.policy.streams or _streams(plan, count), count)
+        slices = max(-(-count // resources.limits.batch_copies), wanted)
         edges = np.linspace(0, count, slices + 1).astype(int).tolist()
         streams = [lane.copy, *lane.sides(wanted - 1)]
         events = [transfer.event() for _ in streams]
-        transfer.copies += count
-        transfer.launches += count if alone(device, plan.direction, made.size) else slices
-        return partial(self._issue, transfer, made, edges, streams, events)
+        transfer.count(count, count if alone(resources, plan.direction, made.size) else slices)
+        return Slices(made, edges, streams, events)
 
-    def _issue(
-        self, transfer: DeviceTransfer, made: Descriptors, edges: list[int], streams: list[int], events: list[int]
-    ) -> None:
-        device, first = self._runtime.device, streams[0]
+    def issue(self, transfer: DeviceTransfer, prepared: Slices) -> None:
+        """See :meth:`Path.issue`."""
+        made, edges, streams, events = prepared
+        device, first = self._resources.device, streams[0]
         if len(streams) > 1:
             device.record(events[0], first)
         for stream in streams[1:]:
             device.wait(stream, events[0])
         for k, (start, stop) in enumerate(pairwise(edges)):
-            copy_all(device, transfer, made, start, stop, streams[k % len(streams)])
+            copy_all(transfer, made, start, stop, streams[k % len(streams)])
         for stream, event in zip(streams[1:], events[1:], strict=True):
             device.record(event, stream)
             device.wait(first, event)
 
 
 def _streams(plan: Plan, count: int) -> int:
-    """Copy streams for a plan of ``count`` descriptors, where nobody said how many."""
+    """Copy streams for a plan of ``count`` descriptors, where the policy names no number."""
     return PARALLEL_STREAMS if plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES else 1
 
 
-class CopyEngine2DPath:
+class CopyEngine2DPath(Path):
     """2-D copies over the strided lowering, one for each run and unit. What has no rows goes as flat descriptors."""
 
     name = "copy_engine_2d"
-    capturable = False
-    in_order = True
 
-    def __init__(self, runtime: Runtime, policy: Policy) -> None:
-        del policy
-        self._runtime = runtime
+    def __init__(self, resources: Resources) -> None:
+        super().__init__(resources)
         self._made: WeakKeyDictionary[RunGroup, tuple[int, Int64Array]] = WeakKeyDictionary()
 
-    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
-        """Where a transfer begins and where it ends."""
-        del direction
-        return lane.copy, lane.copy
-
-    def make_ready(self, plan: Plan) -> None:
-        """Nothing is to be compiled but the loops that all paths have."""
-
-    def slow(self, plan: Plan, groups: int = 1) -> bool:
-        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
-        # Each group of layers has calls of its own: loops over layers are cut, and another may then be the longest.
-        plans = [plan] if groups == 1 else [one for _, one in split_layers(plan, groups)]
-        held = [(part.units.shape[1], *self._made_of(part.group)) for one in plans for part in one.parts]
-        if sum([units * calls for units, calls, _ in held]) > SLOW_2D:
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        """See :meth:`Path.slow`. Loops over layers are cut by a transfer by layers; another may then be the longest."""
+        limits = self._resources.limits
+        pieces = transfer.pieces()
+        held = [(part.units.shape[1], *self._made_of(part.group)) for _, plan in pieces for part in plan.parts]
+        if sum([units * calls for units, calls, _ in held]) > limits.slow_calls:
             return True
         rest = [(units, sizes) for units, _, sizes in held if sizes.size]
-        return bool(rest) and long_to_issue(self._runtime.device, plan.direction, rest, SLOW)
+        return bool(rest) and long_to_issue(self._resources, transfer.plan.direction, rest, limits.slow_copies)
 
     def _made_of(self, group: RunGroup) -> tuple[int, Int64Array]:
         """Of one unit: how many 2-D copies, and bytes of each row that goes as a flat descriptor; seams apart."""
         made = self._made.get(group)
         if made is None:
             pieces = [piece for run in group.runs for piece in two_dimensional(run)]
-            near = [bool(p.loops) and max(p.loops[0][1:]) <= self._runtime.device.max_pitch for p in pieces]
+            near = [bool(p.loops) and max(p.loops[0][1:]) <= self._resources.device.max_pitch for p in pieces]
             rest = [(p.nbytes, p.copies) for p, taken in zip(pieces, near, strict=True) if not taken]
             sizes = np.repeat([nbytes for nbytes, _ in rest], [count for _, count in rest]).astype(np.int64)
             made = self._made[group] = sum(near), sizes
         return made
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
-        """Lower the plan; what is returned issues it on the lane's copy stream."""
-        device = self._runtime.device
-        rows = np.asarray(strided(plan.parts, self._runtime.seams(plan)))
+    def prepare(
+        self, transfer: DeviceTransfer, plan: Plan, lane: Streams
+    ) -> tuple[Int64Array, Descriptors, int]:  # fmt: skip
+        """Lower the plan, for the lane's copy stream; see :meth:`Path.prepare`."""
+        rows = np.asarray(strided(plan.parts, self._resources.reach.seams(plan)))
         # A pitch is limited, to 2 GiB or so: layers of a large cache lie further apart.
-        flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > device.max_pitch)
-        transfer.copies += int(rows[:, 3].sum())
-        return partial(self._issue, transfer, rows[~flat_rows], exploded(rows[flat_rows]), lane.copy)
+        flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > self._resources.device.max_pitch)
+        transfer.count(int(rows[:, 3].sum()), 0)
+        return rows[~flat_rows], exploded(rows[flat_rows]), lane.copy
 
-    def _issue(self, transfer: DeviceTransfer, rows: Int64Array, rest: Descriptors, stream: int) -> None:
-        device, boxes = self._runtime.device, parameters(rows)
-        first, step = boxes.ctypes.data, boxes.strides[0]
+    def issue(self, transfer: DeviceTransfer, prepared: tuple[Int64Array, Descriptors, int]) -> None:
+        """See :meth:`Path.issue`."""
+        rows, rest, stream = prepared
+        resources, boxes = self._resources, parameters(rows)
+        device, first, step = resources.device, boxes.ctypes.data, boxes.strides[0]
         for k in range(len(boxes)):
             code = device.copy_2d(first + k * step, stream)
-            pace(device, transfer, 1, stream)
+            transfer.pace(1, stream)
             if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
                 made = exploded(rows[k : k + 1])
-                transfer.launches += made.size.size - 1
-                copy_all(device, transfer, made, 0, made.size.size, stream)
+                transfer.count(0, made.size.size - 1)
+                copy_all(transfer, made, 0, made.size.size, stream)
             elif code:
                 src, dst, width, height, *_ = rows[k].tolist()
                 what = f"2-D copy {k} of {len(boxes)}, {height} rows of {width} bytes from {src:#x} to {dst:#x}"
                 device.driver.check("cuMemcpy2DAsync", code, what)
         count = rest.size.size
-        copy_all(device, transfer, rest, 0, count, stream)
-        transfer.launches += len(boxes)
-        transfer.launches += count if alone(device, transfer.plan.direction, rest.size) else -(-count // SLICE)
+        copy_all(transfer, rest, 0, count, stream)
+        single = alone(resources, transfer.plan.direction, rest.size)
+        transfer.count(0, len(boxes) + (count if single else -(-count // resources.limits.batch_copies)))
 
 
 def parameters(rows: Int64Array) -> Int64Array:
@@ -170,3 +161,84 @@ def parameters(rows: Int64Array) -> Int64Array:
     made[:, (2, 9)] = UNIFIED
     made[:, (4, 11, 14, 15, 6, 13)] = rows
     return made
+
+
+def alone(resources: Resources, direction: str, size: Int64Array) -> int:
+    """How many of these copies may go in no batch: small ones from host memory; all if the driver has no such call."""
+    if resources.device.driver.cuMemcpyBatchAsync is None:
+        return size.size
+    return int(np.count_nonzero(size < resources.limits.batch_nbytes)) if direction == "load" else 0
+
+
+def long_to_issue(
+    resources: Resources, direction: str, held: Sequence[tuple[int, Int64Array]], most: int
+) -> bool:  # fmt: skip
+    """Whether copies are to be issued by the lane's own thread.
+
+    Args:
+        resources: of the executor.
+        direction: of their plan.
+        held: of each part its units, and the bytes of every copy of one unit.
+        most: copies in batches that do not take long.
+    """
+    copies, few = sum([units * size.size for units, size in held]), resources.limits.slow_calls
+    if not few < copies <= most:
+        return copies > most
+    return sum([units * alone(resources, direction, size) for units, size in held]) > few
+
+
+def copy_all(transfer: DeviceTransfer, made: Descriptors, first: int, last: int, stream: int) -> None:
+    """Issue descriptors ``first`` to ``last``: in batches, or by a call each where they may not.
+
+    Args:
+        transfer: that they are of.
+        made: descriptors.
+        first, last: which.
+        stream: its handle.
+
+    Raises:
+        TransferError: with the first that the driver refuses, where it says which.
+    """
+    size, resources = made.size[first:last], transfer.resources
+    device, limits = resources.device, resources.limits
+    count = alone(resources, transfer.plan.direction, size)
+    if not count:
+        _batched(device, limits, made, np.arange(first, last), stream)
+        return
+    single = size < limits.batch_nbytes if count < size.size else np.ones(count, np.bool_)
+    _batched(device, limits, made, first + np.flatnonzero(~single), stream)
+    rows = first + np.flatnonzero(single)
+    while rows.size:
+        step = transfer.room
+        some, rows = rows[:step], rows[step:]
+        try:
+            device.copy_each(made.dst[some], made.src[some], made.size[some], stream)
+        except DriverError as error:
+            refuse(error, made, some)
+        transfer.pace(some.size, stream)
+
+
+def _batched(device: Device, limits: Limits, made: Descriptors, rows: Int64Array, stream: int) -> None:
+    (src, dst, size), most = (column[rows] for column in made), limits.batch_copies
+    for at in range(0, rows.size, most):
+        first, count = 8 * at, min(most, rows.size - at)
+        try:
+            device.copy_batch(dst.ctypes.data + first, src.ctypes.data + first, size.ctypes.data + first, count, stream)
+        except DriverError as error:
+            refuse(error, made, rows[at:])
+
+
+def refuse(error: DriverError, columns: Sequence[Int64Array], rows: Sequence[int] | Int64Array) -> NoReturn:
+    """Raise the error of a batch, with the descriptor where the driver names it.
+
+    Args:
+        error: what the call raised.
+        columns: source, destination and bytes of all descriptors.
+        rows: those that the batch begins with.
+    """
+    if error.at is None:
+        raise error
+    k = int(rows[error.at])
+    src, dst, nbytes = (int(column[k]) for column in columns)
+    named = f"{error}: descriptor {k} of {columns[0].size}, {nbytes} bytes from {src:#x} to {dst:#x}"
+    raise TransferError(named) from error

@@ -1,115 +1,250 @@
-"""Transfers of a GPU: what is in flight, what it holds, and how it ends."""
+"""Transfers of a GPU: their state, what they hold, and how they end. No other file writes a transfer's state."""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from kvplan.base.latch import Latch
-from kvplan.base.process import generation
-from kvplan.base.threads import aside
-from kvplan.cuda.device import NOT_READY
+from kvplan.base.latch import Latch, waking
+from kvplan.base.process import check_process, generation
+from kvplan.cuda.device import NOT_READY, Uncaptured
+from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.transfer import Transfer, TransferResult, check_layer
+from kvplan.execute.gpu.resources import Loans, Resources
+from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
+from kvplan.plan.layers import Layers, split_layers
 from kvplan.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.arena import Arena, Held, Piece
-    from kvplan.execute.gpu.backend import Runtime
-    from kvplan.execute.gpu.kernel_path import Launch
+WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
 
 
-class DeviceTransfer(Transfer):
+class Callbacks(NamedTuple):
+    """Calls that a transfer makes of its executor.
+
+    Attributes:
+        reap: take back what ended transfers hold; the device is current.
+        expected: seconds that the cost model expects of a plan on a path; None where it has no model.
+    """
+
+    reap: Callable[[], int]
+    expected: Callable[[Plan, str], float | None]
+
+
+class Flights:
+    """Transfers in flight on one lane.
+
+    Attributes:
+        flying: the transfers, in the order in which they end.
+        last: the last of them.
+        calls: of the driver, that issued them.
+    """
+
+    def __init__(self) -> None:
+        self.flying: deque[DeviceTransfer] = deque()
+        self.last: DeviceTransfer | None = None
+        self.calls = 0
+
+    def reap(self) -> int:
+        """Take out what has ended, and return how many are left; the executor's lock is held, the device current."""
+        while True:
+            if not self.flying:  # asked behind the jump back, where a handler may have taken the last one out
+                break
+            first = self.flying[0]
+            if not first._retire() or not first._settled:
+                break
+            if self.flying and self.flying[0] is first:  # else whoever came between has taken it out
+                self.calls -= first.launches  # from here to the end of popleft no signal is looked at
+                self.flying.popleft()
+        last = self.last
+        if last is not None and last._over:
+            self.last = None
+        return len(self.flying)
+
+
+class DeviceTransfer(Loans, Transfer):
     """A transfer between a GPU and pinned or pageable memory, or within the GPU.
 
-    The runtime holds it until its last event has passed, and then gives its events and slots back; from then on it
-    is only what its user holds: plan and result. All that changes does so under the runtime's lock.
+    The executor holds it until its last event has passed, and then gives its events and memory back. From then on it
+    is only what its user holds: plan and result. All that changes does so under the executor's lock.
+
+    Attributes:
+        copies: contiguous copies that its path has counted.
+        launches: calls of the driver that its path has counted.
+        resources: of its executor.
+        captures: launches that a CUDA graph replays; None of a transfer outside graphs.
+        kept: an ``after=`` of another owner, or its event, kept until the end.
     """
 
     # What most transfers keep: a submit has better things to do than to set it.
     copies = launches = 0
-    _after: Any = None  # the event it waits for, if that is somebody else's
+    kept: Any = None
+    captures: list[Any] | None = None
     _begin = _end = 0
-    _issued: Latch | None = None  # of one that the lane's own thread issues
+    _issued: Latch | None = None  # of a transfer that the lane's own thread issues
     _job: Callable[[], None] | None = None  # what that thread is to do
     _begun = False  # the lane's own thread issues it, or has
-    _cancelled = _over = _captured = False
+    _cancelled = _over = False
     _unmarked = _mark = 0  # calls since the last event behind some of its calls, and that event
     _result: TransferResult | None = None
     _error: BaseException | None = None
 
-    def __init__(self, plan: Plan, runtime: Runtime, path: str, predicted: float | None = None) -> None:
+    def __init__(
+        self, plan: Plan, resources: Resources, callbacks: Callbacks, path: str, predicted: float | None = None,
+        layer_groups: int = 0,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.path = path
         self.predicted = predicted
-        self._runtime = runtime
-        self._borrowed: list[int] = []  # events to give back
-        self._pieces: list[Held] = []  # memory to give back
+        self.resources = resources
+        self._callbacks = callbacks
+        self._layer_groups = layer_groups  # that it is cut into, at most; 0: it is not
+        self._borrowed = []
+        self._pieces = []
         self._blockers: list[object] = []  # of those who block on the end event
-        self._marks: list[tuple[frozenset[int], int]] = []  # layers, and the event behind their bytes
-        self._launches: list[Launch] = []  # of a captured one
-        self._steps: list[Plan] = []  # what it was cut into, which holds the run tables
+        self._marks: list[tuple[Layers, int]] = []  # layers, and the event behind their bytes
+        self._cut: list[tuple[Layers, Plan]] = []  # plans that it was cut into, which hold the run tables
 
-    # What the paths use while they issue it.
+    # What paths and lanes use while they issue it.
 
-    def slot(self, nbytes: int) -> Piece:
-        """A pinned slot that is this transfer's until its end."""
-        return self._take(self._runtime.slots, nbytes)
+    def count(self, copies: int, launches: int) -> None:
+        """Add to the copies and the calls that the result will tell."""
+        self.copies += copies
+        self.launches += launches
 
-    def scratch(self, nbytes: int) -> Piece:
-        """GPU memory that is this transfer's until its end."""
-        return self._take(self._runtime.memory, nbytes)
+    def keep(self, after: Any) -> None:
+        """Keep what it waits for until its end."""
+        self.kept = after
 
-    def _take(self, arena: Arena, nbytes: int) -> Piece:
-        return arena.take(nbytes, self._pieces)
+    def pieces(self) -> list[tuple[Layers, Plan]]:
+        """The plans that it is issued as, each with its layers; split once, when first asked for."""
+        if not self._cut:
+            groups = self._layer_groups
+            self._cut = split_layers(self.plan, groups) if groups else [(WHOLE, self.plan)]
+        return self._cut
 
-    def event(self) -> int:
-        """An event that is this transfer's until its end."""
-        events, borrowed = self._runtime.events, self._borrowed
-        while True:
-            if events:
-                event = events[-1]
-                del events[-1]  # from here to the end of append neither a signal nor another thread comes between
-                borrowed.append(event)
-                return event
-            aside(self._runtime.make_event)
+    def mark(self, layers: Layers) -> int:
+        """An event of its own that is to be recorded behind the bytes of some layers."""
+        event = self.event()
+        self._marks.append((layers, event))
+        return event
 
-    def _issue_now(self) -> None:
-        """The lane's own thread issues it."""
+    @property
+    def room(self) -> int:
+        """Calls that may be issued before :meth:`pace` must be told of them."""
+        return self.resources.limits.calls_in_flight - self._unmarked
+
+    def pace(self, calls: int, stream: int) -> None:
+        """Hold the lane's own thread back where the calls of this transfer would fill the driver's queue.
+
+        Every ``calls_in_flight`` calls are followed by an event, and the event before that is waited for.
+
+        Args:
+            calls: how many were issued just now.
+            stream: the stream that they went to.
+        """
+        self._unmarked += calls
+        if self._unmarked < self.resources.limits.calls_in_flight:
+            return
+        self._unmarked = 0
+        device, before, self._mark = self.resources.device, self._mark, self.event()
+        device.record(self._mark, stream)
+        if before and self._issued is not None:  # else a submit would wait for the GPU
+            with Uncaptured(device):
+                device.driver.cuEventSynchronize(before)
+
+    # How it is queued, issued, captured and ended.
+
+    def defer(self, job: Callable[[], None]) -> None:
+        """Leave the issuing to the lane's own thread."""
+        self._job = job
+        self._issued = Latch()
+
+    def issue_now(self) -> None:
+        """Run what :meth:`defer` was given, in the lane's own thread."""
         job, self._job = self._job, None
         if job is not None:
             job()
 
-    def _is_issued(self) -> None:
-        """The lane's own thread has issued it, or passed it by."""
+    def is_issued(self) -> None:
+        """Say that the lane's own thread has issued it, or passed it by."""
         if self._issued is not None:
             self._issued.set()
+
+    def take_up(self) -> bool:
+        """Begin to issue it, in the lane's own thread; False where it was cancelled."""
+        with self.resources.lock:
+            if self._over:
+                return False
+            self._begun = True
+        return True
 
     @property
     def queued(self) -> bool:
         """Whether it waits to be issued by the lane's own thread."""
         return self._issued is not None and not self._issued.is_set()
 
+    def fly(self, begin: int, end: int, flights: Flights) -> None:
+        """Put it among the transfers in flight; the executor's lock is held.
+
+        Args:
+            begin: the event before its work.
+            end: the event behind its work.
+            flights: of its lane.
+        """
+        self._begin, self._end = begin, end  # from here to the end of append no signal is looked at
+        flights.last = self
+        flights.calls += self.launches
+        flights.flying.append(self)
+
+    def set_events(self, begin: int, end: int) -> None:
+        """Tell the events before and behind its work in a graph."""
+        self._begin, self._end = begin, end
+
+    def fail(self, error: BaseException) -> None:
+        """Set its error; what was issued of it is still in flight."""
+        with self.resources.lock:
+            self._fail(error)
+
+    def lose(self) -> None:
+        """End it with the context: its memory and events are lost."""
+        self._over = True
+
+    def abandon(self, error: BaseException) -> None:
+        """End it with an error, unless some of it is in flight: then its last event ends it."""
+        with self.resources.lock:
+            if not self._end and not self._over:
+                self._fail(error)
+                self._over = True
+                self._give_back()
+
+    def give_back(self) -> None:
+        """Give back what it holds, once it has ended."""
+        with self.resources.lock:
+            self._give_back()
+
     # The contract.
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
-        self._check_not_captured("done()")
         if self._over:
             return True
-        self._runtime.check_process()
-        return not self.queued and self._runtime.poll(self)
+        check_process(self.resources.generation)
+        if self.queued:
+            return False
+        device = self.resources.device
+        with device.current(), Uncaptured(device):
+            return self._retired()
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
-        self._order(self._runtime.stream_handle(stream), None)
+        self._order(self._stream(stream), None)
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
         number = check_layer(self.plan, layer)
-        self._order(self._runtime.stream_handle(stream), number)
+        self._order(self._stream(stream), number)
 
     def precede(self, stream: int) -> None:
         """Let a stream, by its handle, wait for the end of this transfer."""
@@ -117,15 +252,14 @@ class DeviceTransfer(Transfer):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
-        self._check_not_captured("synchronize()")
         started = time.monotonic()
         if not self._over:
-            self._runtime.check_process()
+            check_process(self.resources.generation)
         if self._issued is not None and not self._issued.wait(timeout):
             raise self._late(timeout)
         if not self._over:
             if timeout is None:
-                self._runtime.block(self)
+                self.block()
             else:
                 while not self.done():
                     if time.monotonic() - started > timeout:
@@ -141,34 +275,66 @@ class DeviceTransfer(Transfer):
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")
-        runtime = self._runtime
-        if self._result.predicted is None and runtime.generation == generation():  # a path that was named
-            self._result = TransferResult(*self._result, runtime.candidates.expected(self.plan, self.path))
+        if self._result.predicted is None and self.resources.generation == generation():  # a path that was named
+            self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path))
         return self._result
 
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`; what has been given to the GPU's streams has begun."""
-        self._check_not_captured("cancel()")
-        self._runtime.check_process()
-        return self._runtime.cancel(self)
+        resources, issued = self.resources, self._issued
+        check_process(resources.generation)
+        if issued is None:
+            return self._cancelled
+        error = TransferError(cancellation(self.plan))
+        count, wakes, stirs = resources.tally.ends.append, waking(issued.sleepers), waking(resources.wakes)
+        with resources.lock:
+            if self._begun or self._over:
+                return self._cancelled
+            self._error = error
+            self._cancelled = self._over = issued.happened = (
+                True  # from here to the end of count() no signal is looked at
+            )
+            try:
+                count("cancelled")
+            finally:  # each is one call of C, so that all are made whatever is raised meanwhile
+                try:
+                    any(wakes)
+                finally:
+                    any(stirs)
+            self._give_back()
+        return True
 
-    def replan(self, plan: Plan) -> None:
-        """See :meth:`Transfer.replan`."""
-        if not self._captured:
-            super().replan(plan)
-        if not isinstance(plan, Plan):
-            raise KVPlanError(f"plan is a {type(plan).__name__}; replan takes what CopyProgram.plan or join made")
-        self._runtime.check_open()
-        self._runtime.graphs.replan(self, plan)
+    def block(self) -> None:
+        """Wait for its end on the CPU; it is issued."""
+        me, blockers, device = object(), self._blockers, self.resources.device
+        with device.current(), Uncaptured(device):
+            try:
+                with self.resources.lock:
+                    if self._over:
+                        return
+                    blockers.append(me)  # its events stay its own
+                device.driver.cuEventSynchronize(self._end)  # what is wrong, the query below says
+            finally:
+                if me in blockers:
+                    blockers.remove(me)
+            while not self._retired():  # the call returned, but the event has not passed
+                time.sleep(20e-6)
+            self._callbacks.reap()  # those before it have ended too
 
-    # What the runtime does with it.
+    def _stream(self, stream: Any) -> int:
+        handle = current_stream(self.resources.device.ordinal) if stream is None else stream_handle(stream)
+        if handle is None:
+            raise KVPlanError(
+                f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
+            )
+        return handle
 
     def _order(self, stream: int, layer: int | None) -> None:
-        runtime = self._runtime
-        runtime.check_process()
+        resources = self.resources
+        check_process(resources.generation)
         if self._issued is not None:
             self._issued.wait()
-        with runtime.lock:
+        with resources.lock:
             self._raise_error()
             if self._over:
                 return
@@ -176,8 +342,8 @@ class DeviceTransfer(Transfer):
             if layer is not None:
                 event = next((mark for layers, mark in self._marks if layer in layers), event)
             if event:
-                with runtime.device.current():
-                    runtime.device.wait(stream, event)
+                with resources.device.current():
+                    resources.device.wait(stream, event)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -185,19 +351,16 @@ class DeviceTransfer(Transfer):
                 raise self._error.with_traceback(None)  # else it would grow by every raise, and hold what they held
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
-    def _check_not_captured(self, call: str) -> None:
-        if self._captured:
-            raise TransferError(
-                f"{call} of a transfer that was captured into a CUDA graph; it happens when the graph is replayed: "
-                "synchronize the stream of the replay"
-            )
+    def _retired(self) -> bool:
+        with self.resources.lock:
+            return self._retire()
 
     def _retire(self) -> bool:
-        """End it if its last event has passed; the runtime's lock is held and its device current."""
+        """End it if its last event has passed; the executor's lock is held and its device current."""
         if self._over:
             self._give_back()
             return True
-        device = self._runtime.device
+        device = self.resources.device
         code = device.driver.cuEventQuery(self._end)
         if code == NOT_READY:
             return False
@@ -208,7 +371,7 @@ class DeviceTransfer(Transfer):
         elif self._error is None:
             seconds = device.seconds(self._begin, self._end)
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
-            ended, count = (result, self.plan.direction), self._runtime.tally.ends.append
+            ended, count = (result, self.plan.direction), self.resources.tally.ends.append
             if not self._over:  # else whoever came between has ended it
                 self._result, self._over = result, True  # from here to the end of count() no signal is looked at
                 count(ended)
@@ -216,62 +379,25 @@ class DeviceTransfer(Transfer):
         self._give_back()
         return True
 
-    def _fail(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = error
-            self._runtime.tally.fail(self.plan, self.path, error)
-
     def _give_back(self) -> None:
-        """Give everything back, except while somebody blocks on its end; the runtime's lock is held.
+        """Give everything back, except while a thread blocks on its end; the executor's lock is held.
 
         Broken off anywhere, it has given back what it no longer has, and can be called again.
         """
-        if self._blockers:
-            return
-        pieces, events, none = self._pieces, self._runtime.events, list[int]()
-        while True:
-            if not pieces:  # asked behind the jump back, where a handler may have given them back
-                break
-            held = pieces[-1]
-            del pieces[-1]  # from here to the end of append no signal is looked at
-            held[0].append(held)
-        borrowed = self._borrowed
-        self._borrowed = none  # likewise
-        events.extend(borrowed)
-        self._marks, self._steps, self._after = [], [], None
+        if not self._blockers:
+            self._return_loans()
+            self._marks, self._cut, self.kept = [], [], None
 
     @property
     def _settled(self) -> bool:
         """Whether it has ended and given everything back."""
         return self._over and not self._pieces and not self._borrowed
 
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+            self.resources.tally.fail(self.plan, self.path, error)
+
     def __repr__(self) -> str:
         ended = "cancelled" if self._cancelled else "failed" if self._error else "done" if self._over else "in flight"
-        state = "captured" if self._captured else ended
-        return f"Transfer({self.plan!r}, {state})"
-
-
-def stream_handle(stream: Any) -> int | None:
-    """The driver's handle of a stream of torch, or of whatever follows its names; None where it is no stream."""
-    handle = getattr(stream, "cuda_stream", None)
-    if isinstance(handle, int):
-        return handle
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if callable(protocol):
-        return int(protocol()[1])
-    return None
-
-
-def event_handle(event: Any) -> int | None:
-    """The driver's handle of an event, 0 for one that was never recorded; None where it is no event of CUDA."""
-    handle = getattr(event, "cuda_event", None)
-    return handle if isinstance(handle, int) else None
-
-
-def current_stream(ordinal: int) -> int | None:
-    """Handle of torch's current stream on a device, or None where torch is not loaded or has not begun with CUDA."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the cost
-    return int(raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream)
+        return f"Transfer({self.plan!r}, {ended})"

@@ -2,63 +2,125 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from kvplan.cuda.device import Uncaptured
-from kvplan.errors import PathError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, current_stream, event_handle, stream_handle
-from kvplan.execute.gpu.lane import Fork
+from kvplan.cuda.handles import current_stream, event_handle, stream_handle
+from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
+from kvplan.execute.gpu.kernel_path import KernelPath
+from kvplan.execute.gpu.path import Path
+from kvplan.execute.gpu.resources import Resources
+from kvplan.execute.transfer import TransferResult
 from kvplan.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.backend import Runtime
+
+class Fork:
+    """The lane of a captured transfer: one stream of its own."""
+
+    name, last = "capture", None
+
+    def __init__(self, stream: int) -> None:
+        self.copy = self.kernel = self.other = stream
+
+    def sides(self, count: int) -> list[int]:
+        """No further streams."""
+        del count
+        return []
+
+
+class CapturedTransfer(DeviceTransfer):
+    """A transfer that happens whenever its graph is replayed."""
+
+    def __init__(self, plan: Plan, graphs: Graphs, callbacks: Callbacks, path: str) -> None:
+        super().__init__(plan, graphs.resources, callbacks, path)
+        self.captures = []
+        self._graphs = graphs
+
+    def done(self) -> NoReturn:
+        """A replay ends, the transfer never does."""
+        raise _outside("done()")
+
+    def synchronize(self, timeout: float | None = None) -> NoReturn:
+        """A replay ends, the transfer never does."""
+        del timeout
+        raise _outside("synchronize()")
+
+    def result(self) -> TransferResult:
+        """A replay has no result."""
+        self.synchronize()
+
+    def cancel(self) -> NoReturn:
+        """A graph is cancelled as a whole."""
+        raise _outside("cancel()")
+
+    def replan(self, plan: Plan) -> None:
+        """See :meth:`kvplan.Transfer.replan`."""
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; replan takes what CopyProgram.plan or join made")
+        self._graphs.replan(self, plan)
+        self.plan = plan
+
+    def __repr__(self) -> str:
+        return f"Transfer({self.plan!r}, captured)"
 
 
 class Graphs:
-    """What one runtime has put into graphs, kept until it closes: a graph reads its slots at every replay."""
+    """Captured transfers of one executor, kept until it closes: a graph reads its slots at every replay.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    Args:
+        resources: of the executor.
+        kernel: the path whose transfers take other units.
+        check_open: raises where the executor is closed.
+        check: raises where the kernel path cannot serve a plan.
+    """
+
+    def __init__(
+        self, resources: Resources, kernel: KernelPath, check_open: Callable[[], None], check: Callable[[Plan], None]
+    ) -> None:
+        self.resources = resources
+        self._kernel = kernel
+        self._check_open = check_open
+        self._check = check
         self._captured: list[DeviceTransfer] = []
         self._forks: list[int] = []
 
     def capturing(self, after: Any) -> int | None:
         """The stream being captured that a submit belongs to, or None: the one it names, else torch's current one."""
-        device = self._runtime.device
+        device = self.resources.device
         handle = None if after is None else stream_handle(after)
         if handle is None:
             handle = current_stream(device.ordinal) or None  # the default stream is never captured
         return handle if handle is not None and device.capturing(handle) else None
 
-    def capture(self, transfer: DeviceTransfer, after: Any, stream: int) -> None:
-        """Fork from the stream being captured, launch, and leave the end for ``wait`` to join.
+    def capture(self, transfer: CapturedTransfer, path: Path, after: Any, stream: int) -> None:
+        """Fork from the stream being captured, issue, and leave the end for ``wait`` to join.
 
         Raises:
             PathError: an ``after`` that is no part of the graph.
         """
-        runtime = self._runtime
-        device, behind = runtime.device, self._behind(after)
+        device, behind = self.resources.device, self._behind(after)
         with Uncaptured(device):
             fork = device.stream(urgent=True)
             self._forks.append(fork)
             self._captured.append(transfer)
-            transfer._captured = True
             begin, end = transfer.event(), transfer.event()
             device.record(begin, stream)
             device.wait(fork, begin)
             if behind:
                 device.wait(fork, behind)
             if transfer.plan.nbytes:
-                runtime.kernel.prepare(transfer, transfer.plan, Fork(fork))()
+                path.issue(transfer, path.prepare(transfer, transfer.plan, Fork(fork)))
             device.record(end, fork)
-            transfer._begin, transfer._end = begin, end
+            transfer.set_events(begin, end)
 
     def _behind(self, after: Any) -> int:
-        """The event that ``after`` stands for, besides the stream being captured; 0 for none."""
+        """The event that ``after`` stands for, besides the stream being captured; 0 where there is no such event."""
         if after is None or stream_handle(after) is not None:
             return 0
         if isinstance(after, DeviceTransfer):
-            if not after._captured:
+            if after.captures is None:
                 raise PathError("after is a transfer outside the graph being captured; wait for it before the capture")
             return after._end
         event = event_handle(after)
@@ -67,25 +129,32 @@ class Graphs:
             raise PathError(f"after is a {kind}, which cannot be captured into a CUDA graph; give a stream or an event")
         return event
 
-    def replan(self, transfer: DeviceTransfer, plan: Plan) -> None:
+    def replan(self, transfer: CapturedTransfer, plan: Plan) -> None:
         """Write other units into a captured transfer.
 
         Raises:
             PathError: the plan is of another direction or program, or has more units than were captured.
         """
-        runtime = self._runtime
+        self._check_open()
         if plan.direction != transfer.plan.direction:
             raise PathError(f"a {transfer.plan.direction!r} was captured, and this plan is a {plan.direction!r}")
-        with runtime.device.current(), Uncaptured(runtime.device), runtime.lock:
-            runtime.candidates.check(plan, "kernel")
-            runtime.kernel.replan(transfer._launches, plan)
-            transfer.plan = plan
+        device = self.resources.device
+        with device.current(), Uncaptured(device), self.resources.lock:
+            self._check(plan)
+            self._kernel.replan(transfer.captures or [], plan)
 
     def close(self) -> None:
         """Give streams, events and slots back; the device is current."""
         for fork in self._forks:
-            self._runtime.device.driver.cuStreamDestroy_v2(fork)
+            self.resources.device.driver.cuStreamDestroy_v2(fork)
         for transfer in self._captured:
-            transfer._give_back()
+            transfer.give_back()
         self._forks.clear()
         self._captured.clear()
+
+
+def _outside(call: str) -> TransferError:
+    return TransferError(
+        f"{call} of a transfer that was captured into a CUDA graph; it happens when the graph is replayed: "
+        "synchronize the stream of the replay"
+    )

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.cost.policy import Policy
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
+from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
+from kvplan.execute.gpu.tables import Kernel
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.backend import Runtime
-    from kvplan.execute.gpu.device_transfer import DeviceTransfer
-    from kvplan.execute.gpu.lane import Fork, Lane
-    from kvplan.execute.gpu.tables import Kernel
-
 LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
 # A transfer of so few tiles a program goes in smaller ones, so that all programs end together.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-# More run groups than this go as flat descriptors, in one launch: every launch costs the CPU as much as 100 of them.
-MAX_GROUPS = 4
-# Bytes of a flat descriptor: longer ones are cut, so that programs share the work; the kernel loops over the rest.
-FLAT_NBYTES = 64 << 10
+SLOW_COPIES = 1 << 14  # flat descriptors: looking for those that merge takes the CPU milliseconds
 HEADER = 8  # words
 PACKED = Struct(f"={HEADER}q")  # written in one go: a word at a time costs an object each
-# Rows of one launch: they are counted in 32 bits, with room for the steps of all programs.
-MAX_ROWS = 1 << 30
 
-
-Ready = tuple["Kernel", int]  # a kernel and the header that it will read
+Ready = tuple[Kernel, int]  # a kernel and the header that it will read
 
 
 class Launch(NamedTuple):
@@ -58,35 +47,57 @@ class Launch(NamedTuple):
     word: int
 
 
-class KernelPath:
+class KernelPath(Path):
     """Triton over the factored plan; addresses of runs are worked out on the GPU."""
 
     name = "kernel"
     capturable = True
-    in_order = True
 
-    def __init__(self, runtime: Runtime, policy: Policy) -> None:
-        self._runtime = runtime
+    def __init__(self, resources: Resources) -> None:
+        super().__init__(resources)
+        policy = resources.policy
         self._widths = {
             direction: (policy.programs(direction), policy.tile_bytes or tile)
             for direction, tile in (("load", LOAD_TILE), ("store", STORE_TILE), ("device", LOAD_TILE))
         }
 
-    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
-        """Where a transfer begins and where it ends."""
+    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
+        """See :meth:`Path.refuse`."""
+        del plan
+        return refuse_kernels(self.name, sides)
+
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        """See :meth:`Path.slow`."""
+        return self.slow_for(transfer.plan)
+
+    def slow_for(self, plan: Plan) -> bool:
+        """Whether issuing a plan takes the CPU long: many flat descriptors do."""
+        return len(plan.parts) > self._resources.limits.launch_groups and copies_of(plan) > SLOW_COPIES
+
+    def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
+        """See :meth:`Path.streams`."""
         del direction
         return lane.kernel, lane.kernel
 
-    def slow(self, plan: Plan, groups: int = 1) -> bool:
-        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
-        del groups
-        return len(plan.parts) > MAX_GROUPS and copies_of(plan) > 1 << 14
+    def warm_up(self, plan: Plan) -> None:
+        """Compile the kernels that plans of these programs take, large or small, and upload their run tables.
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane | Fork) -> Callable[[], None]:
-        """Write the headers of all launches; what is returned launches them, on the lane's kernel stream."""
+        Of plans with more run groups than a launch each, only the kernel of this plan, since it depends on the
+        descriptors; and the tables, for plans of fewer groups.
+        """
+        tables, limits, (_, tile) = self._resources.tables, self._resources.limits, self.width(plan.direction)
+        parts = together(plan.parts)
+        if len(parts) > limits.launch_groups:
+            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), tile))
+        for each in {tile, min(tile, EVEN_TILE)}:
+            for group, _ in parts:
+                tables.warm_up(group, group.packed, group.alignment, each, key="direct")
+
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int, int]:
+        """Write the headers of all launches; see :meth:`Path.prepare`."""
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         programs, tile = self.width(plan.direction)
-        if len(parts) > MAX_GROUPS:
+        if len(parts) > self._resources.limits.launch_groups:
             ready = self._prepare_flat(transfer, plan, tile)
         elif len(parts) == 1:
             ready = self._prepare_part(transfer, parts[0], programs, tile, lane.kernel)
@@ -94,25 +105,13 @@ class KernelPath:
             ready = []
             for part in parts:
                 ready += self._prepare_part(transfer, part, programs, tile, lane.kernel)
-        transfer.launches += len(ready)
-        return partial(self._launch, ready, programs, lane.kernel)
+        return ready, programs, lane.kernel
 
-    def make_ready(self, plan: Plan) -> None:
-        """Compile the kernels that plans of these programs take, large or small, and upload their run tables.
-
-        Of more than :data:`MAX_GROUPS` run groups, whose kernel depends on the descriptors, that of this plan; and the
-        tables, for plans of fewer of them.
-        """
-        tables, (_, tile) = self._runtime.tables, self.width(plan.direction)
-        parts = together(plan.parts)
-        if len(parts) > MAX_GROUPS:
-            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES)), tile))
-        for each in {tile, min(tile, EVEN_TILE)}:
-            for group, _ in parts:
-                tables.make_ready(group, group.packed, group.alignment, each, key="direct")
-
-    def _launch(self, ready: list[Ready], programs: int, stream: int) -> None:
-        launch = self._runtime.device.launch
+    def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int, int]) -> None:
+        """Launch; see :meth:`Path.issue`."""
+        del transfer
+        ready, programs, stream = prepared
+        launch = self._resources.device.launch
         for (function, threads, shared), header in ready:
             launch(function, programs, threads, shared, stream, header)
 
@@ -121,37 +120,38 @@ class KernelPath:
         return self._widths[direction]
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
-        runtime, group = self._runtime, part.group
+        tables, group = self._resources.tables, part.group
         count = part.units.shape[1]
         if part.nbytes < EVEN_TILES * tile * programs:
             tile = min(tile, EVEN_TILE)
-        table = runtime.tables.get(group, group.packed, group.alignment, tile, stream, key="direct")
-        step = max(MAX_ROWS // table.items, 1)
+        table = tables.get(group, group.packed, group.alignment, tile, stream, key="direct")
+        step = max(self._resources.limits.launch_rows // table.items, 1)
         ready: list[Ready] = []
         for first in range(0, count, step):
             units = part.units if count <= step else part.units[:, first : first + step]
             piece = transfer.slot(8 * (HEADER + units.size))
             write_units(piece, units, table.words)
             ready.append((table.kernel, piece.address))
-            if transfer._captured:
-                transfer._launches.append(Launch(group, piece, units.shape[1], table.shape.width, table.shape.word))
-        transfer.copies += count * group.packed.shape[1]
+            if transfer.captures is not None:
+                transfer.captures.append(Launch(group, piece, units.shape[1], table.shape.width, table.shape.word))
+        transfer.count(count * group.packed.shape[1], len(ready))
         return ready
 
     def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, tile: int) -> list[Ready]:
-        columns = np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES))
+        limits = self._resources.limits
+        columns = np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes))
         shape = _flat_shape(columns, tile)
-        kernel = self._runtime.tables.function(shape)
+        kernel = self._resources.tables.function(shape)
         chunks = -(-int(columns[2].max()) // shape.width)
         ready: list[Ready] = []
-        for first in range(0, columns.shape[1], MAX_ROWS):
-            rows = columns[:, first : first + MAX_ROWS]
+        for first in range(0, columns.shape[1], limits.launch_rows):
+            rows = columns[:, first : first + limits.launch_rows]
             piece = transfer.slot(8 * (HEADER + 1 + rows.size))
             write_flat(piece, rows, chunks)
             ready.append((kernel, piece.address))
-            if transfer._captured:
-                transfer._launches.append(Launch(None, piece, rows.shape[1], shape.width, shape.word))
-        transfer.copies += columns.shape[1]
+            if transfer.captures is not None:
+                transfer.captures.append(Launch(None, piece, rows.shape[1], shape.width, shape.word))
+        transfer.count(columns.shape[1], len(ready))
         return ready
 
     def replan(self, launches: list[Launch], plan: Plan) -> None:
@@ -184,7 +184,7 @@ class KernelPath:
                 left = left[:, launch.capacity :]
 
     def _replan_flat(self, launches: list[Launch], plan: Plan) -> None:
-        columns = np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES))
+        columns = np.stack(plan.descriptors(max_nbytes=self._resources.limits.flat_nbytes))
         capacity = sum(launch.capacity for launch in launches)
         if columns.shape[1] > capacity:
             raise PathError(f"the plan has {columns.shape[1]} descriptors; what was captured has room for {capacity}")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
 from kvplan.base.threads import Standby, Worker, aside
-from kvplan.cuda.device import Device
-
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.errors import TransferError
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights
+from kvplan.execute.gpu.path import Path
+from kvplan.execute.gpu.reaper import Alarm
+from kvplan.execute.gpu.resources import Resources
+from kvplan.execute.gpu.waits import Wait, recorded, wait_for_issue
+from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
+from kvplan.plan.conflicts import conflict
+from kvplan.plan.plan import Plan
 
 STREAMS = ("copy", "kernel", "other", "gate")
 
@@ -37,14 +41,16 @@ class Stream:
         return int(vars(lane)[self._name])
 
 
-class Lane:
+class Lane(Flights):
     """Streams, and what was last put on them.
 
     Each stream is made when first used: a GPU has few hardware queues, and streams that share one wait for each other.
 
     Args:
-        device: whose streams they are.
+        resources: of the executor.
         name: of the lane and its thread.
+        alarm: wakes the thread that looks after transfers in flight.
+        reap: takes back what ended transfers of all lanes hold.
         beside: the lane of the same direction whose order this one's urgent transfers need not keep.
 
     Attributes:
@@ -73,14 +79,17 @@ class Lane:
     other = Stream(urgent=True)
     gate = Stream(urgent=False)
 
-    def __init__(self, device: Device, name: str, inside: set[int], beside: Lane | None = None) -> None:
+    def __init__(
+        self, resources: Resources, name: str, alarm: Alarm, reap: Callable[[], int], beside: Lane | None = None
+    ) -> None:
+        super().__init__()
         self.name = name
         self.urgent = beside is not None
-        self._device = device
+        self._resources = resources
+        self._device = resources.device
+        self._alarm = alarm
+        self._reap_all = reap
         self.side: list[int] = []
-        self.last: DeviceTransfer | None = None
-        self.flying: deque[DeviceTransfer] = deque()
-        self.calls = 0
         self.issuing: DeviceTransfer | None = None
         self.pending: Line[DeviceTransfer] = Line()
         self.waiting: DeviceTransfer | None = None
@@ -89,8 +98,10 @@ class Lane:
         self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
         self.wake: Wake = SimpleQueue()
         self.stir: Callable[[], object] = partial(self.wake.put, None)
-        self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", inside)
-        self.standby = Standby(inside)
+        self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", resources.inside)
+        self.standby = Standby(resources.inside)
+
+    # Streams.
 
     def make(self, name: str, *, urgent: bool | None) -> None:
         """Make a stream, where there is none of that name; one of transfers' own priority where ``urgent`` is None."""
@@ -115,6 +126,8 @@ class Lane:
             while len(self.side) < count:
                 self.side.append(self._device.stream(urgent=self.urgent))
 
+    # What is on it.
+
     @property
     def busy(self) -> bool:
         """Whether its own thread has something to issue, so that what comes now must queue behind it."""
@@ -125,15 +138,189 @@ class Lane:
         """Transfers that its thread has not issued."""
         return sum(not one._over for one in self.pending.entries())
 
+    def entries(self) -> dict[DeviceTransfer, None]:
+        """All transfers that may not have ended, in the order in which a transfer goes through the lane's places."""
+        some = dict.fromkeys(self.pending.entries())
+        if self.issuing is not None:
+            some[self.issuing] = None
+        return some | dict.fromkeys(self.flying.copy())
+
+    def conflicting(self, plan: Plan) -> list[DeviceTransfer]:
+        """List transfers that have not ended here and touch the same bytes as a plan."""
+        if not self.pending.line and not self.flying and self.issuing is None:
+            return []
+        return [one for one in self.entries() if not one._over and conflict(one.plan, plan)]
+
+    def full(self) -> bool:
+        """Whether the driver's queue may have no room for the calls of another transfer."""
+        most = self._resources.limits.lane_calls
+        if self.calls <= most:
+            return False
+        self._reap_all()
+        return self.calls > most
+
+    def _wait_for_room(self) -> None:
+        """Wait on the CPU, in the lane's thread, until the driver's queue has room."""
+        while self.full():
+            with self._resources.lock:
+                first = self.flying[0] if self.flying else None
+            if first is not None:
+                first.block()
+
+    # Issuing.
+
+    def issue(self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer]) -> None:
+        """Put a transfer on the streams; the device is current, and no other thread issues on this lane.
+
+        Args:
+            transfer: to be issued.
+            path: that moves its plan.
+            waits: events and transfers that ``after=`` stands for.
+            behind: transfers of the direction's other lane that it conflicts with.
+
+        Raises:
+            BaseException: of the path or the driver; what was issued before is in flight, and the transfer with it.
+        """
+        device, lock = self._device, self._resources.lock
+        enter, leave = path.streams(self, transfer.plan.direction)
+        begin, end = transfer.event(), transfer.event()
+        try:
+            steps = []
+            if transfer.plan.nbytes:
+                for layers, plan in transfer.pieces():
+                    mark = transfer.mark(layers) if layers else 0
+                    steps.append((path.prepare(transfer, plan, self), mark))
+            for wait in waits:
+                if isinstance(wait, DeviceTransfer):
+                    wait.precede(enter)
+                else:
+                    device.wait(enter, wait)
+            for one in behind:
+                with lock:
+                    if not one._over and one._end:
+                        device.wait(enter, one._end)
+            last = self.last
+            if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
+                with lock:
+                    if not last._over:
+                        device.wait(enter, last._end)
+            device.record(begin, enter)
+            for prepared, mark in steps:
+                path.issue(transfer, prepared)
+                if mark:
+                    device.record(mark, leave)
+            if enter != leave and not steps:
+                device.wait(leave, begin)
+            device.record(end, leave)
+            self._fly(transfer, begin, end)
+        except BaseException as error:
+            if not transfer._end:
+                self._end_broken(transfer, begin, end, error)
+            raise
+
+    def _fly(self, transfer: DeviceTransfer, begin: int, end: int) -> None:
+        alarm = self._alarm
+        with self._resources.lock:
+            try:
+                transfer.fly(begin, end, self)
+            finally:
+                if alarm.asleep:
+                    alarm.asleep = False
+                    alarm.calls.put(None)
+
+    def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
+        """Keep everything until all streams of the lane have passed what was issued before an error."""
+        transfer.fail(error)
+        device = self._device
+        try:
+            for stream in self.streams:
+                event = transfer.event()
+                device.record(event, stream)
+                device.wait(self.copy, event)
+            device.record(end, self.copy)
+        except TransferError:  # the context is lost, and with it all that runs
+            transfer.lose()
+            return
+        self._fly(transfer, begin, end)
+
+    def issue_later(
+        self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer]
+    ) -> None:
+        """Issue a transfer behind what the lane's own thread has to issue; that thread holds no lock meanwhile.
+
+        While it has work, submits queue here instead of going to the streams themselves.
+
+        Args:
+            transfer, path, behind: as in :meth:`issue`.
+            after: what the CPU is to wait for, where ``waits`` is None.
+            waits: as in :meth:`issue`; None where only the CPU can wait.
+        """
+        # An event is awaited as it is recorded now; by the time this is issued, its owner may have recorded it again.
+        if waits is not None and transfer.kept is not None:
+            waits = [recorded(wait, transfer, self.gate) for wait in waits]
+        earlier = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
+        device = self._device
+
+        def job() -> None:
+            try:
+                if not self._take(transfer, after if waits is None else None, earlier):
+                    transfer.give_back()
+                    return
+                with device.current(), device.patient():
+                    self.issue(transfer, path, waits or [], behind)
+            except BaseException as error:  # noqa: BLE001  # it belongs to the transfer; the next one must still run
+                transfer.abandon(error)
+
+        if not self.thread.started:
+            try:
+                self.thread.start()
+            except TransferError as error:
+                why = error.__cause__
+                raise TransferError(f"no thread issues a transfer of {transfer.plan.nbytes} bytes: {why}") from why
+        transfer.defer(job)
+        self.pending.append(transfer, self.stir)
+        if self.pending.closed and self.pending.withdraws(transfer):
+            raise TransferError(CLOSED_ERROR)
+
+    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[DeviceTransfer]) -> bool:
+        """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of what comes before a transfer.
+
+        Returns:
+            False where the transfer was cancelled meanwhile.
+
+        Raises:
+            BaseException: what ``after`` raised.
+        """
+        self.waiting = transfer
+        problem: BaseException | None = None
+        try:
+            problem = wait_on_cpu(after, self.standby, self.wake, lambda: transfer._over)
+            for one in earlier if problem is None else ():
+                wait_for_issue(one, transfer, self.wake)
+            if problem is None and not transfer._over:
+                self._wait_for_room()
+        except BaseException as error:  # noqa: BLE001  # where the transfer was cancelled, its error is of no interest
+            problem = error
+        self.waiting = None
+        with self.lock:  # a submit within which this one was made may still be issuing
+            pass
+        if not transfer.take_up():
+            return False
+        if problem is not None:
+            raise problem
+        return True
+
+    # Its thread.
+
     def stop(self) -> None:
         """End the thread behind what it has to issue."""
         self.pending.close(self.stir)
 
     def _serve(self) -> None:
         while (transfer := self._next()) is not None:
-            transfer._issue_now()
+            transfer.issue_now()
             self.pending.take()
-            transfer._is_issued()
+            transfer.is_issued()
             del transfer
         self.standby.dismiss()
 
@@ -146,10 +333,3 @@ class Lane:
             if transfer is not None or self.pending.ended():
                 return transfer
             self.wake.get()
-
-
-class Fork:
-    """What stands for a lane in the capture of a graph: one stream of its own."""
-
-    def __init__(self, stream: int) -> None:
-        self.kernel = stream

@@ -7,38 +7,33 @@ GPU at the speed of its memory. Chunks go through the slots of a ring, so that b
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 
-from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
 from kvplan.cuda.device import DriverError
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.copies import SLICE, STEP, alone, copy_all, long_to_issue, pace, refuse
+from kvplan.execute.gpu.copy_engine import alone, copy_all, long_to_issue, refuse
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
+from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
+from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits, Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
+from kvplan.execute.gpu.tables import Kernel
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, cut
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
-from kvplan.plan.staging import GRAIN, Staging
-
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.backend import Runtime
-    from kvplan.execute.gpu.device_transfer import DeviceTransfer
-    from kvplan.execute.gpu.lane import Lane
-    from kvplan.execute.gpu.tables import Kernel
+from kvplan.plan.staging import GRAIN, Staging, staging_of
 
 SLOTS = 4
 TILE = 32 << 10  # bytes
 WARPS = 16
 CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # of the kernel that brings along what the others read
-FEW_CHUNKS = 3
-MANY_CHUNKS = 256  # more of them are issued by the lane's own thread: the driver's queue has an end
 NOTHING = np.empty(0, dtype=np.int64)
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -87,84 +82,114 @@ class Ring:
         return first, busy
 
 
-class StagedPath:
+class Chunks(NamedTuple):
+    """The calls that send one part through the ring.
+
+    Attributes:
+        rows: (n, 4) int64: the calls, as :mod:`kvplan.cuda.calls` has them.
+        made: (3, m) int64: source, destination and bytes of the descriptors that they copy.
+        kernel: of their launches.
+        leave: the stream that the transfer ends on.
+        carry: address of the header of a launch that brings along what the kernels read; 0 where there is none.
+        kernels: the stream of that launch.
+        apart: whether the copies of some chunks cannot be one batch.
+        seams: addresses on the host that no copy may cross.
+    """
+
+    rows: Int64Array
+    made: Int64Array
+    kernel: Kernel
+    leave: int
+    carry: int
+    kernels: int
+    apart: bool
+    seams: Int64Array
+
+
+class StagedPath(Path):
     """Copy engine and kernel in a pipeline."""
 
     name = "staged"
-    capturable = False
-    in_order = True
 
-    def __init__(self, runtime: Runtime, policy: Policy) -> None:
-        self._runtime = runtime
-        self._policy = policy
+    def __init__(self, resources: Resources) -> None:
+        super().__init__(resources)
         self._rings: dict[str, Ring] = {}
 
-    def streams(self, lane: Lane, direction: str) -> tuple[int, int]:
-        """Where a transfer begins and where it ends."""
+    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
+        """Also where the ring that the policy allows does not hold a granule of every part; see :meth:`Path.refuse`."""
+        if plan.direction == "device":
+            return PathError, "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
+        refusal, most = refuse_kernels(self.name, sides), self._resources.policy.staging_bytes
+        if refusal or most is None:
+            return refusal
+        for part in plan.parts:
+            needed = staging_of(part.group, plan.direction).nbytes
+            if needed > most:
+                return (
+                    PathError,
+                    f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many",
+                )
+        return None
+
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        """See :meth:`Path.slow`."""
+        plan, resources = transfer.plan, self._resources
+        if plan.nbytes > resources.limits.slow_chunks * self._chunk_nbytes():
+            return True
+        way = plan.direction
+        held = [(part.units.shape[1], staging_of(part.group, way).extents[2]) for part in plan.parts]
+        return long_to_issue(resources, way, held, resources.limits.batch_copies)
+
+    def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
+        """See :meth:`Path.streams`."""
         return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
 
-    def slow(self, plan: Plan, groups: int = 1) -> bool:
-        """Whether issuing it takes the CPU long, cut into so many groups of layers."""
-        del groups
-        chunk = self._chunk_nbytes()
-        if plan.nbytes > MANY_CHUNKS * chunk:
-            return True
-        runtime, way = self._runtime, plan.direction
-        held = [(part.units.shape[1], runtime.staging(part.group, way).extents[2]) for part in plan.parts]
-        return long_to_issue(runtime.device, way, held, SLICE)
-
-    def check(self, plan: Plan) -> None:
-        """The ring that the policy allows holds a granule of every part.
-
-        Raises:
-            PathError: it does not.
-        """
-        most = self._policy.staging_bytes
-        if most is None:
-            return
-        for part in plan.parts:
-            needed = self._runtime.staging(part.group, plan.direction).nbytes
-            if needed > most:
-                raise PathError(f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many")
-
-    def make_ready(self, plan: Plan) -> None:
+    def warm_up(self, plan: Plan) -> None:
         """Compile kernels and loops, and upload run tables; the ring is taken by the first transfer."""
-        tables, host_is_src = self._runtime.tables, plan.direction == "load"
-        dealing().load()
+        tables, host_is_src = self._resources.tables, plan.direction == "load"
+        ring_loops().load()
         for part in plan.parts:
-            items = _ringed(self._runtime.staging(part.group, plan.direction), load=host_is_src)
-            tables.make_ready(part.group, *items, TILE, key=("ring", host_is_src), max_warps=WARPS)
+            items = _ringed(staging_of(part.group, plan.direction), load=host_is_src)
+            tables.warm_up(part.group, *items, TILE, key=("ring", host_is_src), max_warps=WARPS)
         if not host_is_src:
             tables.function(CARRIER)
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Lane) -> Callable[[], None]:
-        """Deal units out to chunks; what is returned sends them through the ring, on both of the lane's streams."""
-        host = self._runtime.seams(plan)[0 if plan.direction == "load" else 1]
-        ready = [
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> list[Chunks]:
+        """Deal units out to chunks; see :meth:`Path.prepare`."""
+        host = self._resources.reach.seams(plan)[0 if plan.direction == "load" else 1]
+        return [
             self._prepare_part(transfer, part, skips, plan, host, lane)
             for part, skips in zip(plan.parts, plan.skips, strict=True)
             if part.units.shape[1]
         ]
 
-        def run() -> None:
-            for part in ready:
-                part()
-
-        return ready[0] if len(ready) == 1 else run
+    def issue(self, transfer: DeviceTransfer, prepared: list[Chunks]) -> None:
+        """Send chunks through the ring, on both of the lane's streams; see :meth:`Path.issue`."""
+        for chunks in prepared:
+            if chunks.carry:
+                function, threads, shared = self._resources.tables.function(CARRIER)
+                self._resources.device.launch(function, 1, threads, shared, chunks.kernels, chunks.carry)
+            rows, begun = chunks.rows, 0
+            for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist() if chunks.apart else ():
+                self._run(transfer, chunks, rows[begun:at])
+                self._copy(transfer, chunks, *rows[at, 1:].tolist())
+                begun = at + 1
+            self._run(transfer, chunks, rows[begun:])
 
     def _prepare_part(
-        self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array, lane: Lane
-    ) -> Callable[[], None]:
-        runtime, load = self._runtime, plan.direction == "load"
-        staging = runtime.staging(part.group, plan.direction)
+        self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,
+        lane: Streams,
+    ) -> Chunks:  # fmt: skip
+        resources, load = self._resources, plan.direction == "load"
+        limits, staging = resources.limits, staging_of(part.group, plan.direction)
         ring = self._ring(transfer, lane.name, staging.nbytes)
         count, per = part.units.shape[1], staging.granule_units
         skip = skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
-        granules = granules_of(plan.nbytes, staging.nbytes, ring.slot_nbytes)
+        granules = granules_of(plan.nbytes, staging.nbytes, ring.slot_nbytes, limits)
         chunks = last // granules + 1
         first_slot, busy = ring.enter(transfer, chunks)
-        table = runtime.tables.get(
+        table = resources.tables.get(
             part.group, *_ringed(staging, load=load), TILE, lane.kernel, key=("ring", load), max_warps=WARPS
         )
         head = staging.part(skip, end + 1 if last == 0 else per)
@@ -174,96 +199,75 @@ class StagedPath:
         # than the copying. A load brings them along with its first chunk.
         nbytes = 8 * (HEADER * chunks + 2 * count)
         piece = transfer.slot(nbytes)
-        many = chunks > FEW_CHUNKS
+        many = chunks > limits.few_chunks
         carried = transfer.scratch(nbytes) if load or many else piece
         extra = int(load)
         made, edges = np.empty((3, extra + total), dtype=np.int64), np.empty(chunks + 1, dtype=np.int64)
         if load:
             made[:, 0] = (piece.address, carried.address, nbytes)
-        dealing().deal(
+        ring_loops().deal(
             part.units, load, skip, per, staging.unit_hosts, staging.unit_rings, head, staging.extents, tail,
             ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
             table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
-        single = alone(runtime.device, plan.direction, made[2, extra : edges[-1]])
-        transfer.launches += chunks + max(single, chunks)
-        transfer.copies += count * staging.runs.shape[1] + int(edges[-1])
+        single = alone(resources, plan.direction, made[2, extra : edges[-1]])
+        transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, chunks))
         at_once = not seams.size and not single
-        two = load and chunks > 1 and self._policy.streams != 1
+        two = load and chunks > 1 and resources.policy.streams != 1
         # The other kernels are to run behind those of earlier transfers, and behind the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
         rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
-        calls, apart = writing().schedule(
-            load, edges, SLICE if at_once else 0, first_slot, busy, ring.filled, ring.freed,
+        written, apart = calls().schedule(
+            load, edges, limits.batch_copies if at_once else 0, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, rows,
         )  # fmt: skip
         leave = self.streams(lane, plan.direction)[1]
-        before = self._carry(transfer, piece, carried, nbytes, lane.kernel) if many and not load else None
-        if apart:
-            copy = partial(self._copy, transfer, made, seams)
-            return partial(self._run_apart, transfer, rows[:calls], made, table.kernel, leave, before, copy)
-        return partial(self._run, transfer, rows[:calls], made, table.kernel, leave, before)
+        carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
+        return Chunks(rows[:written], made, table.kernel, leave, carry, lane.kernel, bool(apart), seams)
 
-    def _carry(
-        self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int, stream: int
-    ) -> Callable[[], None]:
-        """A launch that copies a slot to GPU memory: the copy engine may be busy for long with what others load."""
-        self_made = transfer.slot(8 * (HEADER + 4))
+    def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
+        """Address of the header of a launch that copies a slot to GPU memory.
+
+        The copy engine may be busy for long with what others load.
+        """
+        self._resources.tables.function(CARRIER)
+        header = transfer.slot(8 * (HEADER + 4))
         columns = np.array([[piece.address], [carried.address], [-(-nbytes // 16) * 16]], dtype=np.int64)
-        write_flat(self_made, columns, -(-int(columns[2, 0]) // CARRIER.width))
-        function, threads, shared = self._runtime.tables.function(CARRIER)
-        return partial(self._runtime.device.launch, function, 1, threads, shared, stream, self_made.address)
+        write_flat(header, columns, -(-int(columns[2, 0]) // CARRIER.width))
+        return header.address
 
-    def _run(
-        self, transfer: DeviceTransfer, rows: Int64Array, made: Int64Array, kernel: Kernel, leave: int,
-        before: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
-        """Send chunks through the ring, to the stream that the transfer leaves by."""
-        device = self._runtime.device
+    def _run(self, transfer: DeviceTransfer, chunks: Chunks, rows: Int64Array) -> None:
+        """Issue some of the calls."""
+        device, most = self._resources.device, self._resources.policy.max_programs
         # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
-        programs = min(self._policy.max_programs or device.multiprocessors, device.multiprocessors)
-        if before is not None:
-            before()
+        programs = min(most or device.multiprocessors, device.multiprocessors)
         while len(rows):
-            step = STEP - transfer._unmarked
+            step = transfer.room
             some, rows = rows[:step], rows[step:]
             try:
-                device.issue(some, made, kernel, programs)
+                device.issue(some, chunks.made, chunks.kernel, programs)
             except DriverError as error:
-                refuse(error, tuple(made), range(made.shape[1]))
-            pace(device, transfer, len(some), leave)
+                refuse(error, tuple(chunks.made), range(chunks.made.shape[1]))
+            transfer.pace(len(some), chunks.leave)
 
-    def _run_apart(
-        self, transfer: DeviceTransfer, rows: Int64Array, made: Int64Array, kernel: Kernel, leave: int,
-        before: Callable[[], None] | None, copy: Callable[[int, int, int], None],
-    ) -> None:  # fmt: skip
-        """The same where the copies of some chunks cannot be one batch."""
-        begun = 0
-        for at in np.flatnonzero(rows[:, 0] == writing().APART).tolist():
-            self._run(transfer, rows[begun:at], made, kernel, leave, before)
-            copy(*rows[at, 1:].tolist())
-            begun, before = at + 1, None
-        self._run(transfer, rows[begun:], made, kernel, leave, before)
-
-    def _copy(
-        self, transfer: DeviceTransfer, columns: Int64Array, seams: Int64Array, first: int, last: int, stream: int
-    ) -> None:
-        made = Descriptors(*(column[first:last] for column in columns))
+    def _copy(self, transfer: DeviceTransfer, chunks: Chunks, first: int, last: int, stream: int) -> None:
+        """Issue the copies of a chunk that cannot be one batch."""
+        made, seams = Descriptors(*(column[first:last] for column in chunks.made)), chunks.seams
         if seams.size:
             load = transfer.plan.direction == "load"
             made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-        copy_all(self._runtime.device, transfer, made, 0, made.size.size, stream)
+        copy_all(transfer, made, 0, made.size.size, stream)
 
     def close(self) -> None:
         """Give the rings' events back; nothing is in flight."""
         for ring in self._rings.values():
-            self._runtime.events += ring.events
+            self._resources.events.extend(ring.events)
         self._rings.clear()
 
     def _chunk_nbytes(self) -> int:
-        chunk = self._policy.chunk_bytes or CHUNK_NBYTES
-        most = self._policy.staging_bytes
+        chunk = self._resources.policy.chunk_bytes or self._resources.limits.chunk_nbytes
+        most = self._resources.policy.staging_bytes
         return chunk if most is None else min(chunk, max(most // 2, 1))
 
     def _ring(self, transfer: DeviceTransfer, lane: str, granule: int) -> Ring:
@@ -271,22 +275,17 @@ class StagedPath:
         ring = self._rings.get(lane)
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
-        runtime = self._runtime
+        resources = self._resources
         # Here the compiled loop is loaded: else it would be, first, between a transfer's first event and its copies.
-        runtime.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
+        resources.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
         slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
-        most = self._policy.staging_bytes
+        most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
-        events = [transfer.event() for _ in range(2 * slots)]  # its own, until there is a ring; as is the memory
-        runtime.memory.take(slots * slot, transfer._pieces, exact=True)
-        *pieces, (_, piece) = transfer._pieces
-        borrowed = transfer._borrowed[: -len(events)]
-        if ring is not None:  # what is in flight on this lane still uses it, and ends before this transfer
-            pieces.append(runtime.memory.held(ring.piece))
-            borrowed += ring.events
-        made = Ring(events, piece, slots, slot)
-        self._rings[lane] = made  # from here to the end of the next line no signal is looked at
-        transfer._pieces, transfer._borrowed = pieces, borrowed
+        events = [transfer.event() for _ in range(2 * slots)]  # the transfer's own, until there is a ring
+        made = Ring(events, transfer.scratch(slots * slot, exact=True), slots, slot)
+        # What is in flight on this lane still uses the old ring, and ends before this transfer.
+        old_events, old = ([], []) if ring is None else (ring.events, [resources.memory.held(ring.piece)])
+        transfer.exchange(len(events), old_events, old, self._rings, lane, made)
         return made
 
 
@@ -295,31 +294,32 @@ def _ringed(staging: Staging, *, load: bool) -> tuple[Int64Array, int]:
     return staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment
 
 
-def granules_of(nbytes: int, granule: int, slot: int) -> int:
+def granules_of(nbytes: int, granule: int, slot: int, limits: Limits = DEFAULT_LIMITS) -> int:
     """Granules of a chunk.
 
     Args:
         nbytes: of the plan.
         granule, slot: bytes of a granule, and of a slot of the ring, which holds at least one.
+        limits: how small a chunk may be.
 
     >>> [-(-16 // granules_of(16 * granule, granule, 42 << 20)) for granule in (147456, 655360, 1310720)]
     [1, 2, 3]
     """
-    few = max(min(nbytes // SMALL_CHUNK_NBYTES, SMALL_CHUNKS), 1)
+    few = max(min(nbytes // limits.small_chunk_nbytes, limits.small_chunks), 1)
     return min(slot // granule, -(-nbytes // (few * granule)))
 
 
 @cache
-def dealing() -> ModuleType:
-    """The compiled loop, loaded with the first staged transfer."""
+def ring_loops() -> ModuleType:
+    """The loop that deals units out, loaded with the first staged transfer."""
     from kvplan.execute.gpu import ring_loops as loaded
 
     return loaded
 
 
 @cache
-def writing() -> ModuleType:
-    """The loop that writes calls down, loaded likewise."""
+def calls() -> ModuleType:
+    """The loop that writes calls down, loaded with the first staged transfer."""
     from kvplan.cuda import calls as loaded
 
     return loaded

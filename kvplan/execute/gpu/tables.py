@@ -5,21 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvplan.base.threads import aside
-from kvplan.cuda.device import NOT_READY, Uncaptured
+from kvplan.cuda.device import NOT_READY, Device, Uncaptured
 from kvplan.errors import TransferError
+from kvplan.execute.gpu.arena import Arena, Piece
 from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import RunGroup
-
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.arena import Arena, Piece
-    from kvplan.execute.gpu.backend import Runtime
-
 
 Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
 
@@ -45,10 +41,22 @@ class Table:
 
 
 class Tables:
-    """All run tables of one device. A table lives as long as its run group, which every plan of it holds."""
+    """All run tables of one executor. A table lives as long as its run group, which every plan of it holds.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    Args:
+        device: the GPU.
+        lock: of the executor.
+        events: events that no transfer uses.
+        slots: pinned host memory.
+        memory: GPU memory.
+    """
+
+    def __init__(self, device: Device, lock: Any, events: list[int], slots: Arena, memory: Arena) -> None:
+        self._device = device
+        self._lock = lock
+        self._events = events
+        self._slots = slots
+        self._arena = memory
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
         self._functions: dict[Shape, Kernel] = {}
         self._compiling = threading.RLock()
@@ -80,31 +88,31 @@ class Tables:
     def _enter(
         self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int, entry: Any
     ) -> Table:  # fmt: skip
-        device = self._runtime.device
-        with device.current(), self._runtime.lock, Uncaptured(device):
+        device = self._device
+        with device.current(), self._lock, Uncaptured(device):
             known = self._known.setdefault(group, {})
             table = known.get(entry)
             if table is None:
                 table = known[entry] = self._make(group, items, shape, kernel, stream)
         return table
 
-    def make_ready(
+    def warm_up(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS
     ) -> None:
-        """Make a table ahead of the first transfer, on a stream of its own, and wait until it is there.
+        """Make a table before the first transfer, on a stream of its own, and wait until it is there.
 
         No transfer keeps the group meanwhile: were it dropped, the upload would write into memory given to others.
         """
-        runtime = self._runtime
-        with runtime.lock:
+        device = self._device
+        with self._lock:
             if (key, tile, max_warps) in self._known.get(group, {}):  # a transfer's, or there already
                 return
-            stream = self._aside = self._aside or runtime.device.stream()
+            stream = self._aside = self._aside or device.stream()
         table = self._table(group, items, alignment, tile, stream, key, max_warps)
         fresh = table.fresh
         if fresh:
-            with Uncaptured(runtime.device):
-                runtime.device.driver.cuEventSynchronize(fresh)
+            with Uncaptured(device):
+                device.driver.cuEventSynchronize(fresh)
             self._wait(table, stream)
 
     def function(self, shape: Shape) -> Kernel:
@@ -115,7 +123,7 @@ class Tables:
     def _compile(self, shape: Shape) -> Kernel:
         from kvplan.execute.gpu.kernel import compile_kernel
 
-        device = self._runtime.device
+        device = self._device
         with self._compiling, device.current(), Uncaptured(device):  # a lock of its own: it takes long
             made = self._functions.get(shape)
             if made is None:
@@ -127,14 +135,14 @@ class Tables:
 
     def close(self) -> None:
         """Unload all; the device is current and nothing in flight."""
-        cu = self._runtime.device.driver
+        cu = self._device.driver
         for module in self._modules:
             cu.cuModuleUnload(module)
         if self._aside:
             cu.cuStreamDestroy_v2(self._aside)
         for table in (table for tables in self._known.values() for table in tables.values()):
             if table.fresh:
-                self._runtime.events.append(table.fresh)
+                self._events.append(table.fresh)
                 table.fresh = 0
         self._modules.clear()
         self._aside = 0
@@ -146,33 +154,37 @@ class Tables:
 
         No signal comes in: it is called aside.
         """
-        runtime = self._runtime
-        if runtime.device.capturing(stream):
-            stream = self._aside = self._aside or runtime.device.stream()
+        device, slots, memory = self._device, self._slots, self._arena
+        if device.capturing(stream):
+            stream = self._aside = self._aside or device.stream()
         made = cut(items, shape.width)
         count = made.shape[1]
-        source, target = runtime.slots.take(made.nbytes), runtime.memory.take(made.nbytes)
+        source, target = slots.take(made.nbytes), memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
-        fresh = runtime.take_event()
+        fresh = self._event()
         try:
-            runtime.device.copy(target.address, source.address, made.nbytes, stream)
-            runtime.device.record(fresh, stream)
+            device.copy(target.address, source.address, made.nbytes, stream)
+            device.record(fresh, stream)
         except TransferError:  # the copy may run: its memory stays as it is
-            runtime.events.append(fresh)
+            self._events.append(fresh)
             raise
         at, step = target.address, 8 * count
         header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
         table = Table(shape, kernel, count, header, fresh)
-        weakref.finalize(
-            group, _drop, runtime.slots, runtime.memory, runtime.events, source, target, table
-        ).atexit = False
+        weakref.finalize(group, _drop, slots, memory, self._events, source, target, table).atexit = False
         return table
+
+    def _event(self) -> int:
+        """An event that nothing else uses; called in a thread that no signal comes into."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            return self._device.event()
 
     def _wait(self, table: Table, stream: int) -> None:
         """Let a stream wait for the upload, until it is known to have passed."""
-        runtime = self._runtime
-        device = runtime.device
-        with runtime.lock, Uncaptured(device):
+        device = self._device
+        with self._lock, Uncaptured(device):
             if not table.fresh:
                 return
             if device.capturing(stream):  # a graph may not wait for what is outside it
@@ -181,7 +193,7 @@ class Tables:
                 device.wait(stream, table.fresh)
                 return
             fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
-            runtime.events.append(fresh)
+            self._events.append(fresh)
 
 
 def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target: Piece, table: Table) -> None:

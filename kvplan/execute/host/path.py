@@ -77,7 +77,7 @@ class HostPath:
         self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
 
     def look(self) -> None:
-        """Stop if the executor is gone, so that nobody can submit any more."""
+        """Stop if the executor is gone, so that no more submits can come."""
         if self._owner is not None and self._owner() is None and not self.waiting.closed:
             self.stop()
 
@@ -87,11 +87,7 @@ class HostPath:
         self.normal.thread.start()
 
     def check_open(self) -> None:
-        """Check that transfers can be submitted.
-
-        Raises:
-            TransferError: the path is closed, or belongs to another process.
-        """
+        """Raise TransferError if the path is closed or belongs to another process."""
         check_process(self.generation)
         if self.waiting.closed:
             raise TransferError(CLOSED_ERROR)
@@ -101,12 +97,7 @@ class HostPath:
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
-        """Load the loops that plan and copy.
-
-        Raises:
-            LayoutError, PathError: a submit of the plan would be refused.
-            TransferError: the path is closed, or this is a forked child.
-        """
+        """Load the loops that plan and copy; see :meth:`kvplan.Executor.prepare`."""
         del by_layer
         self.check_open()
         if plan is not None:
@@ -116,13 +107,7 @@ class HostPath:
             import_module("kvplan.execute.host.memcpy").load()
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
-        """Queue a plan and return at once. All layers arrive at its end, none before.
-
-        Raises:
-            LayoutError: the destination is read-only, or addresses are not this process's.
-            PathError: the plan touches memory that is not the CPU's.
-            TransferError: the path is closed, this is a forked child, or no thread starts for urgent transfers.
-        """
+        """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
         del by_layer
         check_plan(plan)
         self.check_open()

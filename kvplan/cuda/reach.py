@@ -6,14 +6,18 @@ import weakref
 from bisect import bisect_right
 from typing import NamedTuple
 
+import numpy as np
+
 from kvplan.cuda.device import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
 from kvplan.layout.address_ranges import stretches
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.descriptors import Seams
+from kvplan.plan.plan import Plan
 
 
 class Facts(NamedTuple):
-    """What an executor must know of a layout before it moves bytes.
+    """Facts of a layout's memory that an executor needs before it moves bytes.
 
     Attributes:
         device: where its memory is.
@@ -35,7 +39,7 @@ class Reach:
         self._known: dict[int, tuple[weakref.ref[KVLayout], Facts]] = {}
 
     def facts(self, layout: KVLayout) -> Facts:
-        """What is known of a layout of real addresses; the device is current."""
+        """Find the facts of a layout of real addresses; the device is current."""
         key = id(layout)
         entry = self._known.get(key)
         if entry is not None and entry[0]() is layout:
@@ -57,6 +61,19 @@ class Reach:
         if not pageable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts
+
+    def seams(self, plan: Plan) -> Seams:
+        """Seams of a plan: those of its layouts, and the ends of registrations, which layouts do not tell."""
+        facts = self.facts
+        if not any(facts(src).seams or facts(dst).seams for src, dst in plan.layouts):
+            return plan.seams
+        found = [[facts(layout).seams for layout in side] for side in zip(*plan.layouts, strict=True)]
+        return Seams(
+            *(
+                np.union1d(told, np.array([seam for seams in side for seam in seams], dtype=np.int64))
+                for told, side in zip(plan.seams, found, strict=True)
+            )
+        )
 
     def _walk(self, region: Region, first: int, last: int) -> tuple[str, list[int]]:
         """From registration to registration: why not all is pinned, or "", and where they end."""

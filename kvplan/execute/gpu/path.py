@@ -1,0 +1,175 @@
+"""The Protocol of paths: what each way of moving bytes between a GPU and the host promises to the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+from kvplan.cuda.reach import Facts
+from kvplan.errors import HostMemoryError, KVPlanError, PathError
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.resources import Resources
+from kvplan.plan.plan import Plan
+
+Refusal = tuple[type[KVPlanError], str]  # the error that a refused plan raises: its class and its text
+
+
+class Sides(NamedTuple):
+    """The memory on both sides of a plan.
+
+    Attributes:
+        here: the executor's own GPU, such as ``"cuda:0"``.
+        devices: all GPUs with memory in the plan, in their order.
+        pageable: why some of the host's memory is not pinned, or "".
+        unserved: why no path serves such a plan, or "".
+    """
+
+    here: str
+    devices: tuple[str, ...]
+    pageable: str
+    unserved: str
+
+
+class Streams(Protocol):
+    """The streams that a path puts its work on: those of a lane, or the one of a capture."""
+
+    @property
+    def name(self) -> str:
+        """Name of the lane."""
+
+    @property
+    def copy(self) -> int:
+        """The stream for copies."""
+
+    @property
+    def kernel(self) -> int:
+        """The stream for kernels."""
+
+    @property
+    def other(self) -> int:
+        """A second stream for kernels."""
+
+    @property
+    def last(self) -> DeviceTransfer | None:
+        """The last transfer that was issued here, while it is in flight."""
+
+    def sides(self, count: int) -> Sequence[int]:
+        """More streams for copies."""
+
+
+class Path(Protocol):
+    """One way to move a plan's bytes. An executor makes one object of each class in ``backend.PATHS``.
+
+    For each submit the executor calls, in this order:
+
+    1. :meth:`refuse`, in the submitting thread. A path that ``auto`` has chosen before for such plans is not asked.
+    2. :meth:`slow`, in the submitting thread, to decide which thread issues the transfer.
+    3. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
+    4. :meth:`issue`, with each result of :meth:`prepare`, in the same order.
+
+    Steps 3 and 4 run in one thread, which alone issues on the lane; the GPU is current there. Between them the executor
+    lets the first stream of :meth:`streams` wait for all that the transfer must come after. It records an event on
+    either stream of :meth:`streams`, before and after the calls of :meth:`issue`.
+
+    An exception of :meth:`prepare` or :meth:`issue` is the error of the transfer. The path need not undo anything. The
+    executor waits until all streams of the lane have passed what was issued, and then takes back what the transfer
+    borrowed. So memory and events must come from the transfer: ``slot``, ``scratch``, ``event``.
+
+    Attributes:
+        name: of the path, as results and statistics show it, and as ``Policy(path=…)`` names it.
+        capturable: whether a transfer can be captured into a CUDA graph. All work must then go to ``lane.kernel``.
+        in_order: whether two transfers of this path on one lane keep their order by themselves.
+    """
+
+    name: str
+    capturable: bool = False
+    in_order: bool = True
+    _resources: Resources
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+
+    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
+        """Why the path cannot serve a plan; None where it can. Nothing may change by the question."""
+        del plan, sides
+        return None
+
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        """The cost of issuing: whether it takes the CPU so long that the lane's own thread should do it.
+
+        About 256 calls of the driver, or 2,048 copies in batches, are long. The plans that the transfer is cut into are
+        ``transfer.pieces()``.
+        """
+        del transfer
+        return False
+
+    def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
+        """The stream that a transfer begins on, and the stream that it ends on.
+
+        All work of the transfer must come after what the first stream has, and before what the second stream gets next.
+        """
+        del direction
+        return lane.copy, lane.copy
+
+    def warm_up(self, plan: Plan) -> None:
+        """Compile and upload all that such plans take, of any size; nothing is moved."""
+        del plan
+
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Any:
+        """Do all work that needs no call of the driver, and count it (``transfer.count``).
+
+        Args:
+            transfer: lends memory and events, and holds them until it has ended.
+            plan: what to move: the transfer's plan, or a part of it. It moves at least one byte.
+            lane: the streams.
+
+        Returns:
+            What :meth:`issue` takes.
+        """
+        raise NotImplementedError
+
+    def issue(self, transfer: DeviceTransfer, prepared: Any) -> None:
+        """Give the work to the driver. After every few calls, ``transfer.pace`` keeps the driver's queue from filling.
+
+        Args:
+            transfer: as in :meth:`prepare`.
+            prepared: what :meth:`prepare` has returned.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the path keeps between transfers; none is in flight."""
+        return
+
+
+def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
+    """Why a path that launches kernels cannot serve a plan: foreign or pageable memory, or no Triton."""
+    if sides.devices != (sides.here,):
+        others = ", ".join(sides.devices)
+        return PathError, f"path {name!r} reaches {sides.here} and pinned memory; the plan is of {others}"
+    if sides.pageable:
+        text = f"path {name!r} reaches pinned memory only: {sides.pageable}; pin it (kvplan.allocate, torch's "
+        return HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
+    if not triton_is_there():
+        return PathError, f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
+    return None
+
+
+def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
+    """The memory on both sides of a plan, from what the driver knows of each layout."""
+    devices = {fact.device if ":" in fact.device else f"{fact.device}:0" for fact in facts} - {"cpu:0"}
+    pageable = next((fact.pageable for fact in facts if fact.pageable), "")
+    unserved = ""
+    if direction == "host":
+        unserved = "between CPU memories, the executor of device 'cpu' copies"
+    elif here not in devices:
+        unserved = f"moves memory of {here}, and this plan is of {', '.join(sorted(devices))}"
+    return Sides(here, tuple(sorted(devices)), pageable, unserved)
+
+
+@cache
+def triton_is_there() -> bool:
+    """Whether the paths that launch kernels have their compiler."""
+    return find_spec("triton") is not None

@@ -1,0 +1,36 @@
+"""A path in 40 lines: what a new file in `kvplan/execute/gpu` needs, and no more."""
+
+from __future__ import annotations
+
+from kvplan.errors import HostMemoryError
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams
+from kvplan.plan.descriptors import flat
+from kvplan.plan.loops_numpy import Descriptors
+from kvplan.plan.plan import Plan
+
+
+class ToyPath(Path):
+    """A call of the driver for each descriptor, on the lane's stream for copies."""
+
+    name = "toy"
+
+    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
+        if sides.pageable:
+            return HostMemoryError, f"path 'toy' reaches pinned memory only: {sides.pageable}; pin it"
+        return None
+
+    def slow(self, transfer: DeviceTransfer) -> bool:
+        copies = sum(part.units.shape[1] * part.group.packed.shape[1] for part in transfer.plan.parts)
+        return copies > self._resources.limits.slow_calls
+
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[Descriptors, int]:
+        made = flat(plan.moving, self._resources.reach.seams(plan), None)
+        transfer.count(made.size.size, made.size.size)
+        return made, lane.copy
+
+    def issue(self, transfer: DeviceTransfer, prepared: tuple[Descriptors, int]) -> None:
+        made, stream = prepared
+        for dst, src, nbytes in zip(*(column.tolist() for column in (made.dst, made.src, made.size)), strict=True):
+            self._resources.device.copy(dst, src, nbytes, stream)
+            transfer.pace(1, stream)
