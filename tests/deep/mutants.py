@@ -88,8 +88,8 @@ MUTANTS = (
     # Execution: the kernel, waits, a transfer's state.
     Mutant("execute/gpu/kernel.py", "over = item >= items", "over = item > items", "execute/test_copy_kernel.py"),
     Mutant("execute/gpu/shape.py", "pieces = -(-size // each)", "pieces = size // each", "execute/test_shape.py"),
-    Mutant("execute/gpu/waits.py", "        device.record(event, handle)\n", "", "gpu_simulated/test_order.py"),
-    Mutant("execute/gpu/waits.py", "    device.wait(lane.gate, wait)\n", "", "gpu_simulated/test_waiting.py"),
+    Mutant("execute/gpu/waits.py", "        device.record(mine, handle)\n", "", "gpu_simulated/test_order.py"),
+    Mutant("execute/gpu/waits.py", "    device.wait(gate, wait)\n", "", "gpu_simulated/test_waiting.py"),
     Mutant("execute/transfer.py", " or not dst.writable:", ":", "execute/test_bad_input.py"),
     Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", "laws/test_copying.py"),
 )  # fmt: skip
