@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 900  # seconds; a test that hangs has found its mutant
+PATIENCE = 900  # seconds
+FOUND = ("failed", "hangs", "crashes")
 
 
 class Mutant(NamedTuple):
@@ -117,7 +118,7 @@ def copy_of_the_tree(folder: Path) -> None:
 
 
 def outcome(folder: Path, tests: str) -> str:
-    """Run tests in a copy of the tree: "passed", "failed", "hangs", or pytest's other exit status."""
+    """Run tests in a copy of the tree: "passed", "failed", "hangs", "crashes", or pytest's other exit status."""
     paths = [f"tests/{name}" for name in tests.split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
@@ -125,6 +126,8 @@ def outcome(folder: Path, tests: str) -> str:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return "hangs"
+    if done.returncode < 0:  # a signal: copies outside all memory
+        return "crashes"
     return {0: "passed", 1: "failed"}.get(done.returncode, f"exit status {done.returncode}")
 
 
@@ -157,7 +160,7 @@ def main() -> int:
             print(f"without any mutant, these tests end with {whole!r}: {named}", file=sys.stderr)
             return 1
         for number, found in killed(numbers, folder):
-            survived += found not in ("failed", "hangs")
+            survived += found not in FOUND
             mutant = MUTANTS[number]
             print(f"{number:2} {found:8} {mutant.file}: {mutant.text.strip()}", flush=True)
         print(f"{len(numbers) - survived} of {len(numbers)} found in {time.monotonic() - begun:.0f} s")
