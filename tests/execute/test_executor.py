@@ -260,7 +260,7 @@ def test_after_close_nothing_is_taken():
 def test_a_submit_that_races_a_close_is_finished_or_refused():
     _, _, program = pair()
     plan = program.plan([1], [2])
-    for _ in range(10):
+    for _ in range(4):
         executor = kvplan.Executor(policy=kvplan.Policy(threads=1))
         taken, refused = [], []
 

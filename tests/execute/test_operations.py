@@ -23,6 +23,7 @@ from kvplan.execute.ranges import SWITCH
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
 from tests.execute.host_processes import Broken, pair, python
+from tests.patience import until
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, both_ways, executor_on, pair_on
 
@@ -278,9 +279,7 @@ def test_without_being_asked_for_there_are_no_ranges(monkeypatch):
     before = set(threading.enumerate())
     with pytest.raises(PathError, match="KVPLAN_NVTX is set, and NVTX ranges need the package nvtx"):
         kvplan.Executor()
-    for thread in set(threading.enumerate()) - before:  # it has been told to end
-        thread.join(60)
-    assert set(threading.enumerate()) <= before
+    until(lambda: set(threading.enumerate()) <= before)  # its threads have been told to end
 
 
 def test_each_submit_is_a_range(monkeypatch):

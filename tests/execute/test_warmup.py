@@ -41,7 +41,7 @@ def made(executor: kvplan.Executor) -> tuple[set[object], int]:
 
 
 @pytest.mark.parametrize(("path", "direction"), WAYS)
-@examples(60)
+@examples(25)
 @given(case=cases(), seed=st.integers(0, 2**32), named=st.booleans())
 def test_a_transfer_finds_all_that_it_needs(path, direction, case, seed, named):
     device = Device(seed)

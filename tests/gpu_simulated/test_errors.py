@@ -47,8 +47,7 @@ def goes_on(executor: kvplan.Executor, *pairs: Pair) -> None:
 @every_path
 @both_ways
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("inlined", [0, 1 << 20])
+@pytest.mark.parametrize(("late", "inlined"), [(False, 0), (False, 1 << 20), (True, 0)])
 def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, direction, call, late, inlined):
     failed = 0
     for spare in (0, 1, 2, 3, 5, 9, 14):
@@ -92,8 +91,10 @@ def test_a_first_transfer_that_fails_leaves_no_event(path, direction, call):
             device.fail(call, spare=spare, code=719)
             with contextlib.suppress(kvplan.TransferError):
                 executor.submit(pair.program.plan(MOVE.src, MOVE.dst)).synchronize()
-            device.faults.clear()
+            failed = not device.faults.pop(call)
             goes_on(executor, pair)
+        if not failed:  # it is not called as often
+            break
 
 
 def says_so(transfer: kvplan.Transfer, call: str) -> None:

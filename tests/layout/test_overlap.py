@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from itertools import product
 
 import numpy as np
@@ -98,3 +99,12 @@ def test_blocks_in_separate_allocations_share_one_look_at_the_regions():
     assert layout.address(layer=39, part="v", block=299) == blocks[299][39, 1].ctypes.data
     table = layout.components[0].form.table
     assert all(component.form.table is table for component in layout.components)
+
+
+@pytest.mark.parametrize(("second", "meets"), [(7, True), (8, False)])
+def test_parts_that_share_one_byte_overlap(second, meets):
+    memory = np.zeros(12, np.uint8)
+    parts = [memory[:8].reshape(1, 8), memory[second : second + 4].reshape(1, 4)]
+    layouts = [KVLayout.from_tensors("block dim", part, part=name) for part, name in zip(parts, "ab", strict=True)]
+    with pytest.raises(LayoutError, match="they share bytes") if meets else nullcontext():
+        KVLayout.merge(layouts)

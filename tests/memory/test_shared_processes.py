@@ -31,13 +31,13 @@ from tests.memory.shared_workers import (
     rank,
 )
 from tests.patience import PATIENCE
+from tests.profiles import PROFILE
 
 pytestmark = pytest.mark.slow
 
 WRITERS = [Topology(LAYERS, range(start, start + 2)) for start in range(0, 8, 2)]
 READERS = [Topology(range(start, start + 2), HEADS) for start in range(0, 4, 2)]
-TRANSFERS = 10_000
-KILLS = 6
+TRANSFERS, KILLS = (20_000, 12) if PROFILE == "deep" else (4_000, 4)
 spawn = multiprocessing.get_context("spawn")
 _numbers = count()
 
