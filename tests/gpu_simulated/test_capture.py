@@ -8,7 +8,7 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from tests.paged_caches import HOST_NOTATIONS, Move, Paged, Pair
+from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
 from tests.simulated import Device, Graph, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -171,3 +171,22 @@ def test_an_empty_plan_is_captured_as_nothing():
     with executor_on(device, "kernel") as executor:
         graph, _ = capture(device, executor, pair.program.plan([], []))
         replay(device, graph, pair)
+
+
+@both_ways
+@pytest.mark.parametrize("align", [1, 2, 4, 8, 16])
+def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direction, align):
+    device = Device(5)
+    cache = OnDevice(DEVICE_NOTATION, dim=20496, align=align, padded=True)
+    pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=20496, align=align, padded=True))
+    with executor_on(device, "kernel", limits=Limits(launch_groups=0)) as executor:
+        user = Stream(device.stream())
+        graph = device.capture(user.cuda_stream)
+        transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=user)
+        transfer.wait(user)
+        device.end_capture()
+        for move in (MOVE, Move([6, 0], [8, 1]), MOVE):
+            transfer.replan(pair.plan(move))
+            graph.run(device.random)
+            assert not device.wrong
+            pair.check()

@@ -1,22 +1,19 @@
-"""What a review of the GPU executor found, each as a test that failed then: order, captures, layers."""
+"""Waiting on a simulated GPU: for a transfer that failed, an event, a stream of a protocol, and beside a compiler."""
 
 from __future__ import annotations
 
-import gc
 import threading
+from unittest import mock
 
 import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.plan.layers import split_layers
-from kvplan.program.passes import compile_geometry
-from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged
+from tests.paged_caches import Move
+from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     MOVE,
-    POOL,
-    OnDevice,
     both_ways,
     every_path,
     executor_on,
@@ -143,54 +140,35 @@ def test_after_takes_what_has_only_the_protocol_of_streams(path, late):
 # Captures, layers, tables.
 
 
-@both_ways
-@pytest.mark.parametrize("align", [1, 2, 4, 8, 16])
-def test_a_flat_capture_planned_again_moves_every_byte_whatever_its_width(direction, align):
-    device = Device(5)
-    cache = OnDevice(DEVICE_NOTATION, dim=20496, align=align, padded=True)
-    pair = pair_on(device, direction, cache, Paged(HOST_NOTATIONS["layer-first"], dim=20496, align=align, padded=True))
-    with executor_on(device, "kernel", limits=Limits(launch_groups=0)) as executor:
-        user = Stream(device.stream())
-        graph = device.capture(user.cuda_stream)
-        transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=user)
-        transfer.wait(user)
-        device.end_capture()
-        for move in (MOVE, Move([6, 0], [8, 1]), MOVE):
-            transfer.replan(pair.plan(move))
-            graph.run(device.random)
-            assert not device.wrong
-            pair.check()
+def test_whether_a_transfer_is_done_is_said_while_another_thread_compiles():
+    device, answered = Device(1), []
+    pair, back = pair_on(device, "load"), pair_on(device, "store")
+    with executor_on(device, "kernel") as executor:
+        transfer, load = executor.submit(pair.plan(MOVE)), device.load
+
+        def loads(*arguments):
+            asks = threading.Thread(target=transfer.done)
+            asks.start()
+            asks.join(PATIENCE)
+            answered.append(not asks.is_alive())
+            return load(*arguments)
+
+        with mock.patch.object(device, "load", loads):
+            executor.submit(back.plan(MOVE)).synchronize()
+        assert answered == [True]
 
 
-@both_ways
-@pytest.mark.parametrize("path", ["kernel", "staged"])
-def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):
-    for seed in range(4):
-        device = Device(seed, eager=False)
-        pair = pair_on(device, direction)
-        with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
-            gate = device.gate(executor._backend.lanes[direction].kernel)
-            executor.submit(pair.plan(MOVE), by_layer=True)
-            del pair.program
-            compile_geometry.cache_clear()
-            gc.collect()
-            others = []
-            for k in range(6):
-                dim = 32 * (k + 1)
-                others.append(pair_on(device, direction, OnDevice(DEVICE_NOTATION, dim=dim), Paged(POOL.notation,
-                                      dim=dim)))  # fmt: skip
-                executor.submit(others[-1].plan(Move([k], [8 - k])))
-            device.run()  # their tables are uploaded while the first waits
-            gate.set()
-            device.run()
-            for each in (pair, *others):
-                each.check()
+def test_an_after_may_close_the_executor():
+    device = Device(1)
+    pair = pair_on(device, "load")
 
+    class Closes:
+        def synchronize(self) -> None:
+            executor.close()
 
-def test_a_plan_is_cut_by_layers_when_nobody_else_holds_its_program():
-    pair = pair_on(Device(), "load")
-    plan = pair.plan(MOVE)
-    del pair
-    compile_geometry.cache_clear()
-    gc.collect()
-    assert [sorted(layers) for layers, _ in split_layers(plan, 2)] == [[0], [1]]
+    with executor_on(device, "copy_engine") as executor:
+        transfer = executor.submit(pair.plan(MOVE), after=Closes())
+        transfer.synchronize(timeout=PATIENCE)
+        with pytest.raises(kvplan.TransferError, match="closed"):
+            executor.submit(pair.program.plan([1], [2]))
+        pair.check()
