@@ -69,13 +69,11 @@ OPEN: dict[str, dict[str, int]] = {
         "kvplan/measure/rows.py": 3,
     },
     "sentence": {
-        "SECURITY.md": 2,
         "docs/bench.md": 2,
         "docs/cost-model.md": 6,
         "docs/doctor.md": 2,
         "docs/engines.md": 2,
         "docs/gpu.md": 17,
-        "docs/nixl.md": 1,
         "docs/notation.md": 1,
     },
 }
