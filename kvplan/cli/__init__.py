@@ -1,4 +1,7 @@
-"""The command line: one file a command, each with ``add_arguments(parser)`` and ``run(args) -> exit code``."""
+"""The command line: one file for each command, with ``add_arguments(parser)`` and ``run(args) -> exit code``.
+
+Commands share four folders: ``arguments`` reads, ``answers`` makes facts and rows, ``screen`` prints, ``demo_run`` runs the demo.
+"""
 
 from __future__ import annotations
 
