@@ -1,6 +1,6 @@
 """The command line: one file for each command, with ``add_arguments(parser)`` and ``run(args) -> exit code``.
 
-Commands share four folders: ``arguments`` reads, ``answers`` makes facts and rows, ``screen`` prints, ``demo_run`` runs the demo.
+Commands share folders: ``arguments`` reads, ``answers`` makes facts and rows, ``screen`` prints. ``demo_run`` is the demo.
 """
 
 from __future__ import annotations
