@@ -124,24 +124,10 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-class Counted(NamedTuple):
-    """Units of one run group, and how far they merge.
-
-    Attributes:
-        part: the units.
-        facts: what one unit adds.
-        units: how many units.
-        skips: units before the first one in its block, of source and destination.
-        merged: what is left after merging: the granules on the host; and of each size in ``facts.by_size`` the copies,
-            where the group's copies can merge.
-    """
-
-    part: Part
-    facts: GroupFacts
-    units: int
-    skips: tuple[int, int]
-    merged: tuple[int, ...]
-
+# Units of one run group, and how far they merge: the units as a part; what one unit adds; how many units; units before
+# the first one in its block, of source and destination; and what is left after merging: the granules on the host, and
+# of each size in ``by_size`` the copies, where the group's copies can merge. A plain tuple: one is made by each submit.
+Counted = tuple[Part, GroupFacts, int, tuple[int, int], tuple[int, ...]]
 
 _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
 
@@ -183,9 +169,9 @@ def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[in
     if facts.joinable and count > facts.granule_units:
         granules -= follow(part, facts, direction, skips)
     if count < 2 or not group.chainable:
-        return Counted(part, facts, count, skips, (granules,))
+        return part, facts, count, skips, (granules,)
     left = [known[nbytes] if known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
-    return Counted(part, facts, count, skips, (granules, *left))
+    return part, facts, count, skips, (granules, *left)
 
 
 def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
