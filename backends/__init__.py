@@ -1,4 +1,4 @@
-"""Backends: one module an engine or attention backend, each with ``describe(tensors, ...) -> KVLayout``.
+"""Backends: one module for each engine or attention backend, with ``describe(tensors, ...) -> KVLayout``.
 
-A module is imported when it is asked for; none imports torch, an engine, or another backend.
+A module is imported when it is first used. It imports neither torch nor an engine nor another backend.
 """

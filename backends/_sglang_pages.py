@@ -1,4 +1,4 @@
-"""SGLang's pools that are no flat token slots: DeepSeek-V4's pages, and the states of recurrent layers.
+"""SGLang's pools without flat token slots: DeepSeek-V4's pages, and the states of recurrent layers.
 
 Source: SGLang 0.5.23, ``srt/mem_cache/deepseek_v4_memory_pool.py`` (``DeepSeekV4SingleKVPool``,
 ``DeepSeekV4UniformFP8KVPool``, ``DeepSeekV4IndexerPool``), ``kernels/ops/attention/dsv4/kv_layout.py``
@@ -23,7 +23,7 @@ PAGE_ROWS = {
 
 
 class Part(NamedTuple):
-    """What one notation describes of a pool."""
+    """A part of a pool that one notation describes."""
 
     part: str
     notation: str
@@ -32,10 +32,10 @@ class Part(NamedTuple):
 
 
 def parts_of(pool: Any, kind: str) -> list[Part] | None:
-    """The parts of a pool of pages or of states; None of any other pool.
+    """List the parts of a pool of pages or of states; None for any other pool.
 
     Raises:
-        LayoutError: such a pool that one strided map does not describe: why, and what to do instead.
+        LayoutError: one strided map cannot describe the pool; the message gives the reason and an alternative.
     """
     if hasattr(pool, "mamba_cache"):
         return _states(pool.mamba_cache.temporal, pool.mamba_cache.conv, "layer block", _siblings(pool), kind)
@@ -43,8 +43,10 @@ def parts_of(pool: Any, kind: str) -> list[Part] | None:
         dims = "block layer 1" if str(pool.layout).startswith("page_first") else "layer block"
         return _states(pool.temporal_buffer, pool.conv_buffer, dims, len(pool.slot_state_buffers), kind)
     if hasattr(pool, "kv_buffer_rope"):
-        raise LayoutError(f"{kind} keeps a ring of slots a request before its compressed rows, so that rows have no "
-                          "pages; describe those from pool.swa_pages on, 'layer: (block token) dim'")  # fmt: skip
+        raise LayoutError(
+            f"{kind} keeps a ring of slots for each request before its compressed rows, so that rows have no pages; "
+            "describe those from pool.swa_pages on, 'layer: (block token) dim'"
+        )
     if hasattr(pool, "bytes_per_page_padded"):
         return _latents(pool, kind)
     if hasattr(pool, "index_k_payload_buffer"):
@@ -55,25 +57,23 @@ def parts_of(pool: Any, kind: str) -> list[Part] | None:
         return [Part("index", "layer: block dim", pool.index_k_with_scale_buffer, {})]
     if hasattr(pool, "item_bytes") or hasattr(pool, "state_page_bytes"):
         rows = PAGE_ROWS.get(pool.layout, "block layer dim")
-        raise LayoutError(f"{kind} keeps page rows of bytes and does not tell what order they have inside: describe "
+        raise LayoutError(f"{kind} keeps page rows of bytes and does not tell their inner order: describe "
                           f"both sides as whole pages, KVLayout.from_tensors({rows!r}, pool.kv_buffer) here and "
                           "'layer: block dim' of the device's buffers, viewed as uint8")  # fmt: skip
     return None
 
 
 def _latents(pool: Any, kind: str) -> list[Part]:
-    """Pages of latents: rows with their scales inside, or all data of a page and then all scales."""
+    """Describe pages of latents: rows with their scales inside, or all data of a page and then all scales."""
     page, row, form = int(pool.page_size), int(pool.kv_cache_total_dim), pool.kv_layout
     sizes, buffers = {"token": page}, pool.kv_buffer
-    if (
-        form.bytes_per_token != row or not form.scale_bytes or form.is_interleaved
-    ):  # plain values have a layout of others
+    if form.bytes_per_token != row or not form.scale_bytes or form.is_interleaved:  # plain values are row after row
         return [Part("kv", "layer: block (token dim)", [pages[:, : page * row] for pages in buffers], sizes)]
     data, scales = int(form.data_bytes), int(form.scale_bytes)
     step, start, scale_step = form.row_addressing(page)
     if (step, start, scale_step) != (data, page * data, scales):
         raise LayoutError(f"{kind} has rows of {step} bytes, and scales from byte {start} on, {scale_step} bytes each; "
-                          "those of SGLang 0.5.23 follow one another")  # fmt: skip
+                          "SGLang 0.5.23 has all data and then all scales, without gaps")  # fmt: skip
     return [
         Part("kv", "layer: block (token dim)", [pages[:, :start] for pages in buffers], sizes),
         Part("kv_scale", "layer: block (token dim)",
@@ -86,7 +86,7 @@ def _siblings(pool: Any) -> int:
 
 
 def _states(temporal: Any, conv: Sequence[Any], dims: str, beside: int, kind: str) -> list[Part]:
-    """The recurrent state ``"ssm"`` and the convolutions ``"conv"``, ``"conv_1"``, ...; a slot is a block."""
+    """Describe the recurrent state ``"ssm"`` and the convolutions ``"conv"``, ``"conv_1"``, ...; a slot is a block."""
     if beside:
         raise LayoutError(f"{kind} keeps {beside} kinds of side state that belong to no layer: describe each with "
                           "KVLayout.from_tensors('block dim', ...), flattened to (slots, elements), with a part of its "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan.errors import LayoutError
@@ -29,12 +29,25 @@ def steps_of(tensor: Any) -> tuple[int, ...]:
 
 
 def content_dims(count: int) -> str:
-    """Write so many dims of content: ``dim``, or its factors.
+    """Write ``count`` dims of content in notation: ``dim``, or its factors.
 
     >>> content_dims(1), content_dims(3)
     ('dim', 'dim.0 dim.1 dim.2')
     """
     return "dim" if count == 1 else " ".join(f"dim.{k}" for k in range(count))
+
+
+def dense(shape: Sequence[int], steps: Sequence[int], nbytes: int) -> bool:
+    """Tell whether dims are contiguous, the last one innermost; steps are in bytes, ``nbytes`` is of an element.
+
+    >>> dense((4, 8), (16, 2), 2), dense((4, 8), (32, 2), 2)
+    (True, False)
+    """
+    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
+        if extent > 1 and step != nbytes:
+            return False
+        nbytes *= extent
+    return True
 
 
 def kv_names(part: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""How vLLM's CPU kernels pack K and V inside one (block, head); no shape and no stride tells.
+"""Packing of K and V inside one (block, head) by vLLM's CPU kernels; shapes and strides do not show it.
 
 Source: vLLM 0.33.0, ``csrc/cpu/cpu_attn_*.hpp`` (``reshape_and_cache``), ``csrc/cpu/cpu_attn_fp8.hpp`` and
 ``v1/attention/backends/cpu_attn.py`` (``_get_attn_isa``); 0.30.0, 0.26.0 and 0.20.2, the same files.
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
     v_sizes: dict[str, int]
 
     def sides(self, tokens: int) -> tuple[tuple[str, dict[str, int]], tuple[str, dict[str, int]]]:
-        """Axes of K and of V, each with the extents that a block of so many token slots leaves to be told."""
+        """Axes of K and of V, each with the extents that its shape does not give; ``tokens`` is of a block."""
         return (self.k, _extents(self.k, self.k_sizes, tokens)), (self.v, _extents(self.v, self.v_sizes, tokens))
 
 
@@ -51,7 +51,7 @@ BFMMLA_CHANGED = (0, 31)  # V in groups of 8 dims, where it was 2
 
 OPAQUE = Packing("dim", "dim", {}, {})
 
-# vLLM's own names, and two for the kernels behind "neon": which one runs is a matter of how vLLM was compiled.
+# vLLM's own names, and two for the kernels behind "neon": the build of vLLM decides which of them runs.
 ISAS = ("vec", "vec16", "amx", "neon", "neon_fmla", "neon_bfmmla", "rvv", "vxe", "vsx")
 
 
@@ -65,11 +65,11 @@ def packing_of(
     dim: int,
     planes: bool = False,
 ) -> Packing:
-    """The packing of a cache; :data:`OPAQUE` where the instruction set is not known.
+    """Find the packing of a cache; :data:`OPAQUE` where the instruction set is not known.
 
     Args:
         isa: one of :data:`ISAS`; None asks vLLM, where this process has loaded it.
-        version: of vLLM, where it is known.
+        version: of vLLM, if it is known.
         dtype: of the cache.
         itemsize: bytes of an element.
         tokens: token slots of the kernel's block.
@@ -77,7 +77,7 @@ def packing_of(
         planes: whether K and V are in planes of their own, as they are to 0.22.
 
     Raises:
-        LayoutError: an unknown instruction set, groups that do not divide the block, or a version that is lacking.
+        LayoutError: the instruction set is unknown, groups do not divide the block, or the version is missing.
 
     >>> packing_of("vec", None, "float16", itemsize=2, tokens=32, dim=64).k
     'dim token'
@@ -88,7 +88,7 @@ def packing_of(
         isa = _told_by_vllm(dtype, itemsize, tokens, dim)
     elif isa not in ISAS:
         raise LayoutError(f"isa is {str(isa)[:40]!r}; it is one of {', '.join(ISAS)}, or left out: blocks are then "
-                          "opaque, whole blocks move and tokens do not")  # fmt: skip
+                          "opaque and move whole")  # fmt: skip
     if isa == "neon":
         isa = None if str(dtype).endswith("bfloat16") else "neon_fmla"
     if isa is None:
@@ -99,7 +99,7 @@ def packing_of(
         packing, widths = _AMX, (1, 2)
     elif isa == "neon_bfmmla":
         if version is None and not planes:
-            raise LayoutError("isa='neon_bfmmla' needs version=, of vLLM: V is packed otherwise from 0.31 on")
+            raise LayoutError("isa='neon_bfmmla' needs version=, of vLLM: V is packed in another way from 0.31 on")
         older = version is None or version < BFMMLA_CHANGED
         packing, widths = _BFMMLA_TO_0_30 if older else _BFMMLA, (2,)
     if itemsize not in widths:
@@ -117,9 +117,9 @@ def packing_of(
 
 
 def _told_by_vllm(dtype: Any, itemsize: int, tokens: int, dim: int) -> str | None:
-    """What vLLM chooses on this machine; None where it is not loaded, or where the cache does not tell enough.
+    """Ask vLLM which kernels it uses on this machine; None where it is not loaded, or where the answer is not sure.
 
-    The model's type decides too, and a cache of single bytes (fp8) does not tell it.
+    The model's type decides, too, and a cache of single bytes (fp8) does not show it.
     """
     choose = getattr(sys.modules.get("vllm.v1.attention.backends.cpu_attn"), "_get_attn_isa", None)
     if choose is None or itemsize == 1 or not str(dtype).startswith("torch."):
@@ -129,7 +129,7 @@ def _told_by_vllm(dtype: Any, itemsize: int, tokens: int, dim: int) -> str | Non
 
 
 def version_of(version: str | None) -> tuple[int, int] | None:
-    """Major and minor number of vLLM's version; by default of the vLLM that this process has loaded.
+    """Parse the major and minor number of vLLM's version; by default of the vLLM that this process has loaded.
 
     >>> version_of("0.26.0"), version_of("0.31.0rc1+cpu")
     ((0, 26), (0, 31))

@@ -1,4 +1,4 @@
-"""What the tensors of vLLM's attention backends hold; the table stands in :mod:`kvplan.backends.vllm`."""
+"""Forms of the tensors of vLLM's attention backends; :mod:`kvplan.backends.vllm` has them in a table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvplan.errors import LayoutError
 
 
 class Form(NamedTuple):
-    """What one layer's tensor is.
+    """The form of one layer's tensor.
 
     Attributes:
         shape: its dims, as text.
-        dims: notation of the whole tensor, or of K and of V; empty where more than the form decides.
-        tokens: which dim counts token slots; None where none does.
-        pair: which dim counts K and V and has extent 2; None where none does.
+        dims: notation of the whole tensor, or of K and of V; empty where the form alone does not decide.
+        tokens: number of the dim that counts token slots; None without such a dim.
+        pair: number of the dim that holds K and V, with extent 2; None without such a dim.
     """
 
     shape: str
@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
     @property
     def takes_heads(self) -> bool:
-        """Whether heads share a dim with others, so that the shape does not count them."""
+        """Whether heads share a dim with another axis, so that the shape does not show their number."""
         return any("(head" in dims for dims in self.dims) and ", H," not in self.shape
 
 
@@ -72,7 +72,7 @@ def check_options(
     isa: str | None,
     version: str | None,
 ) -> None:
-    """Refuse a describe() whose arguments and form do not go together."""
+    """Refuse arguments of ``describe`` that do not fit the form."""
     if head_size_v is not None and form not in ("fused", "rows"):
         raise LayoutError(f"head_size_v is given for form={form!r}; only 'fused' and 'rows' hold V beside K in one row")
     if isa is not None and form not in CPU_FORMS:
@@ -89,7 +89,7 @@ def check_options(
 
 
 def rocm_form(version: str | None) -> str:
-    """The form of ROCM_ATTN in a version of vLLM.
+    """Find the form of ROCM_ATTN in a version of vLLM.
 
     >>> rocm_form("0.26.0"), rocm_form("0.33.0")
     ('rocm', 'paged')
@@ -115,7 +115,7 @@ def parts_of(
     isa: str | None,
     version: str | None,
 ) -> list[_Part]:
-    """Each notation of a form, with the tensors it is of."""
+    """List the notations of a form, each with its tensors."""
     shape = tuple(map(int, caches[0].shape))
     tokens = block_tokens if row.tokens is None else shape[row.tokens]
     sizes = {} if heads is None else {"head": heads}
@@ -152,7 +152,7 @@ def parts_of(
 def _cpu_parts(
     form: str, caches: list[Any], names: tuple[str, str], isa: str | None, version: str | None
 ) -> list[_Part]:
-    """K and V of CPU_ATTN: in one tensor, of each (block, head) the first half of the rows is K's."""
+    """Part K and V of CPU_ATTN: in one tensor, the first half of the rows of each (block, head) is K's."""
     fused = form == "cpu"
     tokens, content = map(int, caches[0].shape[-2:])
     if fused and content % 2:
@@ -166,7 +166,7 @@ def _cpu_parts(
     for cache in caches:
         for kv, half in enumerate(halves):
             side = cache if fused else cache[kv]
-            rows = side.reshape(int(side.shape[0]), int(side.shape[1]), -1)  # dense, so a view
+            rows = side.reshape(int(side.shape[0]), int(side.shape[1]), -1)  # contiguous, so a view
             half.append(rows[..., kv * tokens * dim : (kv + 1) * tokens * dim] if fused else rows)
     sides = zip(names, packing.sides(tokens), halves, strict=True)
     return [(name, f"block head ({axes})", half, sizes) for name, (axes, sizes), half in sides]
@@ -175,7 +175,7 @@ def _cpu_parts(
 def _x_packed_parts(
     row: Form, caches: list[Any], names: tuple[str, str], tokens: int, sizes: dict[str, int]
 ) -> list[_Part]:
-    """K in groups of 16 bytes a token; V transposed, or shuffled in groups of tokens."""
+    """Part K, in groups of 16 bytes a token, and V, which is transposed or shuffled in groups of tokens."""
     x = 16 // itemsize_of(caches[0])
     keys, values = ([_page(cache, row, kv) for cache in caches] for kv in (0, 1))
     shuffled = row.dims[1] == _SHUFFLED
@@ -190,7 +190,7 @@ def _x_packed_parts(
 
 
 def _manager_blocks(part: _Part, ratio: int) -> _Part:
-    """The same tensors in the manager's blocks: ``ratio`` of the kernel's follow one another in each."""
+    """Describe the same tensors in the manager's blocks, each of ``ratio`` consecutive blocks of the kernel."""
     name, dims, tensors, sizes = part
     if "token" not in dims:  # opaque: the kernel's blocks are content
         return name, dims.replace("(dim)", "dim.1").replace("block", "(block dim.0)", 1), tensors, {"dim.0": ratio}
@@ -199,7 +199,7 @@ def _manager_blocks(part: _Part, ratio: int) -> _Part:
 
 
 def _opaque_blocks(part: _Part, block_tokens: int, tokens: int) -> _Part:
-    """The same tensors in the manager's blocks; opaque blocks of the kernel's are sub-blocks of these."""
+    """Describe the same tensors in the manager's blocks; opaque blocks of the kernel are sub-blocks of these."""
     name, dims, tensors, sizes = part
     if block_tokens % tokens:
         raise LayoutError(f"block_tokens is {block_tokens}; the tensor's blocks are of {tokens} tokens, and the "
@@ -213,7 +213,7 @@ def _opaque_blocks(part: _Part, block_tokens: int, tokens: int) -> _Part:
 
 
 def _one_deeper(text: str) -> str:
-    """Every token factor with its number raised by one; the whole of token is factor 0.
+    """Raise the number of every token factor by one; an unsplit token axis counts as factor 0.
 
     >>> _one_deeper("block head (token.0 dim.0 token.1 dim.1)"), _one_deeper("token")
     ('block head (token.1 dim.0 token.2 dim.1)', 'token.1')
@@ -222,9 +222,9 @@ def _one_deeper(text: str) -> str:
 
 
 def _page(cache: Any, row: Form, kv: int) -> Any:
-    """K or V of every block, as ``(blocks, elements of a page)``."""
+    """Return K or V of every block, as ``(blocks, elements of a page)``."""
     side = cache[kv] if row.pair == 0 else cache[:, kv]
     if len(side.shape) == 2:
         return side
     check_dense("x-packed", side, dims=len(side.shape) - 1)
-    return side.reshape(int(side.shape[0]), -1)  # dense, so a view
+    return side.reshape(int(side.shape[0]), -1)  # contiguous, so a view

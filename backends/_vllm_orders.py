@@ -1,4 +1,4 @@
-"""vLLM's storage orders: where the pages of one raw allocation lie.
+"""vLLM's storage orders: the addresses of pages in one raw allocation.
 
 Source: vLLM 0.33.0, ``v1/kv_cache_layout.py`` (``KVCacheLayout``) and ``v1/kv_cache_interface.py`` (``KVCacheTensor``,
 ``compute_layout_strides``, ``create_kv_cache_views``). L layers, B blocks, H heads, N token slots, C bytes of content.
@@ -13,19 +13,19 @@ from typing import Any
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
 
-# Outermost axis first. HND and NHD are the names of old, still taken by VLLM_KV_CACHE_LAYOUT.
+# Outermost axis first. HND and NHD are older names, which VLLM_KV_CACHE_LAYOUT still takes.
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 ALIASES = {"HND": "LBHNC", "NHD": "LBNHC"}
 
 
 def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int], page_nbytes: int) -> dict[str, int]:
-    """Bytes from one coordinate of each axis to the next.
+    """Compute the bytes from one coordinate of each axis to the next.
 
     Args:
         order: the five axes, outermost first.
         extents: of the axes L, B, H, N and C; C in bytes.
-        fixed: bytes of L's and B's steps, where they are known.
-        page_nbytes: bytes that a page takes at least.
+        fixed: bytes of the steps of L and B, if they are known.
+        page_nbytes: least bytes of a page.
 
     >>> sizes = {"L": 2, "B": 10, "H": 4, "N": 16, "C": 256}
     >>> strides_of("LBHNC", sizes, {}, 16384)
@@ -44,7 +44,7 @@ def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int],
 
 
 def _is_page(order: str, axis: str, extents: Mapping[str, int]) -> bool:
-    """Whether everything inside a block stands right of ``axis``."""
+    """Tell whether all axes inside a block are right of ``axis``."""
     return prod(extents[other] for other in order[: order.index(axis)] if other not in "LB") == 1
 
 
@@ -63,10 +63,10 @@ def place(
     page_nbytes: int | None = None,
     kernel_tokens: int | None = None,
 ) -> list[Any]:
-    """The caches of layers placed together in one raw allocation, as views ``(blocks, heads, tokens, row_nbytes)``.
+    """View the caches of layers that share one raw allocation, each as ``(blocks, heads, tokens, row_nbytes)``.
 
     The page of layer ``l`` and block ``b`` begins at byte ``offset + l * layer_stride + b * block_stride`` of ``raw``.
-    Give ``describe`` the views. Groups that overlay one another are placed one at a time in the same ``raw``.
+    Give the views to ``describe``. Groups that overlay one another are placed one at a time in the same ``raw``.
 
     Args:
         raw: one dimension of int8 or uint8, contiguous: the whole allocation.
@@ -80,13 +80,14 @@ def place(
         offset: bytes to block 0 of the first layer.
         layer_stride: bytes from a layer to the next; by default as densely as the order allows.
         block_stride: bytes from a block to the next; by default the same.
-        page_nbytes: bytes of a padded page, ``spec.page_size_padded``; the pad is no content.
+        page_nbytes: bytes of a padded page, ``spec.page_size_padded``; the padding is not content.
         kernel_tokens: token slots of the attention kernel's block, where it is smaller: the views then hold ``tokens
             // kernel_tokens`` blocks for each of the manager's.
 
     Raises:
-        LayoutError: no such order, memory of another form, sizes that are none, a page smaller than its content or in
-            an order that has no pages, a split of pages that are not dense, or layers that leave the allocation.
+        LayoutError: the order is unknown, the memory has another form, a size is not a positive integer, a page is
+            smaller than its content or in an order without pages, split pages have gaps, or layers leave the
+            allocation.
 
     >>> import numpy as np
     >>> raw = np.zeros(2 * 10 * 16384, np.int8)
@@ -130,7 +131,7 @@ def place(
 def _kernel_blocks(
     order: str, extents: dict[str, int], strides: dict[str, int], kernel_tokens: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The same pages, each as several blocks of the kernel's: its own order inside each of them."""
+    """Divide each page into several blocks of the kernel, which keep the order of a page inside."""
     tokens, page = extents["N"], extents["H"] * extents["N"] * extents["C"]
     ratio, rest = divmod(tokens, kernel_tokens)
     if rest:

@@ -33,14 +33,15 @@ def describe(
         notation: every dim by name, ``layer`` among them; nothing left of a colon.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
-        sizes: extents that the shape does not tell (``{"token": 16}`` of ``(block token)``).
-        part: the content's name where the notation has no kv axis.
+        layers: global number of every layer, where they are not consecutive.
+        sizes: extents that the shape does not give (``{"token": 16}`` of ``(block token)``).
+        part: name of the content where the notation has no kv axis.
         seams: addresses that no descriptor may cross.
 
     Raises:
         NotationError: the notation does not parse.
-        LayoutError: no layer among the dims, nesting, several tensors, or a shape that is not the notation's.
+        LayoutError: the dims lack ``layer``, the notation has a nesting, there are several tensors, or the shape does
+            not fit the notation.
 
     >>> import numpy as np
     >>> print(describe(np.zeros((8, 32, 2, 16, 4, 64), np.float16)))

@@ -31,8 +31,8 @@ def describe(
 ) -> KVLayout:
     """Describe the caches that FlashAttention reads, one entry a layer.
 
-    Rank alone tells the two forms apart. Real strides are used, so permuted views (vLLM's HND order under the same
-    shape) and padded ones need nothing more.
+    The rank distinguishes the two forms. Real strides are used, so that permuted views (vLLM's HND order under the same
+    shape) and padded ones need no option.
 
     Args:
         kv_caches: a list or tuple with one entry a layer, in order of layers, all of one form: a tensor ``(2,
@@ -40,12 +40,11 @@ def describe(
             block_tokens, heads, head_dim)``. One tensor or one pair by itself is one layer.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: another rank, a first extent that is not 2, forms mixed, or K and V that differ in shape or
-            strides.
+        LayoutError: another rank, a first extent other than 2, mixed forms, or K and V of different shapes or strides.
 
     >>> import numpy as np
     >>> print(describe([np.zeros((2, 8, 16, 4, 64), np.float16) for layer in range(3)]))

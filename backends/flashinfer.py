@@ -27,9 +27,9 @@ def describe(
 ) -> KVLayout:
     """Describe the paged caches that FlashInfer's wrappers read, one entry a layer.
 
-    Rank alone tells combined caches from tuples; NHD and HND have equal ranks, so ``kv_layout`` says which it is.
-    A list of all K caches and one of all V caches is ``list(zip(k_caches, v_caches))`` here. The scales of an NVFP4
-    cache (``kv_cache_sf``, float8, head_dim / 16) have the same form: describe them with ``part="scale"``, and
+    The rank distinguishes combined caches from tuples. NHD and HND have equal ranks, so that ``kv_layout`` has to name
+    the order. Give a list of all K caches and one of all V caches as ``list(zip(k_caches, v_caches))``. The scales of
+    an NVFP4 cache (``kv_cache_sf``, float8, head_dim / 16) have the same form: describe them with ``part="scale"``, and
     ``KVLayout.merge`` the two.
 
     Args:
@@ -39,13 +39,13 @@ def describe(
         kv_layout: ``"NHD"`` or ``"HND"``, as given to the wrapper.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         part: ``"kv"`` for K and V; ``"scale"`` makes the parts ``"k_scale"`` and ``"v_scale"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown kv_layout, another rank, a second extent that is not 2, forms mixed, or K and V that
-            differ in shape or strides.
+        LayoutError: an unknown kv_layout, another rank, a second extent other than 2, mixed forms, or K and V of
+            different shapes or strides.
 
     >>> import numpy as np
     >>> print(describe([np.zeros((8, 2, 4, 16, 64), np.float16)], kv_layout="HND"))

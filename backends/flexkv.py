@@ -22,7 +22,7 @@ ORDER = {
 }
 _OLDER = {"BLOCKWISE": "BLOCKFIRST", "LAYERWISE": "LAYERFIRST"}
 
-# Extents that a KVCacheLayout tells, by axis.
+# Members of a KVCacheLayout that hold extents, by axis.
 _SIZES = {
     "layer": "num_layer", "block": "num_block", "token": "tokens_per_block", "head": "num_head", "dim": "head_size",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe what FlexKV stores: a pool, flat or shaped, or a list of GPU tensors, one a layer.
+    """Describe storage of FlexKV: a pool, flat or shaped, or a list of GPU tensors, one a layer.
 
     Args:
         storage: a tensor with the six dims of its layout type; a flat 1-D tensor of as many elements, with a
@@ -49,14 +49,14 @@ def describe(
             ``"LAYERBLOCK"``. A handle brings its own.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         part: ``"kv"``, or the name of an extra such as ``"index"`` (MLA) or ``"scale"`` (``"k_scale"``, ``"v_scale"``).
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown type, a flat tensor without a ``KVCacheLayout`` or of another size, a shape that is
-            none of these, a list that is BLOCKFIRST, files, or layer groups and packed K and V, which have an order
-            inside a block that the object does not tell.
+        LayoutError: an unknown type, a flat tensor without a ``KVCacheLayout`` or of another size, another shape, a
+            list that is BLOCKFIRST, files, or layer groups and packed K and V: the object does not show the order of
+            these inside a block.
 
     >>> import numpy as np
     >>> print(describe(np.zeros((8, 32, 2, 16, 4, 64), np.float16), "BLOCKFIRST"))
@@ -96,7 +96,7 @@ def describe(
 
 
 def _type_name(kv_layout: Any) -> str:
-    """The layout type's name, of a KVCacheLayout, its type, or a string."""
+    """Find the name of the layout type, from a KVCacheLayout, its type, or a string."""
     kind = getattr(kv_layout, "type", kv_layout)
     given = kind if isinstance(kind, str) else getattr(kind, "name", None)
     name = _OLDER.get(str(given), str(given))
@@ -107,7 +107,7 @@ def _type_name(kv_layout: Any) -> str:
 
 
 def _told(kv_layout: Any) -> tuple[dict[str, int], int | None]:
-    """Extents, and that of the kv dim, of a KVCacheLayout; nothing of a name."""
+    """Read the extents of a KVCacheLayout, and that of its kv dim; a name has no extents."""
     if not hasattr(kv_layout, "tokens_per_block"):
         return {}, None
     if getattr(kv_layout, "layer_groups", None) is not None:
@@ -121,17 +121,17 @@ def _told(kv_layout: Any) -> tuple[dict[str, int], int | None]:
 
 
 def _dims(shape: tuple[int, ...], order: str, sizes: dict[str, int], factor: int | None) -> tuple[str, dict[str, int]]:
-    """Notation of one tensor, and the sizes that from_tensors checks it against."""
+    """Find the notation of one tensor, and the sizes that its shape is checked against."""
     axes = order.split()
     if len(shape) == 1:
         if not sizes:
             raise LayoutError(f"shape {shape} is flat; give the KVCacheLayout it was allocated by, not its type's name")
         held = " ".join(axis for axis in axes if axis != "kv" or factor == 2)
         return f"({held})", sizes
-    if len(shape) == 3 and "layer" not in axes and factor != 2:  # MLA as vLLM has it: no kv dim, no head
+    if len(shape) == 3 and "layer" not in axes and factor != 2:  # MLA in vLLM's form: no kv dim and no head dim
         return "block token dim", {axis: size for axis, size in sizes.items() if axis != "head"}
     if len(shape) != len(axes):
-        raise LayoutError(f"shape {shape} has {len(shape)} dims; it is to have {len(axes)}, ({', '.join(axes)})")
+        raise LayoutError(f"shape {shape} has {len(shape)} dims; expected {len(axes)}, ({', '.join(axes)})")
     kv = shape[axes.index("kv")]
     if kv not in {1, 2} or factor not in {None, kv}:
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""LMCache: its host memory objects, and the engine caches it names by a format.
+"""LMCache: its host memory objects, and engine caches by the names of its formats.
 
 Source: LMCache 0.5.6, ``lmcache_native.pyi`` (``EngineKVFormat``), ``v1/gpu_connector/kv_format/specs`` for what the
 names mean, ``v1/memory_management.py`` (``MemoryFormat``, ``TensorMemoryObj``), ``v1/metadata.py`` (``get_shapes``) and
@@ -37,7 +37,7 @@ ENGINE_FORMATS = (
     "NL_X_NB_BS_NH_HS",
 )
 
-# What each letter of a format says of a tensor's dims.
+# The dims of a tensor that each letter of a format stands for.
 LETTERS = {
     "NB": "block",
     "NL": "layer",
@@ -45,7 +45,7 @@ LETTERS = {
     "BS": "token",
     "NH": "head",
     "HS": "dim",
-    "CS": "(kv dim)",  # K and V packed in the content; LMCache says so of vLLM's CPU_ATTN too, where it is not true
+    "CS": "(kv dim)",  # K and V packed in the content; LMCache uses it for vLLM's CPU_ATTN too, where it is wrong
     "NBBS": "(block token)",
     "ONE": "1",
     # An indexer's rows: of a block all values, then all scales. Registered as (blocks, tokens, 132), but the bytes of a
@@ -60,13 +60,13 @@ LAYERWISE = {"KV_T2D": "token kv", "KV_2TD": "kv token", "KV_MLA_FMT": "token"}
 
 
 def notation_of(engine_format: str) -> str:
-    """The notation of an engine format, letter by letter; the ``_X_`` that ends the nesting is the colon.
+    """Translate an engine format to notation, letter by letter; the ``_X_`` behind the nesting is the colon.
 
     Args:
         engine_format: name of an ``EngineKVFormat``, or one in its letters.
 
     Raises:
-        LayoutError: letters that are none, named.
+        LayoutError: unknown letters; the message names them.
 
     >>> notation_of("NL_X_TWO_NB_BS_NH_HS")
     'layer: kv block token head dim'
@@ -83,7 +83,7 @@ def notation_of(engine_format: str) -> str:
             f"plane as {str(engine_format).replace('_NP_X_', '_')!r} with a part of its own, such as 'ckv', and merge"
         )
     if unknown:
-        raise LayoutError(f"{engine_format!r} has letters {', '.join(map(repr, unknown))}, which are none of "
+        raise LayoutError(f"{engine_format!r} has unknown letters {', '.join(map(repr, unknown))}; expected some of "
                           f"{', '.join(LETTERS)}; lists end in _X_")  # fmt: skip
     right = " ".join(LETTERS[letter] for letter in dims.split("_"))
     return f"{' '.join(LETTERS[axis] for axis in lists)}: {right}" if lists else right
@@ -106,8 +106,8 @@ def describe(
 ) -> KVLayout:
     """Describe memory objects, one chunk each, or with ``engine_format`` the caches of an engine.
 
-    Objects don't tell heads from content: their last dim holds ``heads * head_dim`` elements. A short last chunk is
-    described by itself.
+    The last dim of an object holds ``heads * head_dim`` elements, so that its shape does not show the heads. Describe a
+    short last chunk by itself.
 
     Args:
         tensors: with engine_format, nested lists and tensors as the format says. Else a list of objects, or the tensors
@@ -115,8 +115,8 @@ def describe(
             ``(layers, tokens, width)``: a latent, or with ``heads`` K and V packed a head. Layerwise, a list with one
             list of objects a layer. One object is one block; one tensor with ``block`` in front is a pool.
         engine_format: an ``EngineKVFormat`` or its name.
-        object_format: ``"KV_2LTD"``, ``"KV_MLA_FMT"``, or layerwise ``"KV_T2D"`` or ``"KV_2TD"``; left out, what the
-            objects say, or KV_2LTD.
+        object_format: ``"KV_2LTD"``, ``"KV_MLA_FMT"``, or layerwise ``"KV_T2D"`` or ``"KV_2TD"``; by default the format
+            that the objects name, or KV_2LTD.
         block_tokens: tokens a block, where the format has NBBS.
         heads: KV heads that an object's last dim holds; left out where tensors have a dim of their own for them.
         group: number of the kernel group described, where objects hold several; ``layers`` are then that group's.
@@ -124,13 +124,13 @@ def describe(
             another in each layer: tokens of such a block. It is opaque; a block here then counts its sub-blocks.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         part: name of content without K and V, such as ``"index"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: unknown letters or formats, objects without memory or of several groups, or shapes that are not
-            the format's.
+        LayoutError: unknown letters or formats, objects without memory or of several groups, or shapes that do not fit
+            the format.
 
     >>> import numpy as np
     >>> objects = [np.zeros((2, 32, 256, 8 * 128), np.float16) for chunk in range(4)]
@@ -174,7 +174,7 @@ def describe(
 
 
 def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None) -> str:
-    """The notation of a list of objects, of a layerwise list of lists, or of one tensor."""
+    """Find the notation of a list of objects, of a layerwise list of lists, or of one tensor."""
     depth = 0
     while isinstance(tensors, list | tuple):
         depth, tensors = depth + 1, tensors[0]
@@ -206,7 +206,7 @@ def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None)
 
 
 def _opaque(notation: str, shape: tuple[int, ...], tokens: int) -> str:
-    """The notation of objects whose rows are those of opaque blocks, each of so many tokens."""
+    """Find the notation of objects whose rows belong to opaque blocks, each of ``tokens`` tokens."""
     if not notation.endswith("token dim"):
         raise LayoutError(f"opaque_tokens is of objects of one plane without heads; these are '{notation}'")
     if tokens < 1 or shape[-2] % tokens:
@@ -223,7 +223,7 @@ def _first(tensors: Any) -> Any:
 
 
 def _unwrapped(value: Any, group: int | None) -> Any:
-    """Tensors in the place of memory objects."""
+    """Replace memory objects by their tensors."""
     if isinstance(value, list | tuple):
         return [_unwrapped(item, group) for item in value]
     if hasattr(value, "shape"):
@@ -231,8 +231,8 @@ def _unwrapped(value: Any, group: int | None) -> Any:
             raise LayoutError("group= is of memory objects; got tensors, which hold one group each")
         return value
     kind = type(value).__name__
-    if not hasattr(value, "get_tensor"):  # not asked for its tensor, which of several groups raises
-        raise LayoutError(f"a memory object or tensor is due; got {kind}")
+    if not hasattr(value, "get_tensor"):  # objects of several groups raise where they are asked for their tensor
+        raise LayoutError(f"expected a memory object or a tensor; got {kind}")
     groups = len(getattr(getattr(value, "metadata", None), "shapes", None) or [None])
     if group is None and groups > 1:
         raise LayoutError(f"{kind} holds {groups} kernel groups one after the other; name one with group=")

@@ -42,7 +42,7 @@ def describe(
 ) -> KVLayout:
     """Describe latent caches, one tensor a layer; packed rows are opaque bytes.
 
-    Real strides are used, so blocks and rows may be padded; a pad between them is not moved.
+    Real strides are used, so that blocks and rows may be padded; padding is not moved.
 
     Args:
         kv_caches: a list or tuple with one tensor a layer, in order of layers; one tensor is one layer. Each is
@@ -51,17 +51,17 @@ def describe(
             ``(num_blocks * block_tokens, dim)``; with ``whole_blocks=True`` also ``(num_blocks, bytes of a block)``.
         kpe: the RoPE half of a split cache, in the same form; the parts are then ``"ckv"`` and ``"kpe"``.
         layer_start: global number of the first layer.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         part: name of the content: ``"kv"``, or that of an extra, such as ``"index"``.
         block_tokens: token slots a block, where dim 0 holds flat slots.
         row_nbytes: bytes of content at the front of the last dim, where the rest of it is padding.
-        whole_blocks: the bytes of one token do not lie together (see the table above), so that blocks are moved
-            whole, and only between blocks of as many tokens.
+        whole_blocks: the bytes of one token are not contiguous (see the table above), so that blocks move whole, and
+            only to blocks of as many tokens.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: a rank or extent that is none of these, a 4-D shape that does not tell which dim is the head's,
-            row_nbytes that are no part of a row, or kpe together with part, row_nbytes or seams.
+        LayoutError: another rank or extent, a 4-D shape in which two dims could be the head's, row_nbytes that do not
+            fit a row, or kpe together with part, row_nbytes or seams.
 
     >>> import numpy as np
     >>> print(describe([np.zeros((8, 64, 656), np.uint8) for layer in range(2)]))
@@ -95,7 +95,7 @@ def describe(
     row_nbytes = optional_integer("row_nbytes", row_nbytes)
     if row_nbytes is not None:
         caches = [_without_padding(cache, row_nbytes) for cache in caches]
-    # Whole blocks have no token axis: what would be tokens counts as content.
+    # Whole blocks have no token axis: their tokens count as content.
     token, dim = ("dim.0", "dim.1") if whole_blocks else ("token", "dim")
     shape = tuple(caches[0].shape) if caches else ()
     if block_tokens is not None:

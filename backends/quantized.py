@@ -1,6 +1,6 @@
 """Quantised caches: rows with scales inside, pages with the scales behind the data, and scales in their own tensors.
 
-The formats are :data:`FORMATS`; scale tensors beside a cache are :func:`with_scales`. TurboQuant's rows are those of
+:data:`FORMATS` lists the formats; :func:`with_scales` is for scales in their own tensors. TurboQuant's rows are as in
 vLLM's Triton kernels: its FlyDSL path keeps a block's scales together, and such blocks move whole (``backends.mla``).
 """
 
@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from kvplan.backends._tensors import PAGE, check_option, content_dims, itemsize_of
+from kvplan.backends._tensors import PAGE, check_option, content_dims, dense, itemsize_of, steps_of
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
 
 class RowFormat(NamedTuple):
-    """What is stored for one token, or for one (token, head).
+    """The bytes that are stored for one token, or for one (token, head).
 
     Attributes:
-        fields: bytes of each field, in order, by its name; a pair is (bits for each of head_dim values, bytes beside).
-        source: where the format is written down.
+        fields: bytes of each field, in order, by its name; a pair is (bits for each of head_dim values, further bytes).
+        source: project, version and file that define the format.
         regions: fields by the part they make, ``{}`` standing for the name asked for. A page holds each region for
             all its rows, one region after the other; without regions, whole rows follow one another.
-        headed: there is a row a (token, head).
-        align: what a page's bytes are rounded up to.
+        headed: whether there is a row for each (token, head).
+        align: bytes of a page are rounded up to a multiple of this.
         tile: side of the square tiles (rows by bytes) in which the first region is stored; 0 where rows are plain.
     """
 
@@ -70,7 +70,7 @@ _EACH = {"k": ("k",), "k_scale": ("k_scale",), "v": ("v",), "v_scale": ("v_scale
 
 
 def _pair(k: float, k_scale: int, v: float, v_scale: int) -> dict[str, int | tuple[float, int]]:
-    """K and V by their bits a value, each with the bytes of its scale behind."""
+    """Fields of K and V, by their bits a value and the bytes of their scales."""
     return {"k": (k, 0), "k_scale": k_scale, "v": (v, 0), "v_scale": v_scale}
 
 
@@ -141,13 +141,13 @@ def describe(
         num_kv_heads: heads a page; needed for pages of formats with heads.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
-        part: name of the content where the format does not name it, such as ``"index"``.
+        layers: global number of every layer, where they are not consecutive.
+        part: name of the content, such as ``"index"``, where the format has no names.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown format or kv_layout, elements of several bytes, rows or pages of other sizes than the
-            format's, or pages whose regions a stride takes apart.
+        LayoutError: an unknown format or kv_layout, elements of several bytes, rows or pages whose size does not fit
+            the format, or pages that are not contiguous.
 
     >>> import numpy as np
     >>> print(describe(np.zeros((8, 64, 656), np.uint8), "fp8_ds_mla"))
@@ -162,7 +162,7 @@ def describe(
     form = FORMATS[row_format]
     caches = [caches] if hasattr(caches, "shape") else caches
     if not isinstance(caches, list | tuple) or not caches or not all(hasattr(cache, "shape") for cache in caches):
-        raise LayoutError("caches is to be a list with one tensor a layer, in order of layers, or one tensor")
+        raise LayoutError("give caches as a list with one tensor a layer, in order of layers, or as one tensor")
     shape = tuple(caches[0].shape)
     for layer, cache in enumerate(caches):
         itemsize = itemsize_of(cache)
@@ -202,7 +202,7 @@ def describe(
 def with_scales(
     cache: KVLayout, scales: Mapping[str, Any], *, kv_layout: str = "NHD", whole_blocks: bool = False
 ) -> KVLayout:
-    """The cache, with scales (or anything else) that lie in tensors of their own as parts of it.
+    """Add scales, or other content, from separate tensors to a cache, as parts of it.
 
     Args:
         cache: K and V, described by the backend that reads them.
@@ -210,10 +210,10 @@ def with_scales(
             ``(blocks, tokens, heads, scales)`` in NHD, ``(blocks, tokens)`` where heads share a scale.
         kv_layout: ``"NHD"`` or ``"HND"``, the order of tokens and heads in the shapes of the scales.
         whole_blocks: a block's scales are swizzled over its tokens, so that dim 0 counts blocks and the rest is opaque.
-            Where it counts several to each of the cache's blocks (an attention kernel's), these are sub-blocks.
+            Where it counts several blocks of an attention kernel for each of the cache's, these are sub-blocks.
 
     Raises:
-        LayoutError: a rank that is none of these, blocks or tokens that differ from the cache's, or a part it has.
+        LayoutError: another rank, other numbers of blocks or tokens than the cache's, or a part that it has already.
 
     >>> import numpy as np
     >>> kv = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 4, 64), np.uint8))
@@ -227,7 +227,7 @@ def with_scales(
     for part, tensors in scales.items():
         column = [tensors] if hasattr(tensors, "shape") else tensors
         if not isinstance(column, list | tuple) or not column or not hasattr(column[0], "shape"):
-            raise LayoutError(f"scales[{part!r}] is to be a list with one tensor a layer, or one tensor")
+            raise LayoutError(f"give scales[{part!r}] as a list with one tensor a layer, or as one tensor")
         rank = len(column[0].shape)
         axes = {4: order, 3: order.removesuffix(" dim")}.get(rank, "token")
         block, sizes = "block", {}
@@ -258,7 +258,7 @@ def _order(kv_layout: str) -> str:
 
 
 def _page(shape: tuple[int, ...], form: RowFormat, order: str, told: Mapping[str, int | None]) -> tuple[str, int, int]:
-    """Notation of one tensor, rows a page, and heads."""
+    """Find the notation of one tensor, its rows a page, and its heads."""
     if len(shape) == 2:
         needed = ["block_tokens", "num_kv_heads"] if form.headed else ["block_tokens"]
         given = [told[name] for name in needed]
@@ -285,7 +285,7 @@ def _page(shape: tuple[int, ...], form: RowFormat, order: str, told: Mapping[str
 
 
 def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: int, rows: int) -> None:
-    """The last dim is a row of the format, or a page of so many rows."""
+    """Check that the last dim is a row of the format, or a page of ``rows`` rows."""
     row = form.nbytes(head_dim)
     fields = " + ".join(f"{field} {size}" for field, size in form.sizes(head_dim).items())
     if len(shape) > 2:
@@ -297,16 +297,13 @@ def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: i
     padded = -(-rows * row // form.align) * form.align
     if shape[1] not in {rows * row, padded}:
         raise LayoutError(f"shape {shape}: pages of {shape[1]} bytes; {rows} rows of {name!r} are {rows * row} "
-                          f"({fields} each), or {padded} with the pad; slice off what else is there")  # fmt: skip
+                          f"({fields} each), or {padded} with the padding; slice off the rest")  # fmt: skip
 
 
 def _flat(cache: Any, name: str) -> Any:
-    """A cache as pages of bytes, without a copy."""
-    shape, step = tuple(cache.shape), 1
-    strides = tuple(cache.strides if hasattr(cache, "strides") else cache.stride())
-    for size, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
-        if size > 1 and stride != step:
-            raise LayoutError(f"{name} has shape {shape} and strides {strides}: a page is not contiguous, though its "
-                              "regions stand one after the other; give the dims in the order of memory")  # fmt: skip
-        step *= size
-    return cache.reshape(shape[0], step)
+    """View a cache as pages of bytes."""
+    shape, steps = tuple(cache.shape), steps_of(cache)
+    if not dense(shape[1:], steps[1:], 1):
+        raise LayoutError(f"{name} has shape {shape} and strides {steps}: a page is not contiguous, though its regions "
+                          "stand one after the other; give the dims in the order of memory")  # fmt: skip
+    return cache.reshape(shape[0], -1)

@@ -28,7 +28,7 @@ DEVICE = {
     "vectorized_5d": ("block head dim.0 token dim.1", "block head token.0 dim token.1"),
 }
 
-# What one buffer of a host pool holds -> by the pool's layout, its dims; head.0 counts head groups.
+# By the content of one buffer of a host pool, and by the pool's layout: its dims. head.0 counts head groups.
 HOST = {
     "K and V": {
         "layer_first": f"kv layer {SLOTS}",
@@ -53,7 +53,7 @@ HOST = {
 # The scales of MXFP8 in pages of 128 tokens: token t lies at (t % 32, t // 32).
 MXFP8 = "head token.1 token.0 dim"
 
-# What a pool of pools calls its pools: SWA, hybrid linear attention, MiniMax, HiCache's HostPoolGroup, DeepSeek-V4.
+# Names of the inner pools of SWA, hybrid linear attention, MiniMax, HiCache's HostPoolGroup and DeepSeek-V4.
 _INNER = (
     "full_kv_pool", "swa_kv_pool", "main_pool", "dense_pool", "index_kv_pool", "index_k_pool", "entries", "kv_pools",
     "index_pools", "unified_kv_pool",
@@ -61,7 +61,7 @@ _INNER = (
 
 
 class _Naming(NamedTuple):
-    """Global numbers of what a pool holds, and the seams of its memory."""
+    """Global numbers of layers and heads in a pool, and the seams of its memory."""
 
     layers: tuple[int, ...] | None
     layer_start: int
@@ -69,7 +69,7 @@ class _Naming(NamedTuple):
     seams: tuple[int, ...]
 
     def of(self, notation: str, tensors: Any, part: str = "kv", sizes: Mapping[str, int] | None = None) -> KVLayout:
-        """The layout of tensors under these numbers."""
+        """Describe tensors under these numbers."""
         return KVLayout.from_tensors(notation, tensors, sizes=sizes, part=part, **self._asdict())
 
 
@@ -100,16 +100,16 @@ def describe(
         layout: of tensors: ``"nhd"`` (left out), ``"hnd"`` or ``"vectorized_5d"`` on a device; ``"layer_first"``,
             ``"page_first"``, ``"page_first_direct"``, ``"page_head"`` or ``"page_unified"`` on a host.
         page_size: of tensors: tokens a page.
-        layer_start: global number of the first layer; left out, the pool's own number, or 0.
-        head_start: global number of this rank's first KV head; pools don't know it.
-        layers: global number of every layer held, where they do not follow one another. A host pool counts on from its
-            start_layer, its draft layers last; beside a device pool whose ``model_layer_ids`` (``mamba_layer_ids``)
-            differ, give those.
+        layer_start: global number of the first layer; by default the pool's own number, or 0.
+        head_start: global number of this rank's first KV head; pools do not know it.
+        layers: global number of every layer held, where they are not consecutive. A host pool counts from its
+            start_layer, its draft layers last. Where the device pool has other ``model_layer_ids``
+            (``mamba_layer_ids``), give those.
         seams: of tensors: addresses that no descriptor may cross; a host pool notes where its registrations meet.
 
     Raises:
-        LayoutError: a pool of pools, a kind that is not described here, layout, page_size or seams beside a pool,
-            page_size missing for tensors, or shapes that are not the layout's.
+        LayoutError: a pool of pools; an unknown kind of pool; a pool together with layout, page_size or seams; tensors
+            without page_size; or shapes that do not fit the layout.
 
     >>> import numpy as np
     >>> k_buffer, v_buffer = ([np.zeros((256 + 64, 8, 128), np.float16) for layer in range(2)] for _ in "kv")
@@ -126,7 +126,7 @@ def describe(
         return _tensors(pool, layout, page_size, naming)
     kind = type(pool).__name__
     if layout is not None or page_size is not None or len(seams):
-        raise LayoutError(f"a pool ({kind}) says its own layout, page_size and seams; leave them out")
+        raise LayoutError(f"a pool ({kind}) has its own layout, page_size and seams; leave them out")
     _refuse_pools(pool, kind)
     pages = parts_of(pool, kind)
     if pages is None:
@@ -146,7 +146,7 @@ def describe(
 
 
 def _refuse_pools(pool: Any, kind: str) -> None:
-    """Refuse a pool of pools: no one layout holds pages under ids of several kinds."""
+    """Refuse a pool of pools: its pages have ids of several kinds."""
     inner = [name for name in _INNER if _has(pool, name)]
     if inner:
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "
@@ -154,7 +154,7 @@ def _refuse_pools(pool: Any, kind: str) -> None:
 
 
 def _refuse(pool: Any, kind: str) -> None:
-    """Refuse, by name, what this module does not describe."""
+    """Refuse pools that this module does not describe, and name the reason."""
     if getattr(pool, "kpool_use_compress", False):
         raise LayoutError(f"{kind} keeps compress tails a request, not a page; run without index_kpool_compress")
     host = hasattr(pool, "layout")
@@ -164,7 +164,7 @@ def _refuse(pool: Any, kind: str) -> None:
                           "backends.cross_layer, and merge")  # fmt: skip
     packed = not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "index_k_with_scale_buffer"))
     if host and (packed or getattr(pool, "stores_page_envelope", False)):
-        raise LayoutError(f"{kind} keeps packed page rows; what order they have inside it does not tell: describe its "
+        raise LayoutError(f"{kind} keeps packed page rows of an unknown inner order: describe its "
                           "buffer as whole blocks, KVLayout.from_tensors('block dim', ...), on both sides")  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def _keys_and_values(k: Any, v: Any, form: str, page: int, naming: _Naming, slot
 
 
 def _scales(pool: Any, page: int, naming: _Naming, slots: int | None) -> list[KVLayout]:
-    """Scales of K and of V: a value of 16 (FP4), a value of 32 (MXFP8), and FP4's again in its kernels' own order."""
+    """Describe scales of K and of V: one for 16 values (FP4) or 32 (MXFP8), and FP4's in the order of its kernels."""
     found: list[KVLayout] = []
     for half in "kv":
         if _has(pool, f"{half}_scale_buffer"):
@@ -233,14 +233,14 @@ def _scales(pool: Any, page: int, naming: _Naming, slots: int | None) -> list[KV
             else:
                 rows, sizes = _whole_pages(scales, page, slots), sizes | {"head": int(pool.head_num)}
                 found.append(naming.of("layer: (block token) (head dim)", rows, part, sizes))
-        if _has(pool, f"native_{half}_scale_buffer"):  # what order a page has inside is the kernel's: it moves whole
+        if _has(pool, f"native_{half}_scale_buffer"):  # the kernel decides the order inside a page, which moves whole
             native = getattr(pool, f"native_{half}_scale_buffer")
             found.append(naming.of("layer: block head dim.0 dim.1", native, f"{half}_native_scale"))
     return found
 
 
 def _held(buffers: Any, naming: _Naming) -> tuple[_Naming, list[Any]]:
-    """The layers that have rows on this rank, and their numbers; the others are a tensor without rows each."""
+    """Select the layers that have rows on this rank; the tensors of other layers have no rows."""
     rows = [rows for rows in buffers if len(rows)]
     if len(rows) == len(buffers):
         return naming, rows
@@ -252,7 +252,7 @@ def _held(buffers: Any, naming: _Naming) -> tuple[_Naming, list[Any]]:
 
 
 def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows: bool = False) -> list[Any]:
-    """Rows of whole pages, and of those only what has memory behind it. A row is a slot, or a page."""
+    """Cut tensors to whole pages that have memory. A row is a slot, or a page."""
     step, limit = (1, page) if page_rows else (page, 1)
     counts = [len(t) if slots is None else min(len(t), slots // limit) for t in tensors]
     return [t[: count // step * step] for t, count in zip(tensors, counts, strict=True)]
@@ -290,14 +290,14 @@ def _host_buffer(buffer: Any, what: str, layout: str, page: int, naming: _Naming
 
 
 def _seamed(naming: _Naming, buffer: Any) -> _Naming:
-    """With the borders between the registrations of a large buffer, as the engine notes them on the tensor."""
+    """Add the borders between the registrations of a large buffer, as the engine notes them on the tensor."""
     ranges = getattr(buffer, "_sglang_cuda_host_registered_ranges", ())
     return naming._replace(seams=(*naming.seams, *(address for address, _ in ranges[1:])))
 
 
 def _tensors(given: Any, layout: str | None, page: int | None, naming: _Naming) -> KVLayout:
     if page is None:
-        raise LayoutError("tensors don't tell their page_size; give it, in tokens")
+        raise LayoutError("tensors do not show their page_size; give it, in tokens")
     if layout is not None:
         check_option("layout", layout, (*DEVICE, *HOST["K and V"]))
     if layout in HOST["K and V"]:

@@ -1,4 +1,4 @@
-"""State: what Mamba, gated delta nets and short convolutions keep, as opaque bytes; a block is one state slot.
+"""State: the states of Mamba, gated delta nets and short convolutions, as opaque bytes; a block is one state slot.
 
 Source: vLLM 0.33.0, ``model_executor/layers/mamba/abstract.py`` (``bind_kv_cache``: a page a layer and slot holds that
 layer's states one after the other, and may be padded), ``mamba/mamba_utils.py`` for their shapes and
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.backends._tensors import content_dims
+from kvplan.backends._tensors import content_dims, dense, itemsize_of, steps_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -34,11 +34,11 @@ def describe(
     layers: Sequence[int] | None = None,
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe the states of recurrent layers; dim 0 of every tensor counts slots, the rest of it is opaque.
+    """Describe the states of recurrent layers; dim 0 of every tensor counts slots, and the rest is opaque.
 
-    A state has no token slots: ``block_tokens`` is 1, and a slot moves whole or not at all. Slots may lie any distance
-    apart (padded pages, views into pages that hold several states); what lies between them is not moved. Slots match
-    by their bytes, so a state in bfloat16 goes to a pool of bytes and back.
+    A state has no token slots: ``block_tokens`` is 1, and a slot moves whole or not at all. Slots may be any distance
+    apart (padded pages, views into pages that hold several states); bytes between them are not moved. Only the bytes of
+    slots have to match, so that a state in bfloat16 goes to a pool of bytes and back.
 
     Args:
         states: a list or tuple with one entry a layer, in order of layers: a tensor ``(slots, ...)`` of any rank, or a
@@ -46,7 +46,7 @@ def describe(
             SGLang's pool is ``list(zip(state.conv[0], state.temporal))``.
         parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"`` and ``"ssm"`` for two.
         layer_start: global number of the first layer.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         seams: addresses that no descriptor may cross.
 
     Raises:
@@ -91,7 +91,7 @@ def describe(
 
 
 def _tensors(entry: Any, layer: int) -> tuple[Any, ...]:
-    """The tensors of one layer."""
+    """Return the tensors of one layer."""
     tensors = (entry,) if hasattr(entry, "shape") else entry
     if not isinstance(tensors, list | tuple) or not tensors or not all(hasattr(t, "shape") for t in tensors):
         raise LayoutError(f"states[{layer}] is a {type(entry).__name__} that is neither a tensor (slots, ...) nor a "
@@ -115,14 +115,9 @@ def _check_contiguous_inside(tensor: Any, name: str) -> None:
     shape = tuple(tensor.shape)
     if not shape:
         raise LayoutError(f"{name} has no dims; a state tensor is (slots, ...)")
-    if hasattr(tensor, "strides"):  # numpy, in bytes
-        strides, step = tuple(tensor.strides), int(tensor.itemsize)
-    else:  # torch, in elements
-        strides, step = tuple(tensor.stride()), 1
-    for size, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
-        if size > 1 and stride != step:
-            raise LayoutError(
-                f"{name} has shape {shape} and strides {strides}: a slot is not contiguous, and its bytes in another "
-                "order are another state; pass the tensor as it was allocated, not transposed or sliced inside a slot"
-            )
-        step *= size
+    if not dense(shape[1:], steps_of(tensor)[1:], itemsize_of(tensor)):
+        raise LayoutError(
+            f"{name} has shape {shape} and strides {steps_of(tensor)} (bytes): a slot is not contiguous, and its bytes "
+            "in another order are another state; pass the tensor as it was allocated, not transposed or sliced inside "
+            "a slot"
+        )

@@ -49,19 +49,19 @@ def describe(
             kv_factor, ...)`` that ``get_buffers`` returns; a list of several pools of slots that share slot ids; or a
             ``KVCacheManager`` itself, whose own numbers are used.
         kv_layout: ``"HND"``, what TensorRT-LLM's own kernels read, or ``"NHD"``, what FlashInfer reads there.
-        tokens_per_block: token slots a block, where the shape does not tell.
-        num_kv_heads: KV heads a block, where the shape does not tell; 1 for MLA.
+        tokens_per_block: token slots a block, where the shape does not show them.
+        num_kv_heads: KV heads a block, where the shape does not show them; 1 for MLA.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they do not follow one another.
+        layers: global number of every layer, where they are not consecutive.
         part: name of the content; by default ``"kv"`` (parts ``"k"`` and ``"v"`` where ``kv_factor`` is 2), and
             ``"slot"`` for slots, ``"slot_0"``, ``"slot_1"``, ... for several pools of them.
-        whole_blocks: what a block and layer holds is opaque, and moves only whole.
+        whole_blocks: the content of each layer of a block is opaque, and moves whole.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown kv_layout, a shape that is none of these, a kv_factor other than 1 and 2, or sizes
-            that the shape contradicts.
+        LayoutError: an unknown kv_layout, another shape, a kv_factor other than 1 and 2, or sizes that contradict the
+            shape.
 
     >>> import numpy as np
     >>> print(describe(np.zeros((8, 32, 2, 16384), np.float16), tokens_per_block=32, num_kv_heads=4))
@@ -89,7 +89,7 @@ def describe(
     if not hasattr(first, "shape"):
         raise LayoutError(f"pool is a {type(pool).__name__} of no tensors; {_EXPECTED}")
     shape = tuple(first.shape)
-    factor = 1 if nested else 2  # where kv_factor stands; a view of one layer has no layer dim
+    factor = 1 if nested else 2  # the dim of kv_factor; a view of one layer has no layer dim
     inside, sizes = _inside(shape[factor + 1 :], PAGE[kv_layout], told, shape, whole_blocks=whole_blocks)
     if shape[factor] not in {1, 2}:
         raise LayoutError(f"shape {shape}: dim {factor} is the kv_factor, 1 or 2, not {shape[factor]}; {_EXPECTED}")
@@ -107,7 +107,7 @@ def describe(
 
 
 def _buffers(manager: Any, kv_layout: str) -> tuple[list[Any], list[int]]:
-    """A manager's per-layer views, and the global numbers of their layers."""
+    """Return a manager's per-layer views, and the global numbers of their layers."""
     if not hasattr(getattr(manager, "impl", None), "get_primary_pool_data"):
         raise LayoutError(f"{type(manager).__name__} has no primary pool; version 2 keeps slots: give one tensor "
                           "(slots, bytes of a slot) a pool, over its slot addresses")  # fmt: skip
@@ -131,7 +131,7 @@ def _slots(
 def _inside(
     dims: tuple[int, ...], order: str, told: dict[str, int | None], shape: tuple[int, ...], *, whole_blocks: bool
 ) -> tuple[str, dict[str, int]]:
-    """Notation of what one layer of a block holds, and the sizes it needs."""
+    """Find the notation of one layer of a block, and the sizes that it needs."""
     if len(dims) not in {1, 3}:
         raise LayoutError(f"shape {shape} has {len(shape)} dims; {_EXPECTED}")
     sizes = {axis: size for axis, size in told.items() if size is not None}

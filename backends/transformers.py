@@ -40,7 +40,7 @@ def describe(cache: Any, *, group: str | None = None, head_start: int = 0) -> KV
         included; ``token`` slots a page; layers under their numbers in the model.
 
     Raises:
-        LayoutError: no paged cache, no such group, several groups and none named, or pages that are not K and V.
+        LayoutError: not a paged cache, an unknown group, several groups without ``group``, or pages other than K and V.
 
     >>> import numpy as np
     >>> from types import SimpleNamespace

@@ -1,10 +1,10 @@
-"""vLLM: every cache it hands out, of 0.33 and of the generations before it.
+"""vLLM: its caches, in version 0.33 and in the generations before it.
 
 Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/worker/utils.py`` (``allocate_kv_cache``),
 ``v1/attention/backends/`` and ``csrc/cpu/``; 0.10.2 to 0.32.0, the same folders (``get_kv_cache_shape``).
 
-In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. The storage order
-is in its strides; what the content means is the attention backend's, and is said by ``form``.
+In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. Its strides show
+the storage order. The attention backend decides the meaning of the content, which ``form`` names.
 
 ===================  ===================  =====================================================================
 form                 a layer's tensor     of
@@ -41,8 +41,8 @@ not known                                      opaque                  opaque
 =============================================  ======================  ======================
 
 A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque within: ``"k"``, ``"k_scale"``, ``"v"``,
-``"v_scale"``. ``whole_blocks`` takes for NVFP4 what has single bytes, several token slots, an even number of head slots
-and rows of which a ninth can be scales. Of opaque blocks whole ones move, tokens do not.
+``"v_scale"``. ``whole_blocks`` takes a cache for NVFP4 if it has single bytes, several token slots, an even number of
+head slots, and rows of which a ninth can be scales. Opaque blocks move whole.
 """
 
 from __future__ import annotations
@@ -78,36 +78,36 @@ def describe(
 ) -> KVLayout:
     """Describe one KV-cache group, by its layers' tensors.
 
-    Real strides are used, so each of 0.33's storage orders, padded pages and interleaved layers need nothing more.
-    Layers may differ in shape. Groups overlay one another: describe each by itself (``names=``), never merge them, and
-    ``kvplan.join`` their plans. Two kinds of caches under one number (a latent and its indexer) are described one at a
-    time too, the extra one with ``part=``, and merged.
+    Real strides are used, so that storage orders of 0.33, padded pages and interleaved layers need no option. Layers
+    may differ in shape. Groups overlay one another: describe each by itself (``names=``), never merge them, and
+    ``kvplan.join`` their plans. Two kinds of caches under one number (a latent and its indexer) are also described one
+    at a time, the extra one with ``part=``, and then merged.
 
     Args:
-        kv_caches: what ``register_kv_caches`` is given, layer name to tensor; or a list of tensors in order of
-            layers; or one tensor, of one layer or with the layers as an outermost dim more. A layer's number is the
-            one integer in its name; a layer that shares the very tensor of another is left out.
-        form: what a layer's tensor is; one of the table's.
+        kv_caches: the argument of ``register_kv_caches``, layer name to tensor; or a list of tensors in order of
+            layers; or one tensor, of one layer or with a further outermost dim for the layers. A layer's number is the
+            one integer in its name; a layer that shares the tensor of another is left out.
+        form: the form of a layer's tensor, from the table.
         head_size_v: elements of V in the content of ``fused`` and ``rows``, where it is not half (the parts are then
             of two sizes); 0 makes ``fused`` a ``latent``.
         heads: KV heads of this rank, of the forms that hold them in one dim with others.
         block_tokens: token slots of the manager's block, where the tensor is in smaller blocks of the attention
             kernel; blocks are then the manager's. ``paged_planes`` always needs it.
         isa: of ``cpu`` and ``planes_hnd``: the instruction set of the kernels, an attention layer's ``isa``. Left out,
-            vLLM is asked where this process has loaded it and the cache is not fp8. Where it is not known (``neon``
-            with bfloat16 is not: how vLLM was compiled decides), blocks are opaque.
+            vLLM is asked where this process has loaded it and the cache is not fp8. Where it is not known, blocks are
+            opaque: the build of vLLM decides for ``neon`` with bfloat16.
         version: of vLLM, as text; by default of the vLLM that this process has loaded. ``rocm`` needs it, and
             ``cpu`` with ``isa="neon_bfmmla"``.
         names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all of the dict.
         layer_start: number of the first layer of a list.
         head_start: global number of this rank's first KV head.
-        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, where names and order do not tell.
+        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, where these do not show it.
         part: ``"kv"``, or the name of an extra. With K and V apart, ``"scale"`` makes ``"k_scale"`` and ``"v_scale"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown form, a tensor of another rank, an argument that the form has no use for or lacks,
-            a name without one number, or two layers of one number.
+        LayoutError: an unknown form, a tensor of another rank, an argument that the form does not take or that it
+            lacks, a name without exactly one number, or two layers of one number.
 
     >>> import numpy as np
     >>> raw = np.zeros(2 * 10 * 32768, np.int8)
@@ -154,7 +154,7 @@ def describe(
 def _layers(
     kv_caches: Any, form: str, row: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
 ) -> tuple[list[Any], list[int]]:
-    """The tensors of layers, and their numbers."""
+    """Return the tensors of layers, and their numbers."""
     if isinstance(kv_caches, Mapping):
         return _named_layers(kv_caches, form, row, names, layer_start, layers)
     if names is not None:
@@ -185,7 +185,7 @@ def _named_layers(
 ) -> tuple[list[Any], list[int]]:
     picked = list(kv_caches if names is None else names)
     if not picked:
-        raise LayoutError("kv_caches holds no layer, or names pick none; a layout has at least one")
+        raise LayoutError("kv_caches holds no layer, or names is empty; a layout has at least one layer")
     for name in picked:
         if name not in kv_caches:
             raise LayoutError(f"no layer {name!r} in kv_caches; it has {', '.join(map(repr, kv_caches))}")
@@ -219,7 +219,7 @@ def _numbers(layers: Sequence[int] | None, layer_start: int, count: int) -> list
 def _number(name: str) -> int:
     numbers = [int(word) for word in str(name).split(".") if word.isascii() and word.isdigit()]
     if len(numbers) != 1:
-        raise LayoutError(f"layer {name!r} has {len(numbers)} numbers in its name; one says which layer it is, as in "
+        raise LayoutError(f"layer {name!r} has {len(numbers)} numbers in its name; expected one, as in "
                           "'model.layers.7.self_attn.attn'; otherwise give layers=")  # fmt: skip
     return numbers[0]
 

@@ -1,4 +1,4 @@
-"""Timing: calls that are compared take turns, so that a machine that drifts drifts under all of them."""
+"""Time and memory of calls. Calls that are compared take turns, so that a drifting machine drifts under all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 
 
 def interleaved(calls: Mapping[str, Call], *, small: int, large: int) -> dict[str, float]:
-    """Median seconds of each call, sampled in turns; what a call returns is freed outside its time where it is long.
+    """Median seconds of each call, sampled in turns. The result of a long call is freed outside its time.
 
     Args:
         calls: by name.
@@ -57,13 +57,13 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _DEFAULT_THRESHOLD, _LARGEST_THRESHOLD = -1, -
 
 @contextmanager
 def allocator(memory: str) -> Iterator[bool]:
-    """Where large arrays come from while it lasts; left alone, that depends on what was freed before.
+    """Choose the memory of large arrays within a ``with``; the allocator's own choice depends on earlier frees.
 
     Args:
         memory: ``"new"``: pages that the system hands out, zeroed, at first touch; ``"reused"``: pages in use before.
 
     Yields:
-        Whether the C library is one that takes such advice.
+        Whether the C library takes such advice.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -79,9 +79,9 @@ def allocator(memory: str) -> Iterator[bool]:
 
 
 def peak_nbytes(call: Call) -> int:
-    """Most bytes that Python and numpy held at once during a call, beyond what they held before it.
+    """Peak of the bytes that Python and numpy hold during a call, above those before it.
 
-    Memory of compiled loops' own is not seen; see :func:`resident_peak_nbytes`.
+    Memory that compiled loops allocate is not seen; see :func:`resident_peak_nbytes`.
     """
     gc.collect()
     tracemalloc.start()
@@ -95,9 +95,9 @@ def peak_nbytes(call: Call) -> int:
 
 
 def resident_peak_nbytes(call: Call) -> int | None:
-    """Most memory the process had resident during a call beyond what it had before, or None where Linux won't say.
+    """Peak of the process's resident memory during a call, above that before it; None where Linux does not tell.
 
-    Counts everything, in pages, and misses what fits into memory that was freed before but not given back.
+    It counts all memory in pages, and misses bytes that fit into memory freed earlier.
     """
     gc.collect()
     try:

@@ -37,7 +37,7 @@ def show(found: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, or look again at what was measured; 1 where a limit is missed."""
+    """Measure, or judge an earlier run; 1 where a limit does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choice", description=__doc__)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--calibrations", type=int, default=CALIBRATIONS)

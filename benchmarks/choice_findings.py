@@ -18,7 +18,7 @@ from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.measure.workload import DIRECTIONS
 
 SCHEMA, VERSION = "kvplan.choice", 2
-NEAR, WORST = 1.05, 1.3  # times the best single path: what most points keep to, and what all do
+NEAR, WORST = 1.05, 1.3  # times the best single path: limits for most points, and for all
 SHARE = 0.95
 
 
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     """One transfer of the grid, measured.
 
     Attributes:
-        case: what was moved.
+        case: the transfer.
         plan: its statistics.
         walls: seconds from submit to the known end, by path; ``"auto"`` among them.
         seconds: from the first to the last event on the GPU, by path.
@@ -51,8 +51,8 @@ class Finding(NamedTuple):
     Attributes:
         points: of the grid.
         near: share of points where the choice is within 5 % of the best single path.
-        worst: the most times that it is slower.
-        at: where.
+        worst: the largest ratio of the choice to the best single path.
+        at: the point of that ratio.
     """
 
     points: int
@@ -62,11 +62,11 @@ class Finding(NamedTuple):
 
 
 def regret(points: Sequence[Point], chosen: Mapping[Case, float]) -> Finding:
-    """What choices cost against the best single path.
+    """Judge choices by the best single path.
 
     Args:
         points: measured.
-        chosen: wall seconds of the path that was chosen; one that was not measured, being hopeless, is not near.
+        chosen: wall seconds of the chosen path; a chosen path without a measurement, being hopeless, is not near.
     """
     ratios = {point.case: chosen[point.case] / point.best for point in points if point.case in chosen}
     at = max(ratios, key=lambda case: ratios[case])
@@ -75,7 +75,7 @@ def regret(points: Sequence[Point], chosen: Mapping[Case, float]) -> Finding:
 
 
 def by_profile(points: Sequence[Point], profile: DeviceProfile) -> dict[Case, str]:
-    """The path that the model takes for each point, among those that were measured."""
+    """The path that the model takes for each point, of the paths that were measured."""
     return {
         point.case: next(one.path for one in candidates(point.plan, profile, Policy()) if one.path in point.walls)
         for point in points
@@ -89,7 +89,7 @@ def agreement(choices: Sequence[Mapping[Case, str]]) -> float:
 
 
 def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict[str, Any]:
-    """All that is to be shown. Pure."""
+    """Judge all choices of a run. Pure."""
     choices = [by_profile(points, profile) for profile in profiles]
     walls = {point.case: point.walls for point in points}
     modelled = [regret(points, {case: walls[case][path] for case, path in choice.items()}) for choice in choices]
@@ -115,7 +115,7 @@ def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict
 
 
 def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, Any]]) -> str:
-    """The result's file."""
+    """Write the file of a result."""
     from benchmarks.gpu.environment import gpu, versions
 
     rows = [_row(point) for point in points]
@@ -139,7 +139,7 @@ def plan_of(row: Mapping[str, Any]) -> Statistics:
 
 
 def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
-    """What was measured, to be looked at again."""
+    """Read the points and profiles of an earlier run."""
     document = json.loads(path.read_text())
     points = [
         Point(Case(**row["case"]), plan_of(row["plan"]), row["walls"], row["seconds"], row["taken"])

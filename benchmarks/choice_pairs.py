@@ -24,7 +24,7 @@ RUN_NBYTES = (128, 256, 512, KIB, 2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 64 * KIB,
 BLOCKS = (1, 4, 16, 64, 256, 1024, 4096)
 MOST_NBYTES = 512 * MIB  # of a transfer
 POOL_NBYTES = 64 * MIB  # of a side, at least: blocks of a pool lie far apart
-HOST_HEADS = 4  # of a head slice: the host holds so many times the heads of the GPU
+HOST_HEADS = 4  # of a head slice: the host holds 4 times the heads of the GPU
 
 
 class Pair(NamedTuple):
@@ -115,7 +115,7 @@ class Memory:
 
     Args:
         device: ``"cuda:0"``, or ``"cpu"`` to try the bookkeeping without a GPU.
-        nbytes: of the GPU's side; the host's side is so many times larger as a head slice needs.
+        nbytes: of the GPU's side; the host's side is larger, as a head slice needs.
     """
 
     def __init__(self, device: str, nbytes: int = 2 * MOST_NBYTES) -> None:
@@ -149,12 +149,12 @@ class Work(NamedTuple):
     """One case over real memory.
 
     Attributes:
-        case: what it is.
-        program, plan: what moves it.
+        case: the transfer.
+        program, plan: of the transfer.
         src, dst: its sides.
         ids: blocks of either.
-        heads: of the head axis, those that move, on either side.
-        memory: that it lies in.
+        heads: the heads that move, on either side.
+        memory: the bytes that the sides lie in.
     """
 
     case: Case
@@ -167,7 +167,7 @@ class Work(NamedTuple):
     memory: Memory
 
     def verify(self, name: str, move: Callable[[], object]) -> None:
-        """Overwrite the destination, move, and compare every byte of its pool with what plain indexing gives.
+        """Overwrite the destination, move, and compare every byte of its pool with the result of plain indexing.
 
         Args:
             name: of the path, for the error.

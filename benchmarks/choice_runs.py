@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks.choice`` measures, and profiles from samples that were kept."""
+"""The measurements of ``python -m benchmarks.choice``, and profiles from samples of an earlier run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kvplan.measure.calibrate import measure as measured
 from kvplan.measure.timing import Timing
 
 SAMPLES, CASE_SECONDS = 41, 0.02
-# A path that the model expects to take so many times as long as the best is not measured: some take a second.
+# A path is not measured where the model expects 6 times the time of the best: some paths take a second.
 HOPELESS = 6.0
 
 
 def measure(device: str, profile: DeviceProfile, until: float) -> list[Point]:
-    """Every path and ``auto`` over the grid; every byte is seen to arrive first.
+    """Measure every path and ``auto`` over the grid; every byte is compared first.
 
     Args:
         device: ``"cuda:N"``.
-        profile: that ``auto`` chooses by.
-        until: by ``time.perf_counter()``: no point begins after it.
+        profile: the profile that ``auto`` chooses by.
+        until: a time of ``time.perf_counter()``; no point begins after it.
     """
     memory, points = Memory(device), []
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def refitted(runs: Sequence[Mapping[str, Any]], found: Sequence[DeviceProfile]) 
 
 
 def calibrations(device: str, count: int) -> tuple[list[DeviceProfile], list[dict[str, Any]]]:
-    """Calibrate so many times in a row, as `kvplan calibrate` does, and what each took."""
+    """Calibrate several times in a row, as `kvplan calibrate` does; the profiles, and the cost of each."""
     import resource
 
     import torch

@@ -1,4 +1,4 @@
-"""What kvplan costs before it does anything, and beside what it returns: import time and peak memory."""
+"""The footprint of kvplan: time of its import, and peak memory of a plan."""
 
 from __future__ import annotations
 

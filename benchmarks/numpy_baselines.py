@@ -1,4 +1,4 @@
-"""What kvplan is held against: a numpy planner as engines write them, and floors that nothing can beat."""
+"""Baselines on the CPU: a numpy planner as engines write them, and floors that no planner can beat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Columns = tuple[Int64Array, Int64Array, Int64Array]
 
 
 class Stepped(NamedTuple):
-    """What a numpy planner needs to know of two caches whose blocks are contiguous.
+    """Addresses of two caches with contiguous blocks, as a numpy planner needs them.
 
     Attributes:
         src_bases, dst_bases: address of block 0 of every (layer, part).
@@ -74,7 +74,7 @@ def plan_by_layer(stepped: Stepped, src_ids: Int64Array, dst_ids: Int64Array, nu
 
 
 def floor(count: int) -> Columns:
-    """Allocate three int64 arrays and fill each: what any flat plan of ``count`` descriptors must do."""
+    """Allocate three int64 arrays and fill each, as any flat plan of ``count`` descriptors must."""
     src, dst, size = (np.empty(count, dtype=np.int64) for _ in range(3))
     src.fill(1)
     dst.fill(2)

@@ -1,4 +1,4 @@
-"""What is measured: the sizes of a run, and pairs of layouts with block ids."""
+"""The problems of the CPU's benchmarks: sizes of a run, and pairs of layouts with block ids."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ class Row:
 
     Attributes:
         group: the table it stands in.
-        what: what was measured.
+        what: the measurement in words.
         unit: of ``ours``, ``limit`` and ``beside``: ``"us"``, ``"ms"``, ``"GB/s"``, ``"MB"``, ``"x"`` (times as long).
         ours: kvplan's number.
         beside: floors, ceilings and baselines of the same run, by name; the limit is made of the first one.
-        limit: what ours must not pass, or None where the row is reported only.
+        limit: the number that ours must not pass, or None where the row holds no limit.
         rule: the limit in words.
         more_is_better: whether ours must reach the limit instead.
-        detail: anything else worth keeping.
+        detail: further numbers.
     """
 
     group: str
@@ -47,14 +47,14 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the limit holds; None where there is none."""
+        """Whether the limit holds; None without a limit."""
         if self.limit is None:
             return None
         return self.ours >= self.limit if self.more_is_better else self.ours <= self.limit
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Ours over each number beside it."""
+        """Ours over each floor, ceiling and baseline."""
         return {name: self.ours / value for name, value in self.beside.items() if value}
 
 
@@ -78,7 +78,7 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that has a say in the numbers."""
+    """Versions of Python, kvplan and its dependencies."""
     return {
         "python": platform.python_version(),
         "kvplan": kvplan.__version__,
@@ -91,8 +91,8 @@ def document(rows: Sequence[Row], *, scale: Any, started: Mapping[str, Any]) -> 
     """The JSON document of one run.
 
     Args:
-        rows: what was measured.
-        scale: how large the run was.
+        rows: the measurements.
+        scale: sizes of the run.
         started: :func:`machine` at its start; the load at its end is added.
     """
     return {

@@ -159,7 +159,7 @@ def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, 
 
 
 def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
-    """What is printed, and kept."""
+    """The result, as it is printed and kept."""
     made = sum(map(len, one.tokens.values()))
     equal = sum(one.tokens[name] == tokens for name, tokens in wanted.items())
     row: dict[str, Any] = {
@@ -179,7 +179,7 @@ def row_of(way: str, one: Run, wanted: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def about_of(model: Any, name: str) -> dict[str, Any]:
-    """What ran, and on what."""
+    """Versions, and the GPU."""
     here = machine(model.device.index) if model.device.type != "cpu" else None
     return {
         "schema": "kvplan.example.offload", "version": 1, "gpu": here and here.gpu, "torch": torch.__version__,

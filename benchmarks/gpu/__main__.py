@@ -42,7 +42,7 @@ Report = Callable[[Sequence[Row], Mapping[str, str]], None]
 
 
 class Result(NamedTuple):
-    """All rows, and what was not measured, with the reason."""
+    """All rows; and by group, why it failed or was cut short."""
 
     rows: list[Row]
     failed: dict[str, str]
@@ -68,7 +68,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def run(groups: Mapping[str, Group], rig: Any, *, budget: float, report: Report) -> Result:
     """Run groups in order, print each one's table as soon as it is there, and report after each.
 
-    What a group measured before it failed, or before the budget was spent, counts; the others go on.
+    Rows of a group that failed, or was cut short, count; the other groups go on.
     """
     opened = time.perf_counter()
     result = Result([], {})
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def conclude(result: Result, output: Path | None, *, smoke: bool) -> int:
-    """Say what was saved, not measured and missed; the exit code. Limits are for real sizes, not for a smoke run."""
+    """Report the file, failed groups and missed limits; the exit code. A smoke run holds no limits."""
     if output is not None:
         print(f"saved {output}", file=sys.stderr)
     for name, reason in result.failed.items():

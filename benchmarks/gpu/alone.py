@@ -31,7 +31,7 @@ def one_large_copy(rig: Rig, direction: str) -> Way:
 
 
 def ceilings(rig: Rig) -> Iterator[Row]:
-    """What the link does at most in this run; all other groups are held against it."""
+    """The most that the link gives in this run; all other groups are compared with it."""
     large = {direction: one_large_copy(rig, direction) for direction in DIRECTIONS}
     copy = rig.speeds(large)
     for direction in DIRECTIONS:
@@ -54,7 +54,7 @@ def _ceiling(what: str, speed: Speed) -> Row:
 
 
 def _at_once(rig: Rig, begins: list[Begin], nbytes: int) -> Speed:
-    """By the host's clock: events of two streams have no common start."""
+    """Speed of transfers at once, by the host's clock: events of two streams have no common start."""
     found = rig.speeds({"both": Way(nbytes, lambda: Together(*begins))})["both"]
     return found._replace(seconds=found.wall)
 
@@ -83,7 +83,7 @@ def _by_sms(rig: Rig, direction: str, programs: int) -> Way:
 
 
 def staged(rig: Rig) -> Iterator[Row]:
-    """A page-first pool and a cache by layer, by way of a ring in GPU memory."""
+    """The staged path: a page-first pool and a cache by layer, through a ring in GPU memory."""
     with rig.executor("staged") as executor:
         for name, count in (("medium", rig.scale.medium), ("large", rig.scale.large)):
             for direction in DIRECTIONS:
@@ -98,7 +98,7 @@ def staged(rig: Rig) -> Iterator[Row]:
 
 
 def _loop(rig: Rig, blocks: int, direction: str) -> dict[str, Way]:
-    """A call a run, of as few blocks as it can serve in a short time."""
+    """A call for each run, of few blocks: many calls would take seconds."""
     few = rig.pages(direction, max(min(blocks, rig.scale.loop_runs // rig.scale.planes), 1))
     return rig.baselines(few, {LOOP: loop})
 
@@ -113,7 +113,7 @@ def _both(rig: Rig, executor: Any) -> Row:
 
 
 def kernel(rig: Rig) -> Iterator[Row]:
-    """Layer-first on both sides, so that host extents are runs: loads by programs, stores by default."""
+    """The kernel path, layer-first on both sides, so that host extents are runs."""
     scale = rig.scale
     for run_nbytes in scale.kernel_runs:
         for direction in DIRECTIONS:
@@ -130,7 +130,7 @@ def kernel(rig: Rig) -> Iterator[Row]:
 
 
 def copy_engine_2d(rig: Rig) -> Iterator[Row]:
-    """2-D copies: all runs of a block lie evenly in a cache whose layers share one allocation."""
+    """The 2-D path: all runs of a block lie evenly in a cache whose layers share one allocation."""
     with rig.executor("copy_engine_2d") as executor:
         for run_nbytes in rig.scale.pitched_runs:
             for direction in DIRECTIONS:
@@ -145,7 +145,7 @@ def copy_engine_2d(rig: Rig) -> Iterator[Row]:
 
 
 def copy_engine(rig: Rig) -> Iterator[Row]:
-    """Single extents by the copy engine, layer-first on both sides."""
+    """The copy engine path: single extents, layer-first on both sides."""
     with rig.executor("copy_engine") as executor:
         for run_nbytes in rig.scale.engine_runs:
             for direction in DIRECTIONS:
@@ -169,7 +169,7 @@ def _row(
     ceilings: Mapping[str, Mapping[str, float]],
     share: float | None = None,
 ) -> Row:
-    """The way ``"ours"`` against the ceilings and all other ways."""
+    """A row of the way ``"ours"``, with the ceilings and all other ways."""
     ours = found["ours"]
     beside = {name: kind[direction] for name, kind in ceilings.items()}
     beside |= {name: speed.gbps for name, speed in found.items() if name != "ours"}

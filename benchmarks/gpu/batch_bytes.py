@@ -1,8 +1,8 @@
-"""Whether the driver's batch call moves every byte: ``python -m benchmarks.gpu.batch_bytes``.
+"""Check that the driver's batch call moves every byte: ``python -m benchmarks.gpu.batch_bytes``.
 
-No line of kvplan is in this: ctypes and numpy call the driver. A case is a process of its own, which sends the same
-descriptors several times, poisons the destination before each, reads it back whole, and compares every byte. What a
-process did before decides where a driver's queue of commands ends: a case that is right here may be wrong elsewhere.
+No line of kvplan is in this: ctypes and numpy call the driver. A case is a process of its own. It sends the same
+descriptors several times, poisons the destination before each, reads it back whole, and compares every byte. Earlier
+calls of a process decide where the driver's queue of commands ends: a case that is right here may be wrong elsewhere.
 """
 
 from __future__ import annotations
@@ -144,12 +144,12 @@ class Driver:
                 self.wait()
 
     def wait(self) -> None:
-        """Until all has been done."""
+        """Wait until all copies are done."""
         self.call("cuStreamSynchronize", self.stream)
 
 
 def run(case: Case, times: int) -> dict[str, Any]:
-    """Send the case's descriptors so many times; which of them were wrong."""
+    """Send the case's descriptors several times, and count the wrong ones."""
     random = np.random.default_rng(1)
     size = case.sizes(random).astype(np.int64)
     pitch = -(-size // 16) * 16

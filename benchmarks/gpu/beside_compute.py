@@ -1,4 +1,4 @@
-"""Transfers beside compute: what they reach, and what they cost it."""
+"""Transfers beside compute: their speed, and how much slower the compute gets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BesideCompute(NamedTuple):
 
 
 def products(scale: Scale, kind: str) -> Products:
-    """Compute of a kind, as large as the scale says."""
+    """Compute of a kind, in the sizes of the scale."""
     sizes = scale.features, scale.weights, scale.decode_rounds, scale.features, scale.prefill_tokens
     return compute_of("cuda:0", kind, ComputeSizes(*sizes))
 
@@ -54,7 +54,7 @@ def measure(scale: Scale, compute: Compute, begin: Callable[[], InFlight]) -> Wi
 
 
 def ways(rig: Rig, direction: str, executors: Mapping[str, Any]) -> dict[str, Way]:
-    """One large copy, two paths and a baseline; of all but the copy, every byte is seen to arrive first."""
+    """One large copy, two paths and a baseline; every byte of the latter three is compared first."""
     works = {"staged": rig.pages(direction, rig.scale.large),
              "kernel": rig.runs(direction, RUN_NBYTES, rig.scale.large_nbytes)}  # fmt: skip
     ours = {name: rig.ours(executors[name], moved, name) for name, moved in works.items()}
@@ -99,7 +99,7 @@ def _rows(rig: Rig, kind: str, direction: str, measured: dict[str, BesideCompute
 
 
 def frontier(rig: Rig) -> Iterator[Row]:
-    """The kernel's stores beside decode, by programs and bytes in flight: what throttling buys."""
+    """The kernel's stores beside decode, by programs and bytes in flight."""
     scale, compute = rig.scale, products(rig.scale, "decode")
     moved = rig.runs("store", RUN_NBYTES, scale.medium_nbytes)
     grid: list[dict[str, int]] = [{}] + [

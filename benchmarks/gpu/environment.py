@@ -1,4 +1,4 @@
-"""What made the numbers: the GPU, its driver and link, and the versions of the software."""
+"""The environment of a run: the GPU, its driver and link, and the versions of the software."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from benchmarks.gpu.sizes import Scale
 from benchmarks.record import Row, document
 
 PACKAGES = ("torch", "triton")
-# Streams share so many hardware queues, 8 by default. A run holds an executor for every policy, and with it far more
-# streams than an engine has: some would wait on compute by chance. To be set before CUDA starts.
+# Streams share hardware queues, 8 by default. A run has an executor for every policy, and far more streams than an
+# engine: some would wait on compute by chance. The variable is set before CUDA starts.
 CONNECTIONS, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 _FIELDS = {
     "driver": "driver_version",
@@ -30,7 +30,7 @@ _FIELDS = {
 
 
 def gpu() -> dict[str, Any]:
-    """The GPU as torch and nvidia-smi know it; what nobody tells is left out."""
+    """The GPU as torch and nvidia-smi know it; unknown facts are left out."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -45,7 +45,7 @@ def gpu() -> dict[str, Any]:
 
 
 def told_by_smi() -> dict[str, str]:
-    """What nvidia-smi says of the first GPU; nothing where it is not there."""
+    """Ask nvidia-smi about the first GPU; empty where there is no nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -58,13 +58,13 @@ def told_by_smi() -> dict[str, str]:
 
 
 def read_smi(text: str) -> dict[str, str]:
-    """Fields of one line of nvidia-smi; those it does not know are left out."""
+    """Read the fields of one line of nvidia-smi; unknown fields are left out."""
     values = [value.strip() for value in text.strip().splitlines()[0].split(",")] if text.strip() else []
     return {name: value for name, value in zip(_FIELDS, values, strict=False) if value and not value.startswith("[")}
 
 
 def versions() -> dict[str, str]:
-    """Versions of what drives the GPU, where installed."""
+    """Versions of torch and Triton, where installed."""
     found = {}
     for package in PACKAGES:
         try:
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def default_path(name: str, groups: Sequence[str]) -> Path:
-    """Where a run's result is kept; one of some groups only stands apart, so that it replaces no whole one."""
+    """The file of a run's result. A run of some groups has a file of its own, so that it replaces no whole run."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return Path(__file__).parents[1] / "results" / f"{'-'.join(['gpu', slug, *groups])}.json"
 
@@ -88,11 +88,11 @@ def gpu_document(
     about: Mapping[str, Any],
     failed: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The JSON document of one run on a GPU: that of the CPU's benchmarks and what is the GPU's.
+    """The JSON document of one run on a GPU: that of the CPU's benchmarks, and facts of the GPU.
 
     Args:
         about: :func:`gpu`.
-        failed: what was not measured, group to reason.
+        failed: by group, why it failed.
     """
     made = document(rows, scale=scale, started=started)
     made["machine"]["gpu"] = dict(about)

@@ -1,4 +1,4 @@
-"""Triton kernels that kvplan is held against: what SMs can do at most, and what engines ship."""
+"""Triton kernels that kvplan is compared with: a ceiling of the SMs, and a baseline as engines ship it."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What a submit costs the CPU, and how long small transfers take."""
+"""CPU time of a submit, and the time of small transfers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def works_of(rig: Rig, direction: str, blocks: int, times: int) -> list[Work]:
 
 
 def submit(rig: Rig) -> Iterator[Row]:
-    """Microseconds that the caller of submit is kept, the GPU idle before; every plan is of new ids."""
+    """Microseconds of the call of submit, with the GPU idle before; every plan has new ids."""
     for path in ("kernel", "staged"):
         with rig.executor(path) as executor:
             for blocks, repeats in rig.scale.submits:
@@ -99,7 +99,7 @@ def small(rig: Rig) -> Iterator[Row]:
 
 
 def _small(rig: Rig, path: str, executor: Any, works: Sequence[Work]) -> Iterator[Row]:
-    """The limits are for ``auto``, which may take any path; what it takes is in the detail."""
+    """The limits are for ``auto``, which may take any path; the detail names the path."""
     direction, nbytes = works[0].plan.direction, works[0].plan.nbytes
     gpu, seen, taken = [], [], set()
     with no_collection():
@@ -131,9 +131,9 @@ def _small(rig: Rig, path: str, executor: Any, works: Sequence[Work]) -> Iterato
 
 
 def _bare(executor: Any, works: Sequence[Work]) -> float:
-    """Median microseconds of the same launches without a submit: headers are written before, and nothing is given back.
+    """Median microseconds of the same launches without a submit: headers are written before, and kept.
 
-    Two events, the launch between them, and a loop that asks for the second: what no executor can save.
+    Two events, the launch between them, and a loop that asks for the second event: no executor can take less.
     """
     backend, plan = executor._backend, works[0].plan
     resources, path, lane = backend.resources, backend.paths["kernel"], backend.lanes[plan.direction]

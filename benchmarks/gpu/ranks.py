@@ -33,7 +33,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of a run: bf16, so many transfers of all blocks a figure."""
+    """Sizes of a run in bf16; ``times`` transfers of all blocks make a figure."""
 
     layers: int = 80
     heads: int = 8
@@ -44,7 +44,7 @@ class Scale:
 
     @property
     def block_nbytes(self) -> int:
-        """Of all layers and heads."""
+        """Bytes of a block of all layers and heads."""
         return self.layers * 2 * self.tokens * self.heads * self.dim * 2
 
 
@@ -69,14 +69,14 @@ class Measured(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one rank of a topology holds."""
+    """The layers and heads of one rank of a topology."""
 
     layers: range
     heads: range
 
 
 def topologies(scale: Scale) -> dict[str, list[Part]]:
-    """Ranks of each step; what a step stores or loads."""
+    """The ranks of each step, and the part that each stores or loads."""
     layers, heads = range(scale.layers), range(scale.heads)
     halves = [(numbers[: len(numbers) // RANKS], numbers[len(numbers) // RANKS :]) for numbers in (layers, heads)]
     return {
@@ -99,7 +99,7 @@ class Worker:
         self.executor = kvplan.Executor(self.device)
 
     def content(self, layer: int, heads: range) -> Any:
-        """What these heads of a layer hold: (kv, block, head, token, dim), the same in every process."""
+        """Content of these heads of a layer: (kv, block, head, token, dim), the same in every process."""
         torch, scale = self.torch, self.scale
         chance = torch.Generator(self.device).manual_seed(1000 + layer)
         shape = (2, scale.blocks, scale.heads, scale.tokens, scale.dim)
@@ -116,7 +116,7 @@ class Worker:
         return kvplan.KVLayout.from_tensors(RANK_ORDER, tensors, layers=part.layers, head_start=part.heads.start)
 
     def elsewhere(self, part: Part) -> kvplan.KVLayout:
-        """A rank of another process, of which nothing but its shape is known here."""
+        """The layout of a rank of another process; only its shape is known here."""
         scale = self.scale
         sizes = {"layer": len(part.layers), "block": scale.blocks, "head": len(part.heads), "token": scale.tokens,
                  "dim": scale.dim}  # fmt: skip
@@ -163,7 +163,7 @@ def middle(rates: list[float]) -> float:
 
 
 def work(rank: int, scale: Scale, shared: str, device: str, barrier: Barrier, pipe: Connection) -> None:
-    """All steps of one process; sends ``{step: Measured}``, or what went wrong."""
+    """Run all steps of one process; send ``{step: Measured}``, or the error."""
     try:
         worker = Worker(rank, scale, shared, device)
         pipe.send(steps(worker, lambda: barrier.wait(PATIENCE)))
@@ -217,7 +217,7 @@ def steps(worker: Worker, meet: Callable[[], Any]) -> dict[str, Measured]:
             detail = {"path": worker.path, "alone": alone, "beside": beside}
             measured[step] = Measured(**alones, alone=middle(alone), beside=middle(beside), detail=detail)
             del plan, plans, owned, pool, layout, tensors, each
-        meet()  # nobody loads before all have stored
+        meet()  # no rank loads before all have stored
     del keeper
     worker.executor.close()
     return measured
@@ -238,7 +238,7 @@ def measure(scale: Scale, shared: str, device: str) -> list[Row]:
     """Start the processes, and gather what they measured.
 
     Raises:
-        RuntimeError: what went wrong in one of them.
+        RuntimeError: an error of one of them.
     """
     spawn = get_context("spawn")
     barrier = spawn.Barrier(RANKS)
@@ -265,7 +265,7 @@ def measure(scale: Scale, shared: str, device: str) -> list[Row]:
 
 
 def fitting(scale: Scale, folder: Path) -> Scale:
-    """The scale with as many blocks as three quarters of what is free hold where the pools will be: one each, and one.
+    """The scale with the blocks that fit into three quarters of the free space for the pools: one each, and one shared.
 
     Raises:
         RuntimeError: room for less than 16 blocks.

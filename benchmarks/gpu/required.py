@@ -1,4 +1,4 @@
-"""What each path must reach, as data, and rows that hold it."""
+"""Limits of each path as data, and rows that hold them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATENCY_BLOCKS, LATENCY_US = 1, 60.0
 
 
 def kernel_share(run_nbytes: int, programs: int) -> float | None:
-    """Share of the SM ceiling that a load must reach, where one is asked for.
+    """Share of the SM ceiling that a load must reach, or None.
 
     >>> kernel_share(8192, 2), kernel_share(2048, 4), kernel_share(512, 12), kernel_share(2048, 2)
     (0.97, 0.97, 0.9, None)
@@ -57,10 +57,10 @@ def speed_row(
     rule: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Row:
-    """GB/s of ours, to reach ``share`` of the first number beside it; told apart where nothing can be so fast.
+    """A row of GB/s, with a limit of ``share`` of its first baseline.
 
     Args:
-        link: GB/s that nothing exceeds; where ours or one beside it does, by more than the tolerance, the row is
+        link: GB/s that nothing exceeds. Where ours or a baseline exceeds it by more than the tolerance, the row is
             marked and holds no limit.
     """
     kept = dict(detail or {})
@@ -76,5 +76,5 @@ def speed_row(
 
 
 def missed(row: Row) -> bool:
-    """Whether a row misses its limit, or measured something impossible."""
+    """Whether a row misses its limit, or has an impossible figure."""
     return row.ok is False or "broken" in row.detail

@@ -1,4 +1,4 @@
-"""What all groups share: memory, streams, the timing of ways in turn, and the ceilings once they are measured."""
+"""The rig of all groups: memory, streams, the timing of ways in turn, and the ceilings of the run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Rig:
     """One run: memory is allocated when a group first asks for it, and kept for the others.
 
     Attributes:
-        lines: the stream of each direction, that ceilings and baselines use.
+        lines: by direction, the stream that ceilings and baselines use.
     """
 
     def __init__(self, scale: Scale) -> None:
@@ -93,7 +93,7 @@ class Rig:
 
     @property
     def ceilings(self) -> Ceilings:
-        """Of this run.
+        """The ceilings of this run.
 
         Raises:
             RuntimeError: not yet measured.
@@ -147,7 +147,7 @@ class Rig:
         return {name: Speed(ways[name].nbytes, one.seconds, one.wall) for name, one in timings.items()}
 
     def ours(self, executor: kvplan.Executor, moved: Work, name: str) -> Way:
-        """A path of kvplan; every byte is seen to arrive first."""
+        """A path of kvplan; every byte is compared first."""
 
         def begin() -> Any:
             return executor.submit(moved.plan)
@@ -156,7 +156,7 @@ class Rig:
         return Way(moved.plan.nbytes, begin)
 
     def baselines(self, moved: Work, makers: Mapping[str, Maker]) -> dict[str, Way]:
-        """Baselines on the same blocks, every byte seen to arrive first; a baseline that refuses is left out."""
+        """Baselines on the same blocks; every byte is compared first. A baseline that refuses is left out."""
         found = {}
         for name, make in makers.items():
             try:

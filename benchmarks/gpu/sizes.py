@@ -1,4 +1,4 @@
-"""What is measured, in numbers: pure, so that it can be looked at without a GPU."""
+"""Sizes of the GPU's benchmarks. Pure, so that they can be looked at without a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scale:
         medium, large: blocks of the two whole transfers; pools hold ``large`` blocks.
         kernel_runs, pitched_runs, engine_runs: bytes of the runs of each path's table.
         programs: Triton programs of the kernel's loads.
-        frontier_programs, frontier_tiles: what the throttling of stores is chosen from; tiles in bytes.
+        frontier_programs, frontier_tiles: choices for the throttling of stores; tiles in bytes.
         repeats: of each whole transfer; medians are taken.
         loop_runs: single copies of the baseline that issues one for each run.
         submits: (blocks, repeats) of the submits whose CPU time is taken.
@@ -35,7 +35,7 @@ class Scale:
         small_repeats: of each.
         rounds: turns that all cases beside compute take.
         warm, alone: iterations of compute before the first that counts, and those that count without a transfer.
-        transfers, seconds: each window beside compute has at least so many transfers and lasts at least so long.
+        transfers, seconds: each window beside compute has at least these transfers and lasts at least this long.
         features, weights, decode_rounds: an iteration of decode multiplies a batch of 64 by ``weights`` square bf16
             matrices of ``features``, ``decode_rounds`` times over.
         prefill_tokens: rows of the one product of an iteration of prefill.

@@ -136,7 +136,7 @@ def report(one, tables, moved, later, expected, before):
 
 
 def held_by(there, wanted, known, n):
-    """What a run's place in the ring holds now: told in words, which say what put it there."""
+    """Describe the bytes at a run's place in the ring, and where they come from."""
     off = (there != wanted).nonzero().flatten()
     if not off.numel():
         return "right"

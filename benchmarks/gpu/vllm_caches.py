@@ -1,4 +1,4 @@
-"""One model's cache and host rows with two workers over them, and what all models of a run share."""
+"""One model's cache and host rows with two workers over them, and the set-up of all models of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def queued(self) -> bool:
-        """Whether a thread of ours has yet to issue it, and needs the interpreter for that."""
+        """Whether a thread of kvplan has yet to issue the job, and needs the interpreter for that."""
         lines = self._worker._lines.values() if isinstance(self._worker, Worker) else ()
         return any(getattr(one, "queued", True) for line in lines for job in line._jobs for one in job.transfers)
 
@@ -63,7 +63,7 @@ def finish(job: Job, *, pause: bool = True) -> float:
 
 
 class Setup:
-    """What all models share: the device, vLLM, the ceilings, compute.
+    """The set-up of all models: the device, vLLM, the ceilings, compute.
 
     Args:
         scale: how large the run is.
@@ -83,7 +83,7 @@ class Setup:
 
     @property
     def peer(self) -> Peer:
-        """What stands beside ours."""
+        """The worker that kvplan's is compared with."""
         return Peer(f"vLLM {self.vllm.version}" if self.vllm else vllm_peer.BATCH, is_vllm=self.vllm is not None)
 
     def compute(self, kind: str) -> Any:
@@ -174,7 +174,7 @@ class Caches:
         return {path: sums.transfers for path, sums in (self.workers[OURS]._executors[0].stats().paths or {}).items()}
 
     def peer_by(self, direction: str) -> str:
-        """What the worker beside ours moves by."""
+        """How the other worker moves the blocks."""
         if self.setup.vllm is None or direction == "store":
             return "batch"
         return vllm_peer.loads_by(self.workers[self.setup.peer.name])

@@ -1,4 +1,4 @@
-"""Which jobs of vLLM's CPU offloading are compared, and what kvplan's worker must reach; pure."""
+"""The jobs of vLLM's CPU offloading that are compared, and the limits of kvplan's worker. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Model(NamedTuple):
     beside: tuple[int, ...]
 
     def nbytes(self, blocks: int) -> int:
-        """Bytes of a job of so many blocks."""
+        """Bytes of a job of a number of blocks."""
         return blocks * self.layers * self.page_nbytes
 
 

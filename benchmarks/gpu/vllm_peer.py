@@ -38,13 +38,13 @@ class Missing(ModuleType):
 
 
 class Vllm(NamedTuple):
-    """What of vLLM is used.
+    """The parts of vLLM that are used.
 
     Attributes:
         version: of the package.
         own_operator: whether the compiled operator is vLLM's, and not the call that stands in for it.
         worker: the module of its worker.
-        base, common: those of what the worker is given.
+        base, common: the modules of its arguments.
     """
 
     version: str
@@ -55,7 +55,7 @@ class Vllm(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What was measured, in words."""
+        """The measured vLLM in words."""
         if self.own_operator:
             return f"vLLM {self.version}, whole"
         return f"vLLM {self.version}'s Python; its batch operator by our call of the same driver function"
@@ -151,7 +151,7 @@ def vllm_worker(vllm: Vllm, caches: Sequence[Tensor], pool: Tensor) -> Any:
 
 
 def loads_by(worker: Any) -> str:
-    """What vLLM's worker loads by."""
+    """How vLLM's worker loads."""
     return "12 programs" if hasattr(worker._load_handler._swap_blocks_batch, "keywords") else "batch"
 
 

@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What stands beside ours.
+    """The worker that kvplan's is compared with.
 
     Attributes:
         name: of it.

@@ -83,9 +83,9 @@ class _Tried(NamedTuple):
 def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
     """Try the orders of one side of a pair, and keep the best.
 
-    The candidates are the permutations of layer, K/V, block, token and head in one allocation, and the other side's own
-    order if it splits an axis, each with several block sizes. An order is better if it has fewer runs per token, then
-    fewer extents per unit on the side that changes, then less distance from the present order.
+    The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
+    sizes. The other side's own order is a candidate too if it splits an axis. The best order has the fewest runs per
+    token. Ties go to the fewest extents per unit on the side that changes, then to the least distance from the present.
 
     Args:
         src, dst: the layouts.

@@ -135,9 +135,7 @@ def _latent(config: Mapping[str, Any], layers: int) -> tuple[Group, ...]:
     types = config.get("indexer_types", [])
     if not isinstance(types, list) or any(one != "full" for one in types):
         other = next((one for one in types if one != "full"), None) if isinstance(types, list) else types
-        raise LayoutError(
-            f"'indexer_types' has {quoted(other)}; understood is full: every layer with an index of its own"
-        )
+        raise LayoutError(f"'indexer_types' has {quoted(other)}; expected 'full' for every layer")
     row = _integer(config, "index_head_dim") + _SCALE_NBYTES
     return latent, Group("index", "mla", every, dim=row, dtype="uint8", part="index")
 
@@ -157,16 +155,14 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
             raise LayoutError(f"'layer_types' is {_shown(given)}; it is a list of {layers}, one per layer")
         unknown = [one for one in given if not isinstance(one, str) or one not in _TYPES]
         if unknown:
-            raise LayoutError(f"'layer_types' has {quoted(unknown[0])}; understood are {', '.join(_TYPES)}")
+            raise LayoutError(f"'layer_types' has {quoted(unknown[0])}; expected one of {', '.join(_TYPES)}")
         return [_TYPES[one] for one in given]
     if "full_attention_interval" in config:
         every = _integer(config, "full_attention_interval")
         return ["state" if (k + 1) % every else "full" for k in range(layers)]
     if "attn_layer_period" in config:
         if config.get("model_type") != "jamba":
-            raise LayoutError(
-                f"'attn_layer_period' of model_type {_shown(config.get('model_type'))}; understood of jamba"
-            )
+            raise LayoutError(f"'attn_layer_period' of model_type {_shown(config.get('model_type'))}; expected 'jamba'")
         period = _integer(config, "attn_layer_period")
         at = _integer({"attn_layer_offset": 0, **config}, "attn_layer_offset", least=0)
         return ["full" if k % period == at else "state" for k in range(layers)]

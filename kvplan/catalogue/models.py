@@ -98,7 +98,9 @@ class Group:
         if self.kind != "state":
             return elements
         if self.shards % tp:
-            raise LayoutError(f"the {self.name} over {tp} tensor-parallel ranks; tp is a divisor of {self.shards}")
+            raise LayoutError(
+                f"the {self.name} cannot be divided among {tp} tensor-parallel ranks; tp must divide {self.shards}"
+            )
         return elements // tp
 
     def rows_held(self, tokens: int, block_rows: int) -> int:

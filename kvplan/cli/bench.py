@@ -136,11 +136,11 @@ def _some(what: Sequence[str]) -> str:
 
 def _ordered(rows: Iterable[Row]) -> list[str]:
     """Order the paths: ours, then the baselines."""
-    from kvplan.measure import baselines as rivals
+    from kvplan.measure import baselines
     from kvplan.measure.grid import paths_of
 
     known = dict.fromkeys((*paths_of("cuda:0"), *paths_of("cpu")))
-    others = {*rivals.names("cuda:0"), *rivals.names("cpu")}
+    others = {*baselines.names("cuda:0"), *baselines.names("cpu")}
     order = [path for path in known if path not in others] + [path for path in known if path in others]
     there = {row.path for row in rows}
     return [path for path in order if path in there] + sorted(there - set(order))

@@ -1,4 +1,4 @@
-"""A calibration, weighed with what is known: one is noisy, and choices should not change with its noise."""
+"""Blend a calibration with an earlier profile: one calibration is noisy, and its noise must not change choices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from kvplan.cost.profile import Beside, DeviceProfile, PathCosts
 
-# An earlier profile counts as at most so many calibrations, so that what changed for good gets through.
+# An earlier profile counts as at most 14 calibrations, so that a lasting change shows.
 MOST_WEIGHT = 14
-# Ceilings that differ by more are another kind of machine, or a link that lost lanes: the new ones stand alone.
+# Ceilings that differ more belong to another machine, or to a link that lost lanes: the earlier profile is not used.
 ALIKE = 0.8
 
 
 def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
-    """The mean of a calibration and an earlier profile of the same GPU and link, which counts as many as it is made of.
+    """The mean of a calibration and an earlier profile, which counts as often as it has calibrations.
 
     Args:
         new: one calibration.
-        earlier: calibrated here, or shipped. It is not weighed in where it is a default, or of another GPU, other
-            ceilings or another number of the kernel's programs.
+        earlier: calibrated here, or shipped. It is not used where it is a default, or has another GPU or link, other
+            ceilings, or another number of the kernel's programs.
 
     >>> from kvplan.cost.profile import default
     >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
@@ -66,7 +66,7 @@ def _alike(new: Mapping[str, float], earlier: Mapping[str, float]) -> bool:
 
 
 def _mean(new: Mapping[str, Any], earlier: Mapping[str, Any], weight: int) -> dict[str, Any]:
-    """Number by number, however deep; the earlier ones count ``weight`` times."""
+    """The mean of nested numbers; earlier numbers count ``weight`` times."""
     return {
         name: _mean(value, earlier[name], weight)
         if isinstance(value, Mapping)

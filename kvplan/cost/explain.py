@@ -1,4 +1,4 @@
-"""Why a path is taken, as a query planner tells it: every candidate, what it would take, and what of."""
+"""Explain a choice as a query planner does: every candidate, its expected time, and the terms of that time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.statistics import Statistics
 
-LEAST_SHARE = 0.01  # of a candidate's time that is told
-PARTS = 3  # of a candidate's time that are told, the largest first
+LEAST_SHARE = 0.01  # smallest share of a candidate's time that is shown
+PARTS = 3  # terms of a candidate's time that are shown, the largest first
 WIDTH, LEAST_WIDTH = 80, 40  # columns of the text
-# Columns of the path and of its five figures, of the wide table first; 0 is a line of its own.
+# Widths of the path and of its five figures, the wide table first; 0 puts the path on a line of its own.
 COLUMNS = ((20, 9, 9, 9, 7, 11), (15, 9, 8, 8, 7, 9), (0, 8, 8, 8, 7, 9))
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and what it counts
-# One of each, in words.
+# Each term in words.
 WORDS = {
     "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "small_byte": "byte of small copies",
     "large_copy": "large copy", "large_byte": "byte of large copies", "call": "2-D copy", "row": "row",
@@ -29,12 +29,12 @@ WORDS = {
 
 
 class Share(NamedTuple):
-    """What one term adds to a path's time.
+    """The time that one term adds to a path.
 
     Attributes:
         term: its name, of :data:`kvplan.cost.profile.TERMS`.
-        times: how often it counts.
-        seconds: what all of them take.
+        times: how often the term counts.
+        seconds: time of all of them.
     """
 
     term: str
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
-    """What a path's time is made of, the largest first; from submit to the known end, nothing beside it.
+    """The terms of a path's time from submit to the known end, the largest first; nothing runs beside it.
 
     >>> from kvplan.cost.profile import default
     >>> from kvplan.cost.statistics import Pieces
@@ -74,7 +74,7 @@ def told(share: Share) -> str:
 
 
 def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> str:
-    """Why a candidate takes what it takes, or cannot serve."""
+    """Why a candidate takes its time, or why it cannot serve."""
     if candidate.refused:
         return f"cannot: {candidate.refused}"
     if candidate.path == MIXED:
@@ -88,7 +88,7 @@ def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> st
 
 
 def verdict(found: Sequence[Candidate], policy: Policy) -> str:
-    """Why the first one is taken, in a sentence.
+    """Why the first candidate is taken, in a sentence.
 
     >>> a, b = Candidate("kernel", wall=1e-4), Candidate("staged", wall=1.5e-4)
     >>> verdict([a, b], Policy())
@@ -114,7 +114,7 @@ def verdict(found: Sequence[Candidate], policy: Policy) -> str:
 
 
 def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
-    """All of it as plain facts, for JSON; seconds."""
+    """The explanation as plain facts for JSON; times are seconds."""
     return {
         "overlap": policy.overlap,
         "verdict": verdict(found, policy),
@@ -127,7 +127,7 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
 
 
 def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """What a candidate's wall is made of; the last is what the terms of its path do not say."""
+    """The terms of a candidate's wall time; the last one, "other", is the rest."""
     if one.refused or one.path not in TERMS:
         return []
     made = shares(one.path, plan, profile)
@@ -154,7 +154,7 @@ def explain(
 
 
 def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
-    """A path and its figures; where they do not fit side by side, the path in a line of its own.
+    """A path and its figures; the path has a line of its own where they do not fit side by side.
 
     >>> _row("copy_engine_2d", ("2.68 ms", "2.09 ms", "2.28 ms", "0.0%", "-"), 40)
     ['copy_engine_2d', ' 2.68 ms 2.09 ms 2.28 ms   0.0%        -']
@@ -165,7 +165,7 @@ def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Text in lines, broken between what commas part where that fits in one line.
+    """Wrap text, at commas where a part between commas fits in one line.
 
     >>> _wrapped("20 ms: 1 GB at 50.0 GB/s, 90 us to begin", 28)
     ['20 ms: 1 GB at 50.0 GB/s,', '90 us to begin']

@@ -1,4 +1,4 @@
-"""The cost model: what a plan would take on each path, from a device's profile. Pure."""
+"""The cost model: the expected time of a plan on each path, from a device's profile. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.errors import PathError
 
 NS = 1e-9
-# Beside compute, a second that compute loses counts as much as so many that the transfer takes longer: the compute is
-# what the caller is there for.
+# A second that compute loses counts as much as four seconds of the transfer: the caller is there for the compute.
 COMPUTE_WEIGHT = 4.0
 MIXED = "copy_engine+kernel"  # large runs by the one, small ones by the other, at once
-# Candidates so much slower than the best are as good, and the first of these is taken, always the same one whatever the
-# noise of a calibration: those whose time varies least with the sizes come first.
+# Candidates within 3 % of the best are as good as it. The first of them in this order is taken, so that the noise of a
+# calibration does not change the choice. Paths whose time varies least with the sizes come first.
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
-JOIN = 5e-6  # seconds that two streams take to meet
-# Words that a program moves in a second: of wide ones, memory and link are the bound; of 1 and 2 bytes, this is (H200).
+JOIN = 5e-6  # seconds for one stream to wait for another
+# Words that a program moves in a second (H200). They bound words of 1 and 2 bytes; memory and link bound wide words.
 WORDS = {"load": 3.0e9, "store": 6.0e9}
 WIDE = 16  # bytes: the widest word of the kernel
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
@@ -28,15 +27,15 @@ EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel p
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A path, and what it is expected to do to a plan.
+    """A path, and its expected cost for a plan.
 
     Attributes:
         path: its name.
-        seconds: from the first to the last event on the GPU, nothing beside it.
-        wall: from the call of submit until the caller knows that all has arrived, beside what the policy says.
-        cpu_seconds: until everything is issued.
-        sm_share: SMs that it takes, of all, over the time that it takes.
-        compute_seconds: that compute beside it loses.
+        seconds: from the first to the last event on the GPU, with nothing beside it.
+        wall: from the call of submit until the caller knows the end, beside the compute that the policy names.
+        cpu_seconds: from the call of submit until everything is issued.
+        sm_share: share of the GPU's SMs that it takes, over its time.
+        compute_seconds: time that compute beside it loses.
         refused: why it cannot serve the plan, or "".
     """
 
@@ -50,7 +49,7 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """What is compared: less is better."""
+        """The number that candidates are compared by: less is better."""
         return self.wall + COMPUTE_WEIGHT * self.compute_seconds
 
 
@@ -73,18 +72,18 @@ def _pieces(pieces: Pieces) -> tuple[float, ...]:
 
 
 def total(counts: Iterable[float], costs: Costs, terms: Iterable[str]) -> float:
-    """Seconds of so many of each term."""
+    """Seconds of a path: the sum of counts times costs."""
     return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
 
 
 def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
-    """What one path would do to a plan.
+    """Predict the cost of one path for a plan.
 
     Args:
-        path: one that has a cost model.
-        plan: what is to be moved, of direction ``"load"`` or ``"store"``.
+        path: a path that has a cost model.
+        plan: statistics of a plan of direction ``"load"`` or ``"store"``.
         profile: of the device.
-        policy: what runs beside it, and the knobs of the path.
+        policy: names the compute beside it, and the knobs of the path.
     """
     costs, terms = profile.costs[plan.direction][path], TERMS[path]
     counts = features(path, plan)
@@ -103,8 +102,8 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
         wall = max(wall, seconds)
         share = min(programs / max(profile.multiprocessors, 1), 1.0)
     elif path == "staged" and seconds > 0:
-        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves, while others cross
-        # the link.
+        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves, while other bytes
+        # cross the link.
         processors = max(profile.multiprocessors, 1)
         programs = min(policy.max_programs or processors, processors)
         within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
@@ -124,7 +123,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
 
 
 def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: str, programs: int) -> float:
-    """Seconds of the kernel path with so many programs: each does its share, until the link is full."""
+    """Seconds of the kernel path with a number of programs: each does its share, until the link is full."""
     one = profile.costs[direction]["kernel"].program
     _, runs, nbytes = counts
     shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
@@ -132,25 +131,27 @@ def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: s
 
 
 def _of_words(plan: Statistics, programs: int) -> float:
-    """Seconds that so many programs take at least, where words are narrow; of wide ones they are not the bound."""
+    """The least seconds of a number of programs where words are narrow; 0 where words are wide."""
     if plan.alignment >= WIDE:
         return 0.0
     return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
 
 
 def _dose(path: str, direction: str, policy: Policy) -> float:
-    """How much more compute suffers from the policy's programs than from those that were measured."""
+    """How much more compute loses by the policy's programs than by the programs that were measured."""
     return policy.programs(direction) / BESIDE_PROGRAMS[direction] if path == "kernel" else 1.0
 
 
 def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:
-    """Whether the kernel, to which merging is nothing, is taken though all copies of the other paths were one.
+    """Whether the kernel wins even if all copies of the other paths merged into one.
+
+    The kernel's cost does not depend on merging, so the copies need not be counted then.
 
     Args:
-        plan: what is to be moved, not in halves.
+        plan: statistics of a plan that is not split into halves.
         profile: of the device.
-        policy: its ``path`` is not asked.
-        refused: paths that cannot serve; the kernel is none of them.
+        policy: its ``path`` is not used.
+        refused: paths that cannot serve; the kernel can.
 
     >>> from kvplan.cost.profile import default
     >>> few, many = (Statistics("load", n << 12, 1, n, 16, Pieces.of(n, n << 12), n, n, Pieces(), Pieces(), 0)
@@ -164,12 +165,13 @@ def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Pol
 
 
 def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
-    """A plan in two halves at once, over one link.
+    """Predict a plan in two halves that run at once over one link.
 
     Args:
-        large, small: what the copy engine moves, and what the kernel moves.
+        large: the half of the copy engine.
+        small: the half of the kernel.
         profile: of the device.
-        policy: what runs beside it.
+        policy: names the compute beside it.
     """
     engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
     link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.direction], 1e-9)
@@ -192,17 +194,17 @@ def candidates(
     refused: Mapping[str, str] | None = None,
     halves: tuple[Statistics, Statistics] | None = None,
 ) -> list[Candidate]:
-    """All paths, the one to take first, those that cannot serve last.
+    """Compare all paths: the path to take is first, paths that cannot serve are last.
 
     Args:
-        plan: what is to be moved.
+        plan: statistics of the plan.
         profile: of the device.
-        policy: its ``path`` is not asked.
+        policy: its ``path`` is not used.
         refused: by path, why it cannot serve.
-        halves: of a plan with large and small runs, either kind; it may then be split.
+        halves: statistics of the large and of the small runs, where the plan may be split.
 
     Raises:
-        PathError: a plan of another direction than ``"load"`` and ``"store"``, of which nothing was measured.
+        PathError: the direction of the plan is neither ``"load"`` nor ``"store"``: others were not measured.
 
     >>> from kvplan.cost.profile import default
     >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)

@@ -1,4 +1,4 @@
-"""What a caller may ask of an executor."""
+"""The policy of an executor: which path it takes, and with which limits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
 IDLE_PROGRAMS = {"load": 8, "store": 8, "device": 32}
 BESIDE_PROGRAMS = {"load": 4, "store": 2, "device": 32}
 CHUNK_NBYTES = 42 << 20  # of the staged path
-# A small transfer is cut into as many equal chunks, of not less than this: each costs the CPU 20 to 60 us, and a kernel
-# of so few bytes takes less than 10.
+# A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs the CPU 20 to 60 us; a kernel over
+# fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How transfers are to be executed. What is None is the executor's choice.
+    """How an executor moves bytes. None leaves a choice to the executor.
 
     Attributes:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
@@ -38,12 +38,12 @@ class Policy:
         chunk_bytes: bytes of one step of its pipeline, at most.
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also keeps to one stream for its kernels.
-        overlap: what runs on the GPU beside the transfers: ``"idle"``: nothing; ``"decode"``: compute bound by memory;
-            ``"prefill"``: compute bound by the SMs. Beside compute, kernels take fewer SMs, and ``auto`` also weighs
+        overlap: the compute on the GPU beside the transfers. ``"idle"``: nothing; ``"decode"``: bound by memory;
+            ``"prefill"``: bound by the SMs. Beside compute, kernels take fewer SMs, and ``auto`` also weighs
             the time that compute loses.
 
     Raises:
-        PathError: a path of no such name, or a number that is none.
+        PathError: an unknown path or overlap, or a number out of range.
 
     >>> Policy(path="host", threads=2).threads
     2
@@ -60,9 +60,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.path != "auto" and self.path not in PATHS:
-            raise PathError(f"path {self.path!r} is none; paths are 'auto', {', '.join(map(repr, PATHS))}")
+            raise PathError(f"unknown path {self.path!r}; expected one of 'auto', {', '.join(map(repr, PATHS))}")
         if self.overlap not in OVERLAPS:
-            raise PathError(f"overlap {self.overlap!r} is none; give {', '.join(map(repr, OVERLAPS))}")
+            raise PathError(f"unknown overlap {self.overlap!r}; expected one of {', '.join(map(repr, OVERLAPS))}")
         for name, least, most, why in (
             ("threads", 1, None, "the host path uses at least one"),
             ("max_programs", 1, 1 << 16, "a kernel has at least one program"),
@@ -77,7 +77,7 @@ class Policy:
             raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")
 
     def programs(self, direction: str) -> int:
-        """Programs of the kernel path for plans of a direction.
+        """Triton programs of the kernel path for plans of a direction.
 
         >>> Policy().programs("store"), Policy(overlap="decode").programs("store")
         (8, 2)

@@ -1,4 +1,4 @@
-"""A device profile: what one GPU, its driver and its link cost each path; measured, kept as JSON."""
+"""A device profile: the measured costs of each path on one GPU, its driver and its link, kept as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
 DIRECTIONS = ("load", "store")
 
-# How often each term counts in a plan is in cost.py; a profile says what one of each costs, in nanoseconds.
+# The terms of each path. cost/model.py counts them in a plan; a profile holds their costs in nanoseconds.
 TERMS: dict[str, tuple[str, ...]] = {
     "kernel": ("fixed", "run", "byte"),
     "copy_engine": ("fixed", "small_copy", "small_byte", "large_copy", "large_byte"),
@@ -27,18 +27,18 @@ TERMS: dict[str, tuple[str, ...]] = {
 }
 Costs = Mapping[str, float]
 MOST_FACTOR = 1e3
-MOST = 1e15  # of any number of a profile: sums of its products are finite
+MOST = 1e15  # the largest number in a profile: sums of products stay finite
 
 
 @dataclass(frozen=True)
 class PathCosts:
-    """What the terms of one path and direction cost, in nanoseconds each; see :data:`TERMS`.
+    """Costs of the terms of one path and direction, in nanoseconds; see :data:`TERMS`.
 
     Attributes:
         seconds: from the first to the last event on the GPU.
-        wall: from the call of submit until the caller knows that all has arrived.
-        cpu: from the call of submit until everything is issued, by whichever thread.
-        program: of the kernel path, the same as ``seconds`` with one program; empty for the others.
+        wall: from the call of submit until the caller knows the end.
+        cpu: from the call of submit until everything is issued, by any thread.
+        program: the same as ``seconds`` for the kernel path with one program; empty for other paths.
     """
 
     seconds: Costs
@@ -49,11 +49,11 @@ class PathCosts:
 
 @dataclass(frozen=True)
 class Beside:
-    """A path beside compute.
+    """A path beside compute, relative to both alone.
 
     Attributes:
-        rate: its bandwidth there over that alone.
-        slower: time of an iteration of compute beside it over that alone.
+        rate: bandwidth of the path beside compute, over its bandwidth alone.
+        slower: time of an iteration of compute beside the path, over its time alone.
     """
 
     rate: float
@@ -69,16 +69,16 @@ class DeviceProfile:
         driver: version of its driver.
         generation, width: of its PCIe link, as far as known.
         how: ``"calibrated"`` on this machine, ``"shipped"`` with kvplan, or ``"default"``: measured nowhere.
-        made: by what and when: ``"kvplan 0.1.0, 2026-11-21"``.
+        made: version of kvplan and date: ``"kvplan 0.1.0, 2026-11-21"``.
         multiprocessors: SMs.
         ceilings: GB/s of one large copy each way (``"load"``, ``"store"``), of SMs (``"sm_load"``, ``"sm_store"``), and
             of a copy within its memory (``"memory"``).
         costs: direction to path to costs.
-        beside: ``"decode"`` or ``"prefill"`` to direction to path to what it is beside that.
-        note: what a user should know of it, or "".
-        calibrations: how many it is the mean of.
-        guessed: what of it was not measured: ``"store staged"``, ``"decode load kernel"``.
-        programs: by direction, of how many programs the kernel path's costs are.
+        beside: by kind of compute (``"decode"``, ``"prefill"``), direction and path.
+        note: a warning to the user, or "".
+        calibrations: number of calibrations in the mean.
+        guessed: costs that were not measured: ``"store staged"``, ``"decode load kernel"``.
+        programs: by direction, the kernel path's programs when it was measured.
 
     >>> default().how, sorted(default().costs["load"])
     ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
@@ -119,7 +119,7 @@ def from_json(text: str) -> DeviceProfile:
     """Read a profile.
 
     Raises:
-        KVPlanError: no JSON, another schema or a newer version, or a number that is none; what and where.
+        KVPlanError: no JSON, another schema, a newer version, or a wrong value; which value, and where.
 
     >>> from_json(default().to_json()) == default()
     True
@@ -155,7 +155,7 @@ def from_json(text: str) -> DeviceProfile:
 
 
 class _Reader:
-    """Values of a document by their place, each checked."""
+    """Read and check values of a document by their place."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -163,25 +163,25 @@ class _Reader:
     def text(self, name: str) -> str:
         value = self._document.get(name, "")
         if not isinstance(value, str):
-            raise KVPlanError(f"{name} is {quoted(value)}; a text is due")
+            raise KVPlanError(f"{name} is {quoted(value)}; expected a text")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self._document.get(name, [])
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise KVPlanError(f"{name} is {quoted(value)}; a list of texts is due")
+            raise KVPlanError(f"{name} is {quoted(value)}; expected a list of texts")
         return tuple(value)
 
     def one_of(self, name: str, known: tuple[str, ...]) -> str:
         value = self.text(name)
         if value not in known:
-            raise KVPlanError(f"{name} is {quoted(value)}; known are {', '.join(known)}")
+            raise KVPlanError(f"{name} is {quoted(value)}; expected one of {', '.join(known)}")
         return value
 
     def whole(self, name: str) -> int | None:
         value = self._document.get(name)
         return optional_integer(
-            name, value, least=0, most=LIMITS.number, right="a whole number is due", error=KVPlanError
+            name, value, least=0, most=LIMITS.number, right="expected a whole number", error=KVPlanError
         )
 
     def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
@@ -190,15 +190,15 @@ class _Reader:
             held = held.get(name) if isinstance(held, dict) else None
         where = ".".join(place)
         if not isinstance(held, dict):
-            raise KVPlanError(f"{where} is missing, or no object")
+            raise KVPlanError(f"{where} is missing, or not an object")
         for name in names:
             value = held.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:  # nan is not
-                raise KVPlanError(f"{where}.{name} is {quoted(value)}; a number of at least 0 is due")
+                raise KVPlanError(f"{where}.{name} is {quoted(value)}; expected a number of at least 0")
         return {name: float(held[name]) for name in names}
 
     def programs(self, name: str) -> dict[str, int]:
-        """By direction; profiles of kvplan 0.1.0 name none, and were measured with as many as run beside compute."""
+        """Programs by direction. Profiles of kvplan 0.1.0 lack them: they used the numbers that run beside compute."""
         if name not in self._document:
             return {way: BESIDE_PROGRAMS[way] for way in DIRECTIONS}
         found = {way: int(count) for way, count in self.numbers((name,), DIRECTIONS).items()}
@@ -228,7 +228,7 @@ class _Reader:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers to five digits: no measurement has more."""
+    """Round numbers to five digits: no measurement has more."""
     if isinstance(value, dict):
         return {name: _rounded(held) for name, held in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value

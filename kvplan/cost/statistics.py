@@ -1,4 +1,4 @@
-"""What a plan looks like to each path: how many pieces of how many bytes, after merging."""
+"""Statistics of a plan for the cost model: numbers of pieces and their bytes, after merging."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.staging import staging_of
 from kvplan.program.program import RunGroup
 
-# The driver's batch call treats copies from here on in another way, on every GPU that was looked at (H100, A30, GB10).
+# The driver's batch call treats copies of this size and more in another way, on H100, A30 and GB10.
 LARGE = 28 << 10
-CLOSE = 4  # units that lie within so many times their bytes may touch in any order
-# Marks a unit to find repeated distances by; and the share of units, one in so many, that are too few to be looked up.
+CLOSE = 4  # units that lie within 4 times their bytes may touch in any order
+# Marks for each unit, to find repeated distances; and units are not looked up where fewer than 1 in 4 are repeated.
 MARKS, FEW_REPEATED = 16, 4
 
 
@@ -28,7 +28,7 @@ class Pieces(NamedTuple):
     """Contiguous copies of two kinds: below :data:`LARGE` bytes, and from there on.
 
     Attributes:
-        small, large: how many.
+        small, large: number of copies.
         small_nbytes, large_nbytes: their bytes.
     """
 
@@ -48,12 +48,12 @@ class Pieces(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many of both kinds."""
+        """Number of copies of both kinds."""
         return self.small + self.large
 
     @property
     def as_one(self) -> Pieces:
-        """All merged.
+        """The same bytes merged into one copy.
 
         >>> Pieces(3, 3072, 2, 65536).as_one, Pieces().as_one == Pieces()
         (Pieces(small=0, small_nbytes=0, large=1, large_nbytes=68608), True)
@@ -61,11 +61,11 @@ class Pieces(NamedTuple):
         return Pieces.of(1, self.small_nbytes + self.large_nbytes) if self.total else self
 
     def plus(self, other: Pieces) -> Pieces:
-        """Those of both."""
+        """The sum of both."""
         return Pieces(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> Pieces:
-        """So many of each."""
+        """These pieces ``count`` times."""
         return Pieces(*(count * a for a in self))
 
 
@@ -77,13 +77,13 @@ class Statistics:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         nbytes: bytes moved.
         groups: run groups, each a launch of its own on the kernel path.
-        runs: copies that the kernel path makes: those of the factored plan.
-        alignment: bytes that divide every address and size there, at most 16.
+        runs: copies of the factored plan, which the kernel path makes.
+        alignment: bytes that divide every address and size of these runs, at most 16.
         copies: flat descriptors, after merging across units.
         calls, rows: 2-D copies, and their rows.
-        rowless: what 2-D copies cannot take: single rows.
-        extents: contiguous pieces on the host, as the staged path copies them; those of no side on the host are empty.
-        granule_nbytes: the largest piece that the staged path's ring must hold whole.
+        rowless: single rows, which 2-D copies do not take.
+        extents: contiguous pieces on the host, as the staged path copies them; empty where no side is on the host.
+        granule_nbytes: the largest piece that the ring of the staged path must hold whole.
     """
 
     direction: str
@@ -100,7 +100,7 @@ class Statistics:
 
 
 class GroupFacts(NamedTuple):
-    """What one unit of a run group adds.
+    """The pieces of one unit of a run group.
 
     Attributes:
         runs: copies of a unit.
@@ -109,7 +109,7 @@ class GroupFacts(NamedTuple):
         calls, rows, rowless: of its 2-D lowering.
         granule_units, granule_nbytes: of the staged path; 1, 0 where no side is the host.
         extents: of a granule.
-        joinable: whether granules that follow one another on the host are one piece in the ring, too.
+        joinable: whether granules that are contiguous on the host are one piece in the ring, too.
     """
 
     runs: int
@@ -124,16 +124,18 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-# Units of one run group, and how far they merge: the units as a part; what one unit adds; how many units; units before
-# the first one in its block, of source and destination; and what is left after merging: the granules on the host, and
-# of each size in ``by_size`` the copies, where the group's copies can merge. A plain tuple: one is made by each submit.
+# Units of one run group, and how far they merge: the units; the pieces of one unit; the number of units; the units before
+# the first one in its block, of source and destination; and the pieces after merging. These are the granules on the
+# host, and, where the group's copies can merge, the copies of each size in ``by_size``. A tuple without names, because
+# a submit makes one.
 Counted = tuple[Part, GroupFacts, int, tuple[int, int], tuple[int, ...]]
+
 
 _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
 
 
 def statistics_of(plan: Plan) -> Statistics:
-    """Count what each path would issue for a plan.
+    """Count the pieces that each path would issue for a plan.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -146,9 +148,9 @@ def statistics_of(plan: Plan) -> Statistics:
 
 
 def counted(plan: Plan) -> list[Counted]:
-    """Look at all units of a plan, and count what merges; of joined plans, units of one group are one part.
+    """Look at all units of a plan, and count the merges; joined plans have one part for each group.
 
-    This is all that takes time with the number of units.
+    Only this takes time that grows with the number of units.
     """
     if len(plan.parts) == 1:
         return [_count(plan.parts[0], plan.direction, plan.skips[0])]
@@ -158,7 +160,7 @@ def counted(plan: Plan) -> list[Counted]:
 
 
 def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
-    """Count a part; ``known`` tells what is left of the copies of each size.
+    """Count a part; ``known`` holds the number of copies after merging, by size, as far as known.
 
     A copy that touches one of another run (the end of the K plane and the start of V) is merged by the flat lowering,
     and counted as apart here: such copies are few.
@@ -206,7 +208,7 @@ def total(direction: str, counts: Iterable[Counted]) -> Statistics:
         rowless = rowless.plus(facts.rowless.times(count))
         whole = -(-count // facts.granule_units)
         made = facts.extents.times(whole)
-        if granules < whole:  # granules that follow one another on the host, of one piece each, are one
+        if granules < whole:  # the ring joins granules that are contiguous on the host and are one piece each
             made = Pieces.of(granules, made.small_nbytes + made.large_nbytes)
         extents = extents.plus(made)
         granule = max(granule, facts.granule_nbytes)
@@ -214,7 +216,7 @@ def total(direction: str, counts: Iterable[Counted]) -> Statistics:
 
 
 def facts_of(group: RunGroup, direction: str) -> GroupFacts:
-    """What one unit of a group adds; worked out once a group and direction."""
+    """The pieces of one unit of a group, computed once for a group and direction."""
     known = _facts.get(group)
     if known is None:
         known = _facts.setdefault(group, {})
@@ -250,11 +252,11 @@ def _facts_of(group: RunGroup, direction: str) -> GroupFacts:
 
 
 def chains(units: Int64Array, nbytes: int) -> int:
-    """Copies that units (2, n) of so many bytes are, once those that touch on both sides are merged.
+    """Count the copies of units (2, n), once units that touch on both sides are merged.
 
-    Blocks are mostly given out in rising or falling order, which one look along the plan sees. They are looked up in
-    any order only where they lie close together and many have one distance from source to destination. In random
-    order, at most a quarter of them then merge unseen.
+    Blocks are mostly allocated in rising or falling order, and one pass along the plan finds those that touch. Other
+    orders are searched only where units lie close together, and many have one distance from source to destination.
+    In random order, at most a quarter of the units then merge uncounted.
 
     >>> chains(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
     3
@@ -276,7 +278,7 @@ def chains(units: Int64Array, nbytes: int) -> int:
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:
-    """Granules that begin on the host where the one before ends."""
+    """Count the granules that begin on the host where the one before ends."""
     host = 0 if direction == "load" else 1
     first = -skips[host] % facts.granule_units
     column = part.units[host]

@@ -1,4 +1,4 @@
-"""Where device profiles are kept: the user's cache folder, and those that kvplan ships."""
+"""The store of device profiles: the user's cache folder, and the profiles that kvplan ships."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kvplan.cost.profile import DeviceProfile, default, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
 
-CHOSEN = "KVPLAN_PROFILE"  # environment variable: a profile's file, instead of all others
+CHOSEN = "KVPLAN_PROFILE"  # environment variable: path of a profile that is used instead of all others
 SHIPPED = Path(__file__).parent / "profiles"
 _log = logging.getLogger("kvplan")
 
 
 def folder() -> Path:
-    """The user's profiles, by the XDG base directory specification.
+    """The folder of the user's profiles, by the XDG base directory specification.
 
     Raises:
-        KVPlanError: nobody says where the user's home is.
+        KVPlanError: the user's home is not known.
     """
     told = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -36,7 +36,7 @@ def folder() -> Path:
 
 
 def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str:
-    """A profile's name: what it was measured on.
+    """The name of a profile: its GPU, driver and link.
 
     >>> key("NVIDIA H100 80GB HBM3", "580.159.04", 5, 16), key("NVIDIA GB10", "", None, None)
     ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
@@ -65,10 +65,10 @@ def save(profile: DeviceProfile, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """A profile can be written there; the folder is made if need be.
+    """Check that a profile can be written there; its folder is made where it is missing.
 
     Raises:
-        KVPlanError: it cannot.
+        KVPlanError: it cannot be written; why.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def read(path: Path) -> DeviceProfile:
 
 
 def find_for(ordinal: int) -> DeviceProfile:
-    """The profile of a GPU by its number among those visible; never an error."""
+    """The profile of a GPU by its number among the visible GPUs; never an error."""
     try:
         return find(machine(ordinal))
     except KVPlanError as error:  # the driver does not say what it is
@@ -105,9 +105,9 @@ def find_for(ordinal: int) -> DeviceProfile:
 
 
 def find(here: Machine) -> DeviceProfile:
-    """The profile of a machine: the one that was chosen, its own, a shipped one, or the default; never an error.
+    """Find the profile of a machine: the chosen one, its own, a shipped one, or the default; never an error.
 
-    What could not be read is said once in the log of ``kvplan``, and in the profile's ``note``.
+    A profile that could not be read is named in the log of ``kvplan``, and in the ``note`` of the profile found.
     """
     told = os.environ.get(CHOSEN, "")
     notes = []
@@ -128,10 +128,10 @@ def find(here: Machine) -> DeviceProfile:
 
 
 def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile:
-    """A profile that is of this machine.
+    """Check that a profile is of this machine.
 
     Raises:
-        KVPlanError: it is of another GPU.
+        KVPlanError: the profile is of another GPU.
     """
     if profile.gpu and here.gpu and profile.gpu != here.gpu:
         raise KVPlanError(f"{path}: is of {profile.gpu}, and this is {here.gpu}")
@@ -139,7 +139,7 @@ def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile
 
 
 def shipped(here: Machine) -> DeviceProfile | None:
-    """The shipped profile of a machine's GPU and link, of another driver if need be; None where there is none."""
+    """The shipped profile of a machine's GPU and link, if need be of another driver; or None."""
     generation, width = here.link.key
     known = [one for one in all_shipped()
              if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)]  # fmt: skip
@@ -153,7 +153,7 @@ def shipped(here: Machine) -> DeviceProfile | None:
 
 
 def all_shipped() -> list[DeviceProfile]:
-    """Those that come with kvplan, by name of the GPU."""
+    """All shipped profiles, by name of the GPU."""
     return [read(path) for path in sorted(SHIPPED.glob("*.json"))]
 
 
@@ -161,7 +161,7 @@ def by_name(name: str) -> DeviceProfile:
     """A shipped profile by a part of its GPU's name, or a file.
 
     Raises:
-        KVPlanError: none, or several, of that name; which there are.
+        KVPlanError: the name fits no profile, or several; the message lists the names.
 
     >>> by_name("default").how
     'default'

@@ -29,7 +29,7 @@ class Band:
         name: ``"layer 0"``, ``"k"``, ``"token 3"``.
         parts: names of the parts inside, in order of address.
         nbytes: bytes from the first to the last.
-        content: those that are bytes of this block.
+        content: bytes of this block among them.
         runs: number of maximal contiguous runs inside.
         axis: axis of the bands inside; empty if they belong to no axis, or there are no bands.
         count: number of bands inside, with folded ones.

@@ -17,7 +17,7 @@ class Gap:
 
     Attributes:
         nbytes: all of them.
-        padding: those that are content of no block.
+        padding: bytes among them that are content of no block.
     """
 
     nbytes: int

@@ -28,9 +28,9 @@ def fitted(band: Band, room: float, width_of: Callable[[Label], float]) -> Fitte
     """Divide a row among its cells: by their bytes where all labels fit then, else by what the labels need.
 
     Args:
-        band: what the row draws.
-        room: of the row, in pixels or columns.
-        width_of: what a label takes, with the space around it.
+        band: the band that the row draws.
+        room: width of the row, in pixels or columns.
+        width_of: returns the width of a label, with the space around it.
 
     >>> tokens = tuple(Band(f"token {k}", ("k",), 64, 64, 1) for k in range(2))
     >>> fitted(Band("k", ("k",), 128, 128, 1, "token", 2, 64, tokens), 60, lambda label: max(map(len, label)) + 2)
@@ -60,6 +60,6 @@ def divided(cells: Sequence[Cell], room: float) -> list[float]:
 
 
 def told_apart(parts: Sequence[str], named: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
-    """Choose a colour or a character for each part; those of named parts are always the same."""
+    """Choose a colour or a character for each part; a named part always has the same."""
     rest = [part for part in parts if part not in named]
     return {part: named.get(part) or others[rest.index(part) % len(others)] for part in parts}

@@ -20,7 +20,7 @@ def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: s
     Args:
         layout: its plain data.
         layers, heads: global numbers.
-        addresses: whose the addresses are, as :attr:`kvplan.KVLayout.addresses` says it.
+        addresses: the value of :attr:`kvplan.KVLayout.addresses`.
 
     >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "block token dim", "sizes": {"block": 4, "token": 16, "dim": 64}})

@@ -332,7 +332,7 @@ def _woven(low: int, items: Sequence[Item]) -> Node:
         for loop in loops:
             if len(pieces) + len(starts) * loop.count > LIMITS.woven:
                 raise LayoutError(
-                    f"layer {item.layer} {item.part!r} is woven of over {LIMITS.woven:,} runs a block: no picture"
+                    f"layer {item.layer} {item.part!r} takes over {LIMITS.woven:,} runs a block: too many to draw"
                 )
             starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
         pieces += [(start, nbytes, item.part) for start in starts]

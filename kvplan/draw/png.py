@@ -18,5 +18,5 @@ def png_of(svg: str) -> bytes:
     except ModuleNotFoundError:
         raise KVPlanError('PNG needs cairosvg; pip install "kvplan[png]"') from None
     except OSError:  # the package is installed, the C library is not
-        raise KVPlanError("PNG needs the cairo library beside cairosvg; on Debian: apt install libcairo2") from None
+        raise KVPlanError("PNG needs the cairo library as well as cairosvg; on Debian: apt install libcairo2") from None
     return bytes(svg2png(bytestring=svg.encode(), output_width=PIXELS))

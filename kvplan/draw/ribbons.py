@@ -22,7 +22,7 @@ class Line:
     """Byte ranges from left to right, to scale; a small space stands between ranges that do not touch.
 
     Args:
-        ranges: first byte and end of each, in any order; those that touch become one.
+        ranges: first byte and end of each, in any order; ranges that touch become one.
         left, top: where the line begins, in pixels.
         width: of the line, in pixels.
 

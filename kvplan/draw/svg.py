@@ -89,7 +89,7 @@ def block_svg(picture: BlockPicture) -> str:
 
 
 def colours(parts: Sequence[str]) -> dict[str, str]:
-    """Choose a colour for each part; those of K, V and latents are always the same.
+    """Choose a colour for each part; K, V and latents always have the same.
 
     >>> colours(("k", "v", "k_scale"))
     {'k': '#0072b2', 'v': '#e69f00', 'k_scale': '#009e73'}

@@ -1,4 +1,4 @@
-"""Stretches of memory that components touch, and their cuts into registrations; pure integers."""
+"""Stretches of memory that components touch: their cuts into registrations, and their bounds; pure integers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import NamedTuple
 
-from kvplan.layout.components import Component, Form
-from kvplan.layout.strides import Factors
+import numpy as np
+
+from kvplan.base.limits import LIMITS
+from kvplan.errors import LayoutError
+from kvplan.layout.components import INT64_MAX, Component, Form, Region, quoted_address
+from kvplan.layout.strides import Factors, span
 
 # Untouched bytes that separate two stretches. Fewer are pinned with them: another registration, and the seams that it
 # makes, cost more.
@@ -130,3 +134,76 @@ def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
         if place > after:
             return place
     return most // page * page
+
+
+def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> None:
+    """Check that every byte of every component lies inside one region. Later checks need to look at block ids only.
+
+    Raises:
+        LayoutError: a component leaves its region; the message names both, and the bytes that it reaches.
+    """
+    ordered = sorted(regions, key=lambda region: region.address)
+    starts = [region.address for region in ordered]
+    # Regions may nest (views of views): for each start, keep the region up to there that reaches furthest.
+    furthest: list[Region] = []
+    for region in ordered:
+        furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
+    inside = _held_tables(components, starts, furthest)
+    reaches: dict[int, int] = {}  # by form: bytes to the end of a block, or of all strided blocks
+    looked = 0
+    for component in components:
+        form = component.form
+        if id(form) in inside:
+            continue
+        if id(form) not in reaches:
+            reaches[id(form)] = 1 + (span(form.inner) if form.table is not None else form.bounds[1])
+        reach = reaches[id(form)]
+        looked += form.num_blocks if form.table is not None else 0
+        check_places(looked)
+        for first in {component.address + t for t in form.table} if form.table is not None else (component.address,):
+            region = furthest[max(bisect_right(starts, first) - 1, 0)]
+            if first < region.address or first + reach > region.end:
+                raise LayoutError(
+                    f"{component} reaches bytes [{quoted_address(first)}, {quoted_address(first + reach)}), outside "
+                    f"its allocation [{region.address:#x}, {region.end:#x}): a stride, size or block count is too large"
+                )
+            if region.end > INT64_MAX:
+                raise LayoutError(f"{component} ends at {region.end:#x}, past the largest int64 address")
+
+
+def check_places(looked: int) -> None:
+    """Bound the blocks that are looked up one by one, so that the check ends in seconds.
+
+    Raises:
+        LayoutError: there are too many blocks.
+    """
+    if looked > LIMITS.places:
+        raise LayoutError(
+            f"blocks lie in separate allocations, and over {LIMITS.places:,} pairs of component and block need a "
+            "check; describe fewer blocks or layers, or allocations that each hold a whole block"
+        )
+
+
+def _held_tables(components: Sequence[Component], starts: Sequence[int], furthest: Sequence[Region]) -> frozenset[int]:
+    """Forms, by identity, whose blocks each lie in one region, from the first component to the last."""
+    hulls: dict[int, tuple[Form, int, int]] = {}
+    for component in components:
+        form = component.form
+        if form.table is not None:
+            _, low, high = hulls.get(id(form), (form, component.address, component.address))
+            hulls[id(form)] = form, min(low, component.address), max(high, component.address)
+    if not hulls or max(region.end for region in furthest) > INT64_MAX:
+        return frozenset()
+    begins = np.array(starts, dtype=np.int64)
+    lows, ends = (np.array([getattr(r, name) for r in furthest], dtype=np.int64) for name in ("address", "end"))
+    held = []
+    for form, low, high in hulls.values():
+        table = form.table or ()
+        last = high + span(form.inner) + 1
+        if low + min(table) < 0 or last + max(table) > INT64_MAX:
+            continue
+        blocks = np.array(table, dtype=np.int64)
+        at = np.maximum(np.searchsorted(begins, blocks + low, side="right") - 1, 0)
+        if bool(np.all((blocks + low >= lows[at]) & (blocks + last <= ends[at]))):
+            held.append(id(form))
+    return frozenset(held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from math import prod
@@ -15,21 +15,21 @@ from kvplan.base.integers import integer, integers
 from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError
+from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import (
     INT64_MAX,
     Built,
     Component,
     Form,
     Region,
-    check_bounds,
     quoted_address,
     seams_within,
     touching_seams,
 )
 from kvplan.layout.disjoint import check_disjoint
-from kvplan.layout.notation import Atom, Dim, Notation
+from kvplan.layout.notation import Atom, Dim, Notation, parse
 from kvplan.layout.strides import Factors, normal, offset
-from kvplan.layout.tensors import TensorFacts, facts, is_tensor
+from kvplan.layout.tensors import TensorFacts, check_alike, gather
 
 
 class Naming(NamedTuple):
@@ -60,66 +60,6 @@ def part_name(part: str) -> str:
     if not isinstance(part, str) or not part.isidentifier() or len(part) > LIMITS.name_length:
         raise LayoutError(f"part is {quoted(part)}; the name of a part is an identifier, such as 'kv' or 'k_scale'")
     return part
-
-
-def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
-    """Flatten nested sequences by the axes left of the colon; return the extents of those axes, too.
-
-    Raises:
-        LayoutError: a sequence in the place of a tensor, a tensor in the place of a sequence, or ragged or empty
-            nesting.
-    """
-    extents: dict[str, int] = {}
-    level: list[Any] = [tensors]
-    for axis in notation.nesting:
-        counts: set[int] = set()
-        for value in level:
-            if is_tensor(value) or not isinstance(value, list | tuple):
-                given = "one tensor" if is_tensor(value) else type(value).__name__
-                raise LayoutError(f"{axis!r} stands left of the ':' in {quoted(str(notation))}, which asks for a "
-                                  f"sequence of tensors there; got {given}")  # fmt: skip
-            counts.add(len(value))
-        if len(counts) != 1:
-            raise LayoutError(f"ragged nesting: {sorted(counts)} tensors along {axis!r}; every sequence must have "
-                              "the same length")  # fmt: skip
-        extents[axis] = counts.pop()
-        if not extents[axis]:
-            raise LayoutError(f"no tensors along {axis!r}; a layout has at least one")
-        level = [item for value in level for item in value]
-    for value in level:
-        if not is_tensor(value):
-            raise LayoutError(f"a tensor is due where {quoted(str(notation))} has its dims; got {type(value).__name__}")
-    return [facts(value) for value in level], extents
-
-
-def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
-    """Check that all tensors of one notation have one shape, strides, element size and device.
-
-    Raises:
-        LayoutError: a tensor differs from tensor 0; or a dim has extent zero.
-    """
-    first = tensors[0]
-    if len(first.shape) != len(notation.dims):
-        raise LayoutError(f"{quoted(str(notation))} has {len(notation.dims)} dims; the tensor's shape "
-                          f"{quoted(first.shape)} has {len(first.shape)}")  # fmt: skip
-    for k, other in enumerate(tensors):
-        if other.region.device != first.region.device:
-            raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
-                              "a layout lives on one device")  # fmt: skip
-    for name in ("shape", "strides", "itemsize", "dtype"):
-        for k, other in enumerate(tensors):
-            if getattr(other, name) != getattr(first, name):
-                raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
-                                  f"{getattr(first, name)}; tensors of one notation must agree")  # fmt: skip
-    if 0 in first.shape:
-        raise LayoutError(
-            f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of {quoted(str(notation))} is zero"
-        )
-    if min(first.strides, default=0) < 0:
-        raise LayoutError(
-            f"strides {quoted(first.strides)} (bytes) of {quoted(str(notation))} run backwards; pass the tensor "
-            "unflipped"
-        )
 
 
 def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
@@ -197,10 +137,35 @@ def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Seque
     return {axis: tuple((extents[atom], stride_of[atom]) for atom in notation.factors(axis)) for axis in axes}
 
 
-def build(notation: Notation, tensors: Any, sizes: Mapping[str, int], naming: Naming, seams: Sequence[int]) -> Built:
+def build(
+    notation: str,
+    tensors: Any,
+    sizes: Mapping[str, int] | None,
+    layers: Sequence[int] | None,
+    layer_start: int,
+    head_start: int,
+    part: str,
+    seams: Sequence[int],
+) -> Built:
     """Describe tensors as plain data; see :meth:`kvplan.KVLayout.from_tensors`."""
-    gathered, nested = gather(notation, tensors)
-    return assemble(notation, gathered, nested, sizes, naming, seams)
+    parsed = parse(notation)
+    if layers is not None and not isinstance(layers, Iterable):
+        raise LayoutError(f"layers is {quoted(layers)}; give the global number of every layer, or layer_start")
+    if sizes is not None and not isinstance(sizes, Mapping):
+        raise LayoutError(f"sizes is {quoted(sizes)}; give extents by axis, as {{'token': 16}}")
+    if not isinstance(seams, Iterable):
+        raise LayoutError(f"seams is {quoted(seams)}; give a sequence of addresses")
+    naming = Naming(
+        _first("layer_start", layer_start) if layers is None else layers,
+        _first("head_start", head_start),
+        part_name(part),
+    )
+    gathered, nested = gather(parsed, tensors)
+    return assemble(parsed, gathered, nested, dict(sizes or {}), naming, seams)
+
+
+def _first(name: str, number: int) -> int:
+    return integer(name, number, least=0, most=LIMITS.number, right="layers and heads are numbered from 0, by integers")
 
 
 def assemble(

@@ -15,7 +15,8 @@ import numpy as np
 
 from kvplan.base.limits import Budget
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Component, Form, check_places
+from kvplan.layout.address_ranges import check_places
+from kvplan.layout.components import Component, Form
 from kvplan.layout.strides import Factors, Int64Array, normal, offsets_of, span
 
 
@@ -178,9 +179,6 @@ def _block_offsets(form: Form) -> Int64Array:
     if form.table is not None:
         return np.array(form.table, dtype=np.int64)
     return offsets_of(form.block)
-
-
-# ---- two strided sets of bytes -------------------------------------------------------------------------------------
 
 
 def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:

@@ -18,8 +18,9 @@ from kvplan.base.integers import integer
 from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError, NotationError
+from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.build import part_name
-from kvplan.layout.components import INT64_MAX, Built, Component, Form, Region, check_bounds, subblocks_of
+from kvplan.layout.components import INT64_MAX, Built, Component, Form, Region, subblocks_of
 from kvplan.layout.consistency import check_dtype, check_told
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.dtypes import ITEMSIZE
@@ -121,9 +122,6 @@ def save(layout: Built, path: str | os.PathLike[str]) -> None:
         write_whole(target, text_of(layout).encode())
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise LayoutError(f"cannot write the dump {quoted(str(target))}: {error}") from error
-
-
-# ---- reading one -------------------------------------------------------------------------------------------------
 
 
 def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Built:
@@ -273,10 +271,7 @@ def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subbloc
             )
     block, token, head, dim = (_factors(entry, axis, where) for axis in ("block", "token", "head", "dim"))
     form = Form(
-        block,
-        token,
-        head,
-        dim,
+        *(block, token, head, dim),
         head_start=_integer(entry, "head_start", f"{where}.", most=LIMITS.number),
         headed=_flag(entry, "headed", where),
         opaque=_flag(entry, "opaque", where),
@@ -308,7 +303,9 @@ def _factors(entry: Mapping[str, Any], axis: str, where: str) -> Factors:
         place = f"{where}.{axis}[{k}]"
         if not isinstance(factor, Sequence) or isinstance(factor, str) or len(factor) != 2:
             raise LayoutError(f"{place} is {quoted(factor)}; it is [extent, stride in bytes]")
-        count, stride = (_checked(number, f"{place}[{j}]", 1 - j, INT64_MAX) for j, number in enumerate(factor))
+        count, stride = (
+            integer(f"{place}[{j}]", number, least=1 - j, most=INT64_MAX) for j, number in enumerate(factor)
+        )
         factors.append((count, stride))
     return normal(factors)
 
@@ -339,15 +336,11 @@ def _listed(entry: Mapping[str, Any], key: str, where: str, least: int = 0) -> S
 
 def _integers(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> list[int]:
     found = _listed(entry, key, f"{where}.")
-    return [_checked(number, f"{where}.{key}[{k}]", least, most) for k, number in enumerate(found)]
+    return [integer(f"{where}.{key}[{k}]", number, least=least, most=most) for k, number in enumerate(found)]
 
 
 def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = INT64_MAX) -> int:
-    return _checked(_need(entry, key, where.rstrip(".") or "the dump"), f"{where}{key}", least, most)
-
-
-def _checked(value: Any, where: str, least: int, most: int) -> int:
-    return integer(where, value, least=least, most=most)
+    return integer(f"{where}{key}", _need(entry, key, where.rstrip(".") or "the dump"), least=least, most=most)
 
 
 def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:

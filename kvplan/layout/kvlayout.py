@@ -8,23 +8,18 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from kvplan.base.cached_property import cached_property
-from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.integers import integer, optional_integer
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, LayoutError
-from kvplan.layout.build import Naming, build, part_name
-from kvplan.layout.components import Built, Component, Geometry, Region, subblocks_of
-from kvplan.layout.consistency import sizes_of
+from kvplan.layout.build import build
+from kvplan.layout.components import Built, Component, Geometry, Region
 from kvplan.layout.dump import save
 from kvplan.layout.holding import Holding
 from kvplan.layout.merging import merged
-from kvplan.layout.notation import parse
 from kvplan.layout.records import mapped, record_of
-from kvplan.layout.slicing import heads_held, slice_heads
+from kvplan.layout.slicing import heads_held, sliced
 from kvplan.layout.spec import built_from_spec
-from kvplan.layout.strides import extent, offset
-
-INT32_MAX = 2**31 - 1
 
 
 class KVLayout:
@@ -75,8 +70,6 @@ class KVLayout:
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (record_of(self.built),)
 
-    # ---- making one ------------------------------------------------------------------------------------------
-
     @classmethod
     def from_tensors(
         cls,
@@ -112,20 +105,7 @@ class KVLayout:
         >>> KVLayout.from_tensors("(block token) head dim", np.zeros((64, 2, 8), np.int8), sizes={"token": 16})
         KVLayout('(block token) head dim | block=4 token=16 head=2 dim=8 | int8 on cpu')
         """
-        parsed = parse(notation)
-        if layers is not None and not isinstance(layers, Iterable):
-            raise LayoutError(f"layers is {quoted(layers)}; give the global number of every layer, or layer_start")
-        if sizes is not None and not isinstance(sizes, Mapping):
-            raise LayoutError(f"sizes is {quoted(sizes)}; give extents by axis, as {{'token': 16}}")
-        if not isinstance(seams, Iterable):
-            raise LayoutError(f"seams is {quoted(seams)}; give a sequence of addresses")
-        naming = Naming(
-            _start("layer_start", layer_start) if layers is None else layers,
-            _start("head_start", head_start),
-            part_name(part),
-        )
-        built = build(parsed, tensors, dict(sizes or {}), naming, seams)
-        return cls(built, tensors=tensors)
+        return cls(build(notation, tensors, sizes, layers, layer_start, head_start, part, seams), tensors=tensors)
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
@@ -170,8 +150,6 @@ class KVLayout:
             if not isinstance(layout, KVLayout):
                 raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
         return cls(merged([layout.built for layout in layouts]), tensors=[layout.tensors for layout in layouts])
-
-    # ---- what it holds ---------------------------------------------------------------------------------------
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -254,8 +232,7 @@ class KVLayout:
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             raise LayoutError(
-                f"no layer {layer} {quoted(part)} in this layout; layers are {number_ranges(self.layers)}, "
-                f"parts {self.parts}"
+                f"no layer {layer} {quoted(part)}; held are layers {number_ranges(self.layers)}, parts {self.parts}"
             )
         if head is None or len(found) == 1:
             return found[0]
@@ -281,25 +258,9 @@ class KVLayout:
         block = integer("block", block, right="it is a block id", error=BlockIndexError)
         token, head = integer("token", token), optional_integer("head", head)
         component = self.component(layer, part, head)
-        form = component.form
         if not 0 <= block < self.num_blocks:
             raise BlockIndexError(f"block {block}; blocks are 0 to {self.num_blocks - 1}")
-        if not 0 <= token < extent(form.token):
-            last = extent(form.token) - 1
-            if form.opaque and not last:
-                raise LayoutError(f"token {token} of {component}; its blocks are opaque and move whole")
-            noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
-            raise LayoutError(f"{noun} {token} of {component}; {nouns} are 0 to {last}")
-        if head is None:
-            head = form.head_start
-        if head not in form.heads:
-            raise LayoutError(f"head {head} of {component}; heads are {form.heads.start} to {form.heads.stop - 1}")
-        return (
-            component.address
-            + form.block_offset(block)
-            + offset(form.token, token)
-            + offset(form.head, head - form.head_start)
-        )
+        return component.address + component.form.block_offset(block) + component.row_offset(token, head)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a dump: every address, stride and fact of this layout as JSON (schema ``kvplan.layout/1``), no data.
@@ -321,8 +282,6 @@ class KVLayout:
         """
         save(self.built, path)
 
-    # ---- less of it ------------------------------------------------------------------------------------------
-
     def slice(
         self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
     ) -> KVLayout:
@@ -342,23 +301,7 @@ class KVLayout:
         >>> part.layers, part.heads, part.parts, part.block_nbytes
         ((2, 3), range(1, 3), ('k',), 4096)
         """
-        if layers is not None:
-            layers = integers(
-                "layers", layers if isinstance(layers, Iterable) and getattr(layers, "ndim", True) else (layers,)
-            )
-        wanted_layers = _subset("layers", self.layers, layers)
-        wanted_parts = _subset("parts", self.parts, parts)
-        kept = [c for c in self._components if c.layer in wanted_layers and c.part in wanted_parts]
-        if heads is not None:
-            kept = slice_heads(kept, heads)
-        if not kept:
-            raise LayoutError("the slice holds nothing; name at least one layer and part")
-        sizes = sizes_of(kept, self.sizes, self.dtype)
-        tokens = subblocks_of(kept) if all(c.form.opaque for c in kept) else self.block_tokens
-        built = self.built._replace(components=tuple(kept), block_tokens=tokens, sizes=sizes)
-        return KVLayout(built, tensors=self.tensors)
-
-    # ---- faces -----------------------------------------------------------------------------------------------
+        return KVLayout(sliced(self.built, self.layers, self.parts, layers, heads, parts), tensors=self.tensors)
 
     @cached_property
     def _identity(self) -> tuple[object, ...]:
@@ -405,19 +348,3 @@ class KVLayout:
 def _loaded(record: Built) -> KVLayout:
     """Load a pickled layout: over its shared pools, where all of it lies in pools in use; else as a record."""
     return KVLayout(mapped(record) or record)
-
-
-def _start(name: str, number: int) -> int:
-    return integer(name, number, least=0, most=INT32_MAX, right="layers and heads are numbered from 0, by integers")
-
-
-def _subset(name: str, held: Sequence[Any], wanted: Sequence[Any] | None) -> frozenset[Any]:
-    if wanted is None:
-        return frozenset(held)
-    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
-        wanted = (wanted,)
-    missing = [item for item in wanted if item not in held]
-    if missing:
-        text = number_ranges(held) if name == "layers" else listed(held)
-        raise LayoutError(f"{name} [{listed(missing)}] are not held; {name} held are {text}")
-    return frozenset(wanted)

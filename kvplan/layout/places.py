@@ -153,9 +153,6 @@ def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int
     return sorted(found, key=lambda place: place.address)
 
 
-# ---- content -----------------------------------------------------------------------------------------------------
-
-
 def _content(component: Component, region: Region, number: int, start: int, stop: int) -> Iterator[Place]:
     """Places of one component in a range; blocks and rows of equal coverage are one place."""
     first, end = component.hull()
@@ -210,9 +207,6 @@ def _boxes(
             yield (tuple(tokens), heads, spans), min(min(by_token[token].values()) for token in tokens)
 
 
-# ---- padding -----------------------------------------------------------------------------------------------------
-
-
 def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: int, missing: int) -> Place:
     """The padding of a range inside one region, with the neighbours of its first gap."""
     runs = sorted(run for component in layout.components for run in runs_in(component, start, stop))
@@ -242,9 +236,6 @@ def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
         raise KVPlanError(f"{address:#x} holds no content")
     component, coordinates, inside = found
     return row_of(component, coordinates), inside == (span(component.form.inner) if last else 0)
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def words_of(place: Place) -> str:

@@ -10,10 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
-from kvplan.base.quoting import quoted
+from kvplan.base.integers import integers
+from kvplan.base.numbers import number_ranges
+from kvplan.base.quoting import listed, quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Built, Component, Form
+from kvplan.layout.components import Built, Component, Form, subblocks_of
+from kvplan.layout.consistency import sizes_of
 from kvplan.layout.strides import cut, extent, normal, offset
 
 
@@ -100,7 +104,34 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
     return replace(form, head=head, head_start=heads.start), offsets[0]
 
 
-# ---- the same memory in smaller blocks, or with some of the tokens --------------------------------------------------
+def sliced(
+    layout: Built, held: Sequence[int], names: Sequence[str], layers: Any, heads: range | None, parts: Any
+) -> Built:
+    """Keep some layers, heads and parts of a layout, which holds ``held`` and ``names``; see ``KVLayout.slice``."""
+    if layers is not None:
+        several = isinstance(layers, Iterable) and getattr(layers, "ndim", True)
+        layers = integers("layers", layers if several else (layers,))
+    layers, parts = _subset("layers", held, layers), _subset("parts", names, parts)
+    kept = [c for c in layout.components if c.layer in layers and c.part in parts]
+    if heads is not None:
+        kept = slice_heads(kept, heads)
+    if not kept:
+        raise LayoutError("the slice holds nothing; name at least one layer and part")
+    tokens = subblocks_of(kept) if all(c.form.opaque for c in kept) else layout.block_tokens
+    sizes = sizes_of(kept, layout.sizes, layout.dtype)
+    return layout._replace(components=tuple(kept), block_tokens=tokens, sizes=sizes)
+
+
+def _subset(name: str, held: Sequence[Any], wanted: Any) -> frozenset[Any]:
+    if wanted is None:
+        return frozenset(held)
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        wanted = (wanted,)
+    missing = [item for item in wanted if item not in held]
+    if missing:
+        text = number_ranges(held) if name == "layers" else listed(held)
+        raise LayoutError(f"{name} [{listed(missing)}] are not held; {name} held are {text}")
+    return frozenset(wanted)
 
 
 def stretch_of(layouts: Iterable[Built], most: int) -> int:

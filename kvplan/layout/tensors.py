@@ -14,6 +14,7 @@ from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Region
 from kvplan.layout.holding import Holding
+from kvplan.layout.notation import Notation
 
 
 class TensorFacts(NamedTuple):
@@ -147,3 +148,63 @@ def _hull(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: 
     low = sum(min((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
     high = sum(max((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
     return address + low, high - low + itemsize
+
+
+def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
+    """Flatten nested sequences by the axes left of the colon; return the extents of those axes, too.
+
+    Raises:
+        LayoutError: a sequence in the place of a tensor, a tensor in the place of a sequence, or ragged or empty
+            nesting.
+    """
+    extents: dict[str, int] = {}
+    level: list[Any] = [tensors]
+    for axis in notation.nesting:
+        counts: set[int] = set()
+        for value in level:
+            if is_tensor(value) or not isinstance(value, list | tuple):
+                given = "one tensor" if is_tensor(value) else type(value).__name__
+                raise LayoutError(f"{axis!r} stands left of the ':' in {quoted(str(notation))}, which asks for a "
+                                  f"sequence of tensors there; got {given}")  # fmt: skip
+            counts.add(len(value))
+        if len(counts) != 1:
+            raise LayoutError(f"ragged nesting: {sorted(counts)} tensors along {axis!r}; every sequence must have "
+                              "the same length")  # fmt: skip
+        extents[axis] = counts.pop()
+        if not extents[axis]:
+            raise LayoutError(f"no tensors along {axis!r}; a layout has at least one")
+        level = [item for value in level for item in value]
+    for value in level:
+        if not is_tensor(value):
+            raise LayoutError(f"a tensor is due where {quoted(str(notation))} has its dims; got {type(value).__name__}")
+    return [facts(value) for value in level], extents
+
+
+def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
+    """Check that all tensors of one notation have one shape, strides, element size and device.
+
+    Raises:
+        LayoutError: a tensor differs from tensor 0; or a dim has extent zero.
+    """
+    first = tensors[0]
+    if len(first.shape) != len(notation.dims):
+        raise LayoutError(f"{quoted(str(notation))} has {len(notation.dims)} dims; the tensor's shape "
+                          f"{quoted(first.shape)} has {len(first.shape)}")  # fmt: skip
+    for k, other in enumerate(tensors):
+        if other.region.device != first.region.device:
+            raise LayoutError(f"tensor {k} is on {other.region.device}, tensor 0 on {first.region.device}; "
+                              "a layout lives on one device")  # fmt: skip
+    for name in ("shape", "strides", "itemsize", "dtype"):
+        for k, other in enumerate(tensors):
+            if getattr(other, name) != getattr(first, name):
+                raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
+                                  f"{getattr(first, name)}; tensors of one notation must agree")  # fmt: skip
+    if 0 in first.shape:
+        raise LayoutError(
+            f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of {quoted(str(notation))} is zero"
+        )
+    if min(first.strides, default=0) < 0:
+        raise LayoutError(
+            f"strides {quoted(first.strides)} (bytes) of {quoted(str(notation))} run backwards; pass the tensor "
+            "unflipped"
+        )

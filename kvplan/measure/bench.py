@@ -34,12 +34,12 @@ DRY = "the queue of compute ran empty meanwhile"
 
 
 class _Case(NamedTuple):
-    """One way to move one work, its bytes not yet seen to arrive.
+    """One way to move one work, not yet verified.
 
     Attributes:
         begin: starts a transfer.
         verify: see :class:`kvplan.measure.baselines.Baseline`.
-        expect: what the cost model expects, asked of a kind of compute.
+        expect: returns the seconds that the cost model expects, or None.
     """
 
     begin: Callable[[], Any]
@@ -48,16 +48,16 @@ class _Case(NamedTuple):
 
 
 class Run:
-    """A bench under way. :meth:`rows` measures; the rest is known while and after it does.
+    """A bench under way. :meth:`rows` measures, and fills the attributes.
 
     Args:
-        bench: what to measure.
-        progress: is told the share that is done, and what is being done.
+        bench: the measurements.
+        progress: is called with the share that is done, and the step that begins.
         clock: for tests.
 
     Attributes:
-        ceilings: from the first row on.
-        missing: what was not measured, and why.
+        ceilings: known from the first row on.
+        missing: measurements that were not made, and why.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Run:
         self.progress(1.0, "done")
 
     def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
-        """Every path and baseline on one work, in turns."""
+        """Measure every path and baseline on one work, in turns."""
         begun: dict[str, Any] = {}
         rows: dict[str, Row] = {}
         expected: dict[str, float | None] = {}
@@ -121,7 +121,7 @@ class Run:
                 rows[path], begun[path], expected[path] = row, case.begin, case.expect()
         try:
             timings = timed(begun, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
-        except RuntimeError as error:  # one failed: then nothing is known of those that took turns with it
+        except RuntimeError as error:  # one case failed: the times of the cases that took turns with it mean nothing
             yield from (replace(row, broken=_one_line(error)) for row in rows.values())
             return
         for path, timing in timings.items():
@@ -131,14 +131,14 @@ class Run:
     def _beside(
         self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
     ) -> Iterator[Row]:
-        """Every path and baseline beside one kind of compute, one after another; of the kernel, its frontier."""
+        """Measure every path and baseline beside one kind of compute; the kernel with several numbers of programs."""
         bench, direction = self.bench, task.geometry.direction
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
             if path == "kernel":
                 few = PROGRAMS if task.beside == "decode" else (BESIDE_PROGRAMS[direction],)
                 cases += [(path, programs) for programs in few]
-            elif path != "auto":  # it is one of the others
+            elif path != "auto":  # auto takes one of the other paths
                 cases.append((path, None))
         for path, programs in cases:
             row = self._row(task, path, programs=programs)
@@ -165,7 +165,7 @@ class Run:
                     yield _seen(row, taken, found, case.expect())
 
     def _proven(self, task: Task, row: Row, make: Callable[[], _Case]) -> _Case | Row | None:
-        """A case whose bytes were seen to arrive; a row that says that they did not; None for one that is refused."""
+        """A verified case; a broken row where bytes did not arrive; None where the way refuses the work."""
         try:
             case = make()
             case.verify()
@@ -205,20 +205,20 @@ def _other(maker: baselines.Maker, moved: Work) -> Callable[[], _Case]:
 
 
 def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
-    """Transfers beside compute, tried again where compute was not kept going; or why there are none."""
+    """Measure transfers beside compute, again where its queue ran empty; an error as text."""
     try:
         for _ in range(TRIES):
             begin().synchronize()
             taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
             if not taken.dry:
                 break
-    except RuntimeError as error:  # it does not end, or failed
+    except RuntimeError as error:  # the transfer does not end, or failed
         return _one_line(error)
     return taken
 
 
 def _seen(row: Row, taken: Window | str, found: Ceilings, expected: float | None) -> Row:
-    """A row of what was seen beside compute."""
+    """The row of a window beside compute."""
     if isinstance(taken, str):
         return replace(row, broken=taken)
     wall = statistics.median(taken.transfers)

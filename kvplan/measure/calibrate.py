@@ -1,4 +1,4 @@
-"""Make a device's profile: a few hundred short transfers, and what they say of each path.
+"""Make the profile of a GPU from a few hundred short transfers.
 
 At most 20 seconds and 1 GiB of memory, host and GPU together.
 """
@@ -27,32 +27,32 @@ from kvplan.measure.timing import Progress, Timing, silent, timed
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.plan.plan import Plan
 
-# No transfer is begun after so many; the last of them are for those beside compute.
+# No transfer is begun after SECONDS. The last BESIDE_SECONDS of them are for transfers beside compute.
 SECONDS, BESIDE_SECONDS = 16.0, 4.0
 HOST_NBYTES, DEVICE_NBYTES = 384 << 20, 64 << 20
 RING_NBYTES = 84 << 20  # two chunks: half of what a ring takes by default
-ROUNDS = (16, 64)  # over the grid, with so many runs a block: what they cost apart cannot be told from one number
+ROUNDS = (16, 64)  # runs of a block: one round over the grid for each; a fit needs two numbers to tell terms apart
 ONE_PROGRAM = "kernel, 1 program"
-# (bytes of a run, runs): from where only the fixed costs count to where only the bytes do.
+# (bytes of a run, runs): at one end only the fixed costs count, at the other only the bytes.
 GRID = tuple(
     (run_nbytes, runs)
     for runs in (16, 64, 512, 4096, 16384)
     for run_nbytes in (512, 2 << 10, 8 << 10, 24 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20)
     if run_nbytes * runs <= DEVICE_NBYTES
 )
-MANY = ((128, 65536), (512, 65536), (1 << 10, 65536))  # for the paths whose runs cost next to nothing
+MANY = ((128, 65536), (512, 65536), (1 << 10, 65536))  # for the paths in FAST, whose runs cost almost nothing
 FAST, ENGINE_PATHS = ("kernel", "staged"), ("copy_engine", "copy_engine_2d", "staged")
 SAMPLES, CASE_SECONDS = 8, 0.015
-LEAST_SAMPLES = 6  # of a path and direction, else nothing can be said of it
+LEAST_SAMPLES = 6  # of a path and direction; with fewer, its costs are guessed
 
 
 class Sample(NamedTuple):
-    """One path's time for one plan.
+    """The time of one path for one plan.
 
     Attributes:
         path: its name, or :data:`ONE_PROGRAM`.
-        plan: what was moved.
-        timing: how long it took.
+        plan: the statistics of the plan that was moved.
+        timing: of its transfers.
     """
 
     path: str
@@ -71,11 +71,11 @@ def calibrate(
     """Measure a GPU, alone and beside compute.
 
     Args:
-        machine: what the profile is of.
+        machine: the machine that the profile describes.
         device: its name for executors; torch is needed.
-        progress: is told the share that is done, and what is being done.
-        keep: is given the samples, for whoever wants to look at them.
-        seconds: nothing is begun after so many.
+        progress: is called with the share that is done, and the step that begins.
+        keep: a list that the samples are added to.
+        seconds: no transfer is begun after this time.
 
     Raises:
         KVPlanError: too little could be measured within the time; or a byte did not arrive.
@@ -115,7 +115,7 @@ def calibrate(
 
 
 def geometries() -> Iterator[Geometry]:
-    """What is moved, so ordered that a cut leaves some of every kind."""
+    """The geometries to measure, in an order that has geometries of every kind wherever the time ends."""
     for block_runs in ROUNDS:
         for run_nbytes, runs in (*GRID[::2], *GRID[1::2], *MANY):
             if runs < block_runs or 2 * run_nbytes * block_runs > DEVICE_NBYTES:  # the device's side has two blocks
@@ -128,12 +128,12 @@ def geometries() -> Iterator[Geometry]:
 def measure(
     moved: Work, executors: dict[str, Executor], *, verify: bool, seconds: float = CASE_SECONDS, most: int = SAMPLES
 ) -> list[Sample]:
-    """Every path's time for one work; those that cannot serve it have none.
+    """Time every path on one work. A path that refuses the work has no sample.
 
     Args:
-        moved: what is to be moved.
-        executors: by the name of the sample.
-        verify: whether every byte is seen to arrive first.
+        moved: the work.
+        executors: by the path of the sample.
+        verify: whether every byte is compared first.
         seconds, most: see :func:`kvplan.measure.timing.timed`.
 
     Raises:
@@ -157,9 +157,9 @@ def _whole(executor: Executor, plan: Plan) -> None:
 
 
 def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:
-    """GB/s that nothing exceeded: the ceilings as found, what transfers reached where that is more, and SMs alone.
+    """GB/s that no transfer exceeded: the measured ceilings, or the fastest transfer where one was faster.
 
-    Others may have used the link just while the large copies ran.
+    Another process may have used the link meanwhile. ``"sm_load"`` and ``"sm_store"`` are the kernel's.
     """
     made = dict(found)
     for direction in DIRECTIONS:
@@ -178,16 +178,16 @@ def profile_of(
     *,
     multiprocessors: int,
 ) -> DeviceProfile:
-    """What the samples say, as a profile; what they do not say is the default's, and listed as guessed. Pure.
+    """Make a profile of samples. Costs without enough samples are the default's, and are listed as guessed. Pure.
 
     Args:
-        machine: what it is of.
-        samples, ceilings_found: what was measured.
-        beside: kind of compute to direction to path, as far as measured.
+        machine: the machine that was measured.
+        samples, ceilings_found: the measurements.
+        beside: by kind of compute, direction and path, as far as measured.
         multiprocessors: SMs.
 
     Raises:
-        KVPlanError: too few samples of every path: nothing could be chosen by them.
+        KVPlanError: every path has too few samples.
     """
     guess = default()
     costs: dict[str, dict[str, PathCosts]] = {}
@@ -236,14 +236,14 @@ def _costs(samples: Sequence[Sample], path: str, target: int, byte: float | None
     Args:
         samples: of one path and direction.
         path: its name.
-        target: which number of a timing.
-        byte: what a byte of large pieces costs by the ceiling, which is measured better by itself; None is fitted.
+        target: index of the number of a timing.
+        byte: cost of a byte of large pieces, from the ceiling; None to fit it.
     """
     counts = [features(path, one.plan) for one in samples]
     known = {} if byte is None else {len(TERMS[path]) - 1: byte}
     if path == "staged":
-        # Its runs are copied while bytes cross the link. A fit would charge them for what the small extents of the same
-        # samples cost.
+        # Its runs are copied while bytes cross the link. A fit would charge them for the cost of the small extents of
+        # the same samples.
         known[TERMS[path].index("run")] = 0.0
     weights = [1e-9 / one.timing.wall for one in samples]
     found = fit(counts, [one.timing[target] * 1e9 for one in samples], weights, known)

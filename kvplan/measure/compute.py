@@ -1,4 +1,4 @@
-"""Compute that is kept running while transfers come and go, as an engine's would."""
+"""Compute that keeps running while transfers come and go, as the compute of an engine does."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, NamedTuple, Protocol
 from kvplan.measure.flights import InFlight, Line
 
 DECODE_BATCH = 64
-AHEAD = 40  # iterations enqueued beyond the one that runs: the GPU has work while the host submits a transfer
-PATIENCE = 60.0  # seconds after which a transfer hangs
+AHEAD = 40  # iterations enqueued behind the one that runs: the GPU has work while the host submits a transfer
+PATIENCE = 60.0  # seconds; a transfer that takes longer counts as hanging
 
 
 class Event(Protocol):
-    """Of CUDA, or of a test."""
+    """An event of CUDA, or the double of a test."""
 
     def query(self) -> bool:
-        """Whether it has passed."""
+        """Whether the event has passed."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Milliseconds from this one to a later one."""
+        """Milliseconds from this event to a later one."""
         ...
 
 
@@ -30,15 +30,15 @@ class Compute(Protocol):
     """Iterations of one kind on a stream of their own."""
 
     def mark(self) -> Event:
-        """An event after all that is enqueued."""
+        """Record an event behind all enqueued work."""
         ...
 
     def enqueue(self) -> None:
-        """One more iteration."""
+        """Enqueue one more iteration."""
         ...
 
     def drain(self) -> None:
-        """Wait until all has run."""
+        """Wait until all enqueued work has run."""
         ...
 
 
@@ -83,7 +83,7 @@ class Window(NamedTuple):
     Attributes:
         transfers: seconds of each by the host's clock, from before its call.
         alone, beside: milliseconds of the iterations of compute that ran without, and wholly within, transfers.
-        dry: whether the queue of compute ran empty; then it says nothing.
+        dry: whether the queue of compute ran empty; then the numbers mean nothing.
     """
 
     transfers: tuple[float, ...]
@@ -93,17 +93,17 @@ class Window(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        """Median iteration beside transfers over that alone."""
+        """The median time of an iteration beside transfers over the median alone."""
         return statistics.median(self.beside) / statistics.median(self.alone)
 
     @property
     def mean_slowdown(self) -> float:
-        """The same of means, which see stalls that medians don't."""
+        """The mean over the mean, which shows stalls that medians do not."""
         return statistics.fmean(self.beside) / statistics.fmean(self.alone)
 
 
 class Feeder:
-    """Keeps the GPU's queue of iterations full; every event lives as long as this."""
+    """Keep the GPU's queue of iterations full; its events live as long as this object."""
 
     def __init__(self, compute: Compute, ahead: int = AHEAD) -> None:
         self.compute = compute
@@ -113,7 +113,7 @@ class Feeder:
         self.dry = False
 
     def top_up(self) -> None:
-        """Note what has finished, and enqueue as much again."""
+        """Count the iterations that have finished, and enqueue as many again."""
         enqueued = len(self.events) - 1
         while self.finished < enqueued and self.events[self.finished + 1].query():
             self.finished += 1
@@ -123,7 +123,7 @@ class Feeder:
             self.events.append(self.compute.mark())
 
     def milliseconds(self, first: int, last: int) -> tuple[float, ...]:
-        """Of iterations ``first`` to before ``last``; they have finished."""
+        """Milliseconds of each iteration from ``first`` to before ``last``; all have finished."""
         return tuple(self.events[k].elapsed_time(self.events[k + 1]) for k in range(first, last))
 
 
@@ -136,13 +136,14 @@ def window(
     transfers: int,
     seconds: float,
 ) -> Window:
-    """Iterations alone, then whole transfers back to back beside them, all in one warm stretch of compute.
+    """Measure iterations alone, then transfers one after another beside them, in one stretch of warm compute.
 
     Args:
-        compute: what runs throughout.
+        compute: runs all the time.
         begin: starts a transfer and returns at once.
-        warm, alone: iterations before the first that counts, and those that count before the first transfer.
-        transfers, seconds: beside compute there are at least so many, over at least so long.
+        warm: iterations before the first that counts.
+        alone: iterations that count, before the first transfer.
+        transfers, seconds: the window has at least this many transfers, and lasts at least this long.
 
     Raises:
         RuntimeError: a transfer does not end.
@@ -151,7 +152,7 @@ def window(
     while feeder.finished < warm + alone:
         feeder.top_up()
         time.sleep(0)
-    first = feeder.finished + 1  # the one that runs now began before the first transfer
+    first = feeder.finished + 1  # the iteration that runs now began before the first transfer
     kept: list[InFlight] = []
     taken: list[float] = []
     opened = time.perf_counter()
@@ -171,14 +172,14 @@ def window(
 
 
 class Products:
-    """bf16 matrix products, an iteration of them as one CUDA graph.
+    """Matrix products in bf16; a CUDA graph holds one iteration of them.
 
     Args:
-        device, stream: of torch; the stream is its own.
-        rows: of the left matrix: tokens at once.
-        features: of the square weights.
-        weights: how many; together far larger than the GPU's cache where products are to be bound by memory.
-        rounds: times over all of them.
+        device, stream: of torch; nothing else runs on the stream.
+        rows: rows of the left matrix, which are tokens.
+        features: rows and columns of each weight matrix.
+        weights: number of weight matrices. Memory bounds the products where they are far larger than the GPU's cache.
+        rounds: how often an iteration multiplies by all weights.
     """
 
     def __init__(self, device: Any, stream: Any, *, rows: int, features: int, weights: int, rounds: int) -> None:
@@ -206,7 +207,7 @@ class Products:
                 torch.mm(self._left, weight, out=self._out)
 
     def mark(self) -> Any:
-        """An event after all that is enqueued."""
+        """Record an event behind all enqueued work."""
         import torch
 
         make: Any = torch.cuda.Event
@@ -215,12 +216,12 @@ class Products:
         return event
 
     def enqueue(self) -> None:
-        """One more iteration."""
+        """Enqueue one more iteration."""
         import torch
 
         with torch.cuda.stream(self.stream):
             self._graph.replay()
 
     def drain(self) -> None:
-        """Wait until all has run."""
+        """Wait until all enqueued work has run."""
         self.stream.synchronize()

@@ -1,6 +1,6 @@
-"""What of a machine is in the way of fast transfers, and what to do about it: judged from facts, and from nothing else.
+"""The doctor: judges from facts what slows transfers on this machine, and says what to do.
 
-A *problem* costs a path, or much of the link. A *warning* costs less. What is *unknown* could not be found out.
+A *problem* costs a path, or much of the link. A *warning* costs less. An *unknown* could not be found out.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvplan.measure.software import cuda_bindings, numba, torch, triton
 __all__ = ["Facts", "Finding", "State", "examine", "gather"]
 
 FIRST_DRIVER = 12000
-LITTLE_MEMORY = 1 << 30  # a host pool of less holds a few requests of one model
+LITTLE_MEMORY = 1 << 30  # a smaller host pool holds a few requests of one model
 QUEUES = 8  # hardware queues of a GPU unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, which may say up to 32
-ASTRAY = 0.05  # the share of a pool's pages that may lie on another node
+ASTRAY = 0.05  # share of a pool's pages that may lie on another node
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Judge the facts, the driver first. A check that has nothing to look at, such as that of a pool, is left out.
+    """Judge the facts, the driver first. A check without a subject, such as that of a pool, is left out.
 
     >>> driver, *others = examine(Facts(cuda=13000, batch=True))
     >>> driver.state, driver.what
@@ -147,7 +147,7 @@ def numa(facts: Facts) -> Finding | None:
         return Finding("NUMA", "ok", "the host is one node")
     near = facts.machine.numa_node
     if near is None:
-        return Finding("NUMA", "unknown", "nobody tells the GPU's node", "see NUMA Affinity of nvidia-smi topo -m")
+        return Finding("NUMA", "unknown", "the node of the GPU is not known", "see NUMA Affinity of nvidia-smi topo -m")
     if facts.cpu_nodes is None or facts.memory_nodes is None:
         why = facts.missing.get("nodes") or facts.missing.get("allowed") or "the kernel does not tell"
         return Finding("NUMA", "unknown", f"the GPU is on node {near}; this process: {why}")
@@ -171,7 +171,7 @@ def pool(facts: Facts) -> Finding | None:
         return unknown(facts, "pool", "pool") if "pool" in facts.missing else None
     there = {node: count for node, count in facts.pool.items() if node >= 0}
     if not there:
-        return Finding("pool", "unknown", "none of its pages is there yet", "write to it, or pin it, and ask again")
+        return Finding("pool", "unknown", "its pages are not there yet", "write to it, or pin it, and ask again")
     what = ", ".join(f"{count} pages on node {node}" for node, count in there.items())
     near = None if facts.machine is None else facts.machine.numa_node
     if near is None:
@@ -192,7 +192,7 @@ def connections(facts: Facts) -> Finding | None:
         return Finding("connections", "ok", f"CUDA_DEVICE_MAX_CONNECTIONS is not set: {QUEUES} hardware queues")
     what, advice = f"CUDA_DEVICE_MAX_CONNECTIONS={given}", "export CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts"
     if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= 32):
-        return Finding("connections", "warning", f"{what} is no number from 1 to 32", advice)
+        return Finding("connections", "warning", f"{what}; expected a number from 1 to 32", advice)
     if int(given) < QUEUES:
         return Finding("connections", "warning", f"{what}: loads, stores and compute wait for each other", advice)
     return Finding("connections", "ok", what)
@@ -243,7 +243,7 @@ def _nodes(which: Iterable[int]) -> str:
 
 
 def _policy_nodes(policy: str | None) -> set[int]:
-    """Nodes that a policy names, as in ``bind:1``; none of ``default`` and of one that is not understood."""
+    """Nodes that a policy names, as in ``bind:1``; an empty set for ``default`` and for an unknown policy."""
     try:
         return set(numbers((policy or "").partition(":")[2]))
     except ValueError:

@@ -1,4 +1,4 @@
-"""All that the doctor looks at: gathered once, and never an error."""
+"""Facts for the doctor, gathered once. Gathering raises no error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
 AWAKE_SECONDS = 0.2
 _BESIDE = 8  # copies under way while the link is read
 
-# Packages by the module that one imports, and by the name that one installs.
+# Module to import, and name of the package to install.
 PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "cuda.bindings": "cuda-bindings"}
 
 Answer = TypeVar("Answer")
@@ -28,12 +28,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class ProfileInUse:
-    """The device profile that ``auto`` goes by.
+    """The device profile that ``auto`` chooses by.
 
     Attributes:
         how: ``"calibrated"`` here, ``"shipped"``, or ``"default"``: measured nowhere.
-        of: what it was measured on, by what and when.
-        note: what is to be known of it, such as why another could not be read; or ``""``.
+        of: GPU, driver and link that were measured; the version of kvplan, and the date.
+        note: a warning to its user, such as why another profile could not be read; or ``""``.
     """
 
     how: str
@@ -43,31 +43,33 @@ class ProfileInUse:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; None is what could not be found out, and ``missing`` says why. Sizes are bytes, -1 is no limit.
+    """Facts about a machine. None is a fact that could not be found out; ``missing`` says why.
+
+    Sizes are bytes; -1 is "no limit".
 
     Attributes:
-        device: that was asked about, as ``"cuda:0"``.
-        cuda: what the driver serves, as CUDA writes it: 13000 is 13.0.
+        device: the GPU that was asked about, as ``"cuda:0"``.
+        cuda: version that the driver serves, as CUDA writes it: 13000 is 13.0.
         batch: whether the driver gives the entry point of cuMemcpyBatchAsync.
         machine: the GPU and its link.
         busy: whether the link was read while copies were under way.
-        packages: versions by the name that one installs; ``""`` is a version that nobody tells.
-        torch_cuda: the CUDA that torch is built for, as ``"13.0"``; ``""`` is a torch without.
-        numba_cache: the folder that compiled loops are kept in; ``""`` is none that may be written.
-        locked: limit of what this process may lock.
-        ram: all, and available.
-        cgroup: the limit, and what is used of it.
-        shared: /dev/shm: all, and free.
+        packages: versions by the name to install; ``""`` where the version is not known.
+        torch_cuda: the CUDA that torch is built for, as ``"13.0"``; ``""`` is a torch without CUDA.
+        numba_cache: the folder of compiled loops; ``""`` where no folder may be written.
+        locked: limit of memory that this process may lock.
+        ram: total, and available.
+        cgroup: the limit, and the use.
+        shared: /dev/shm: total, and free.
         nodes: NUMA nodes of the host.
-        cpu_nodes: those whose CPUs this process may run on.
-        memory_nodes: those whose memory it may have.
-        policy: where its new pages go, as ``default`` or ``bind:1``.
-        pool: pages of the pool that were looked at, by node; node -1 has those that nobody has touched yet.
-        connections: CUDA_DEVICE_MAX_CONNECTIONS; ``""`` is not set.
-        iommu: how the GPU's addresses are translated; ``""`` is not at all.
-        hypervisor: the virtual machine that this is; ``""`` is none.
-        profile: the device profile that is in use.
-        missing: by the name of a fact, or of a package, why it is not there.
+        cpu_nodes: nodes whose CPUs this process may run on.
+        memory_nodes: nodes whose memory this process may have.
+        policy: placement of new pages, as ``default`` or ``bind:1``.
+        pool: sampled pages of the pool by node; node -1 counts pages that were never touched.
+        connections: CUDA_DEVICE_MAX_CONNECTIONS; ``""`` where it is not set.
+        iommu: how the GPU's addresses are translated; ``""`` where they are not.
+        hypervisor: name of the virtual machine; ``""`` on a real machine.
+        profile: the device profile in use.
+        missing: by the name of a fact, or of a package, why it is missing.
     """
 
     device: str = "cuda:0"
@@ -97,14 +99,14 @@ class Facts:
 def gather(
     device: str = "cuda:0", *, busy: bool = False, pool: tuple[int, int] | None = None, root: Path = ROOT
 ) -> Facts:
-    """Look at everything, in milliseconds; what cannot be found out is None. Nothing is raised, torch is not imported.
+    """Gather the facts, in milliseconds. Missing facts are None; no error is raised, and torch is not imported.
 
     Args:
         device: a GPU, as ``"cuda:0"``.
         busy: an idle GPU lowers its link; copy up to 64 MiB at a time for 0.2 seconds before the link is read, if it is
             lowered. This makes the GPU's context, and takes 64 MiB of its memory and of pinned memory meanwhile.
-        pool: address and bytes of host memory, whose pages' nodes are asked for.
-        root: of the file system that is asked.
+        pool: address and bytes of host memory whose NUMA nodes are wanted.
+        root: of the file system.
 
     >>> facts = gather()
     >>> facts.cuda is None or facts.cuda >= 12000
@@ -115,7 +117,7 @@ def gather(
     def ask(name: str, question: Callable[..., Answer], *of: Any) -> Answer | None:
         try:
             return question(*of)
-        except Exception as error:  # noqa: BLE001  # a doctor that stops at the first thing that is wrong is none
+        except Exception as error:  # noqa: BLE001  # the other facts are wanted, whatever goes wrong with this one
             missing[name] = " ".join(str(error).split()) or type(error).__name__
             return None
 
@@ -156,7 +158,7 @@ def gather(
 
 def _ordinal(device: str) -> int:
     if not re.fullmatch(r"cuda:\d{1,5}", device, re.ASCII):
-        raise ValueError(f"{device!r} is no GPU, as in 'cuda:0'")
+        raise ValueError(f"{device!r} names no GPU; give a name such as 'cuda:0'")
     return int(device.removeprefix("cuda:"))
 
 
@@ -171,7 +173,7 @@ def _lowered(gpu: Machine) -> bool:
 
 
 def _woken(ordinal: int, root: Path) -> Machine:
-    """The machine again, read while copies are under way."""
+    """Read the machine again, while copies are under way."""
     from kvplan.cuda.device import Device
 
     device = Device(ordinal)
@@ -218,7 +220,7 @@ def _version(module: str, name: str) -> str:
 
 
 def _cuda_of_torch() -> str:
-    """From the file that torch's build writes: importing torch takes a second."""
+    """Read the version from the file that torch's build writes: importing torch takes a second."""
     spec = find_spec("torch")
     written = Path(spec.origin or "").with_name("version.py") if spec else Path()
     found = re.search(r"^cuda\b[^=\n]*= *(?:['\"]([\d.]+)['\"]|None)", host.text(written), re.MULTILINE)
@@ -228,7 +230,7 @@ def _cuda_of_torch() -> str:
 
 
 def _numba_cache() -> str:
-    """The first folder, of those that numba tries, that may be written, or made."""
+    """The first folder that may be written or made, of the folders that numba tries."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = os.environ.get("NUMBA_CACHE_DIR")
     for folder in (*([Path(named)] if named else []), Path(__file__).parents[1] / "__pycache__", home / "numba"):

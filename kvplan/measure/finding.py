@@ -1,4 +1,4 @@
-"""A finding of the doctor: the state of one thing of a machine, and what to do about it."""
+"""A finding of the doctor: the state of one part of a machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Finding:
     Attributes:
         name: of the check.
         state: ``"ok"``, ``"warning"``, ``"problem"`` or ``"unknown"``.
-        what: was found, in one line.
-        advice: what to do, in one line; ``""`` where all is well or nothing is known to help.
+        what: the finding in one line.
+        advice: what to do, in one line; ``""`` where all is well, or where no remedy is known.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Finding:
 
 
 def unknown(facts: Facts, name: str, fact: str) -> Finding:
-    """A check whose fact is missing, and why."""
-    return Finding(name, "unknown", facts.missing.get(fact, "nobody tells"))
+    """The finding of a check whose fact is missing."""
+    return Finding(name, "unknown", facts.missing.get(fact, "the system does not tell"))
 
 
 def cuda_version(cuda: int) -> str:

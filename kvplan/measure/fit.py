@@ -1,4 +1,4 @@
-"""Constants of a linear cost from measurements: non-negative least squares of relative errors."""
+"""Fit the constants of a linear cost to measurements, by non-negative least squares."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def fit(
     weights: Sequence[float],
     known: Mapping[int, float] | None = None,
 ) -> list[float]:
-    """Costs, none negative, for which ``features @ costs`` is nearest to ``seconds``, each error times its weight.
+    """Find costs of at least 0 for which ``features @ costs`` is nearest to ``seconds``, errors times their weights.
 
     Args:
         features: (n, terms): how often each term counts in a sample.
-        seconds: (n,): what was measured.
+        seconds: (n,): the measured times.
         weights: (n,): with 1 / seconds, relative errors count alike.
-        known: costs of some terms, by their position: those are taken as they are.
+        known: costs of some terms, by position; they are not fitted.
 
     Raises:
-        KVPlanError: no samples, or more terms than are tried.
+        KVPlanError: no samples, or more than 10 terms.
 
     >>> [round(cost, 6) for cost in fit([[1, 10], [1, 20], [1, 40]], [12.0, 22.0, 42.0], [1, 1, 1])]
     [2.0, 1.0]
@@ -47,7 +47,7 @@ def fit(
 
 
 def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:
-    """The best of the least-squares solutions over all subsets of columns that have no negative number."""
+    """The best least-squares solution over all subsets of columns, of the solutions without a negative number."""
     columns = matrix.shape[1]
     norms = np.sqrt((matrix**2).sum(axis=0))
     used = [k for k in range(columns) if norms[k] > 0]

@@ -68,7 +68,7 @@ class Line:
 
         words = nbytes // 8
         if self._staging is None or self._staging[0].numel() < words:
-            self._staging = None  # the old ones go first
+            self._staging = None  # free the old tensors first
             self._staging = (
                 torch.empty(words, dtype=torch.int64, pin_memory=True),
                 torch.empty(words, dtype=torch.int64, device=self.name),
@@ -78,11 +78,11 @@ class Line:
 
 
 class Enqueued:
-    """Calls on a stream, between two events that live as long as this.
+    """Calls on a stream between two events, which live as long as this object.
 
     Args:
-        line: whose stream.
-        nbytes: that the calls move.
+        line: the GPU and its stream.
+        nbytes: bytes that the calls move.
         issue: makes the calls.
     """
 
@@ -132,7 +132,7 @@ class AtOnce:
 
 
 class Together:
-    """Several transfers, started one after another and over when the last is.
+    """Several transfers, started one after another; over when all are over.
 
     Their events have no common start: ``seconds`` of the result is that of the longest.
     """

@@ -1,4 +1,4 @@
-"""What a bench is asked to measure, and in which order. Pure."""
+"""The grid of a bench: what is measured, and in which order. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SIZES = (512, 2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, MIB)
 COUNTS = (16, 1024, 65536)
 KINDS = ("decode", "prefill")
 MOST_BLOCK_RUNS = 64
-# Beside compute all move the same: what a model of 8 KiB a layer and block moves of some hundred blocks.
+# Beside compute all ways move the same: some hundred blocks of a model with 8 KiB for each layer and block.
 BESIDE_RUN_NBYTES, BESIDE_NBYTES, BESIDE_BLOCK_RUNS = 8 * KIB, 64 * MIB, 32
 HOST, ONE_THREAD = "host", "host on 1 thread"
 
 
 def paths_of(device: str) -> tuple[str, ...]:
-    """Names of all that can be asked of a device: paths, then rivals.
+    """Names of all that can be measured on a device: paths, then baselines.
 
     >>> paths_of("cpu")
     ('host', 'host on 1 thread', 'numpy memcpy', 'torch indexing')
@@ -36,20 +36,20 @@ def paths_of(device: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Bench:
-    """What to measure.
+    """The measurements of a bench.
 
     Attributes:
-        device: ``"cuda:N"``, or ``"cpu"``: then both sides are the CPU's, and nothing is measured beside compute.
+        device: ``"cuda:N"``, or ``"cpu"``: then both sides lie in CPU memory, and nothing is measured beside compute.
         sizes: bytes of a run.
         counts: runs of a transfer.
         directions, hosts: see :class:`kvplan.measure.workload.Geometry`.
-        paths: ours and rivals, by name; empty for all that there are.
+        paths: names of paths and baselines; empty for all.
         beside: kinds of compute.
-        seconds: nothing is begun after so many.
-        most_nbytes: of a transfer; up to four times as many are allocated, half of them pinned host memory.
+        seconds: no measurement is begun after this time.
+        most_nbytes: of a transfer; up to four times as much memory is allocated, half of it pinned on the host.
 
     Raises:
-        KVPlanError: one of them is none, which, and what would be right.
+        KVPlanError: an attribute is wrong; the message names it, and what would be right.
 
     >>> Bench("cpu", sizes=(100,))
     Traceback (most recent call last):
@@ -69,7 +69,7 @@ class Bench:
     def __post_init__(self) -> None:
         for what in ("sizes", "counts", "directions", "hosts"):
             if not getattr(self, what):
-                raise KVPlanError(f"no {what}: there is nothing to measure; give some, or leave them out")
+                raise KVPlanError(f"{what} is empty: there is nothing to measure; give some, or leave it out")
         for size in self.sizes:
             if size < WORD or size % WORD:
                 raise KVPlanError(f"runs of {size} bytes; give a multiple of {WORD}")
@@ -84,11 +84,11 @@ class Bench:
         ):
             for one in given:
                 if one not in right:
-                    raise KVPlanError(f"{one!r} is no {what}; there are {', '.join(right)}")
+                    raise KVPlanError(f"unknown {what} {one!r}; expected one of {', '.join(right)}")
         if self.beside and self.device == "cpu":
-            raise KVPlanError("beside compute only GPUs are measured; give a device such as cuda:0, or nothing beside")
+            raise KVPlanError("only a GPU is measured beside compute; give a device such as cuda:0, or no compute")
         if not 0 < self.seconds < inf:
-            raise KVPlanError(f"{self.seconds} seconds is no time; give more than 0")
+            raise KVPlanError(f"seconds is {self.seconds}; give a number above 0")
         if not any(size * count <= self.most_nbytes for size in self.sizes for count in self.counts):
             least = spelled(min(self.sizes, default=0) * min(self.counts, default=0))
             raise KVPlanError(
@@ -97,32 +97,32 @@ class Bench:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The paths and rivals, in the order of :func:`paths_of`."""
+        """The paths and baselines to measure, in the order of :func:`paths_of`."""
         return tuple(name for name in paths_of(self.device) if name in self.paths) or paths_of(self.device)
 
 
 class Task(NamedTuple):
-    """One geometry, with nothing beside it or one kind of compute."""
+    """One geometry, measured alone or beside one kind of compute."""
 
     geometry: Geometry
     beside: str
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The task in words."""
         return named(self.geometry) + (f", beside {self.beside}" if self.beside != IDLE else "")
 
 
 def block_runs_of(runs: int, run_nbytes: int = 1, most_nbytes: int | None = None) -> int:
-    """Runs of a block: as many as make whole blocks, 64 at most; a block has K and V of each layer.
+    """Choose the runs of a block: the most, up to 64, that make whole blocks. A block has K and V of each layer.
 
     Args:
         runs: of the transfer.
-        run_nbytes: of one.
-        most_nbytes: of a side, which holds two blocks where that can be: of one, the runs would touch and be one.
+        run_nbytes: bytes of a run.
+        most_nbytes: bytes of a side, which holds two blocks where possible: the runs of a lone block would touch.
 
     Raises:
-        KVPlanError: an odd number.
+        KVPlanError: an odd number of runs.
 
     >>> block_runs_of(16), block_runs_of(100), block_runs_of(65536), block_runs_of(64, 1 << 20, 64 << 20)
     (16, 50, 64, 32)
@@ -135,7 +135,7 @@ def block_runs_of(runs: int, run_nbytes: int = 1, most_nbytes: int | None = None
 
 
 def spread(items: Sequence[int]) -> list[int]:
-    """The same in another order: the first, the last, then always what lies farthest from those before.
+    """Reorder: the first, the last, then always the item that lies farthest from those before.
 
     >>> spread([1, 2, 3, 4, 5])
     [1, 5, 3, 2, 4]
@@ -149,9 +149,9 @@ def spread(items: Sequence[int]) -> list[int]:
 
 
 def tasks(bench: Bench) -> list[Task]:
-    """What is to be measured, so ordered that any beginning of it has something of everything.
+    """The tasks of a bench, in an order whose every beginning has tasks of every kind.
 
-    By turns of each direction and host, and of each kind of compute; of each size the largest count first.
+    Directions, hosts and kinds of compute take turns. Of each size, the largest count is first.
     """
     lines: list[list[Task]] = []
     sizes = spread(sorted(set(bench.sizes)))

@@ -1,6 +1,6 @@
-"""What the file system and the kernel tell of a host: limits of its memory, its NUMA nodes, where pages lie.
+"""Facts about a host from its file system and kernel: limits of memory, NUMA nodes, nodes of pages.
 
-Each function takes the root of the file system that it asks, and raises OSError or ValueError where it finds nothing.
+Each function takes the root of the file system, and raises OSError or ValueError where the fact is missing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections import Counter
 from pathlib import Path
 
 UNLIMITED = -1  # bytes
-MOST_PAGES = 64  # of a pool that are looked at
+MOST_PAGES = 64  # sampled pages of a pool
 _NOT_LIMITED = 1 << 60  # cgroups of version 1 write "no limit" as the largest multiple of a page
 _LONGEST_LIST = 1 << 16  # numbers of a list of CPUs or nodes
 _MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # the system call's number
 
 
 def text(path: Path) -> str:
-    """A small file's text, without what is around it."""
+    """Read a small text file, and strip white space."""
     return path.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def numbers(listed: str) -> tuple[int, ...]:
-    """The numbers of a list as the kernel writes it.
+    """Read a list of numbers as the kernel writes it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a list.
 
     >>> numbers("0-2,8"), numbers("")
     ((0, 1, 2, 8), ())
@@ -37,7 +37,7 @@ def numbers(listed: str) -> tuple[int, ...]:
     for part in filter(None, listed.strip().split(",")):
         first, _, last = part.partition("-")
         if int(last or first) - int(first) >= _LONGEST_LIST:
-            raise ValueError(f"{part!r} is no range of CPUs or nodes")
+            raise ValueError(f"{part!r} is not a range of CPUs or nodes")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
 
@@ -51,7 +51,7 @@ def locked_limit(root: Path) -> int:
 
 
 def ram(root: Path) -> tuple[int, int]:
-    """Bytes of memory: all, and available."""
+    """Bytes of memory: total, and available."""
     told = dict(re.findall(r"^(\w+): +(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE))
     if not {"MemTotal", "MemAvailable"} <= told.keys():
         raise ValueError("/proc/meminfo does not tell MemTotal and MemAvailable")
@@ -59,15 +59,15 @@ def ram(root: Path) -> tuple[int, int]:
 
 
 def shared_memory(root: Path) -> tuple[int, int]:
-    """Bytes of /dev/shm: all, and free."""
+    """Bytes of /dev/shm: total, and free."""
     told = os.statvfs(root / "dev/shm")
     return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
 
 
 def cgroup(root: Path) -> tuple[int, int]:
-    """Bytes of this process's cgroup: the limit, or UNLIMITED, and what is used of it.
+    """Bytes of this process's cgroup: the limit, or UNLIMITED, and the use.
 
-    A limit of a group above counts too: of all, that with the least room left.
+    Groups above count too: the limit with the least room left is returned.
     """
     found = [limited for folder, limit, used in _groups(root) if (limited := _limited(folder, limit, used))]
     if not found:
@@ -77,7 +77,7 @@ def cgroup(root: Path) -> tuple[int, int]:
 
 
 def _groups(root: Path) -> list[tuple[Path, str, str]]:
-    """Folders that may limit the memory of this process, from its own upwards, and the names of their files."""
+    """Folders of the groups that limit the memory of this process, from its own upwards, and their files' names."""
     folders: list[tuple[Path, str, str]] = []
     for line in text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -120,7 +120,7 @@ def allowed(root: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def memory_policy(root: Path) -> str:
-    """Where new pages of this process go, as ``default``, ``bind:1`` or ``interleave:0-1``."""
+    """The placement of new pages of this process, as ``default``, ``bind:1`` or ``interleave:0-1``."""
     with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="replace") as lines:
         for line in lines:  # no further than needed: the kernel counts the pages of each mapping that is read
             words = line.split()
@@ -130,15 +130,15 @@ def memory_policy(root: Path) -> str:
 
 
 def pool_nodes(root: Path, address: int, nbytes: int) -> dict[int, int]:
-    """How many pages of a range lie on each node; node -1 has those that nobody has touched yet.
+    """Count the pages of a range on each node; node -1 counts pages that were never touched.
 
     Args:
         root: of the file system.
-        address: where the range begins.
-        nbytes: of it. At most 64 pages, spread evenly, are looked at.
+        address: start of the range.
+        nbytes: bytes of the range. At most 64 pages, spread evenly, are sampled.
     """
     if nbytes < 1 or address < 1:
-        raise ValueError(f"a pool of {nbytes} bytes at {address:#x} is none")
+        raise ValueError(f"a pool of {nbytes} bytes at {address:#x}; expected an address and a size above 0")
     try:
         return _sampled(address, nbytes)
     except OSError:  # a container may forbid the system call; its own map it always may read
@@ -159,7 +159,7 @@ def sampled_pages(address: int, nbytes: int, page: int) -> list[int]:
 
 
 def _sampled(address: int, nbytes: int) -> dict[int, int]:
-    """By move_pages without a destination, which moves nothing and tells where pages are."""
+    """Ask move_pages without a destination: it moves no page and tells the nodes."""
     number = _MOVE_PAGES.get(platform.machine())
     if number is None:
         raise OSError(f"the number of move_pages is not known on {platform.machine()}")
@@ -178,7 +178,7 @@ def _sampled(address: int, nbytes: int) -> dict[int, int]:
 
 
 def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
-    """By the map of this process: all pages of the mappings that the range is in."""
+    """Read the map of this process: all pages of the mappings that hold the range."""
     told = re.findall(r"^([0-9a-f]{1,16}) (.*)$", text(root / "proc/self/numa_maps"), re.MULTILINE)
     maps = sorted((int(start, 16), line) for start, line in told)
     before = [start for start, _ in maps if start <= address]
@@ -192,7 +192,7 @@ def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
 
 
 def iommu(root: Path, pci: str) -> str:
-    """How addresses of a device are translated: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` where nothing does."""
+    """How a device's addresses are translated: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` without an IOMMU."""
     device = root / "sys/bus/pci/devices" / pci
     if not pci or not device.exists():
         raise ValueError("the GPU is not in /sys/bus/pci/devices")
@@ -205,7 +205,7 @@ def iommu(root: Path, pci: str) -> str:
 
 
 def hypervisor(root: Path) -> str:
-    """The virtual machine that this is, or ``""`` where it is none."""
+    """Name of the virtual machine; ``""`` on a real machine."""
     flags = re.search(r"^flags\s*:(.*)$", text(root / "proc/cpuinfo"), re.MULTILINE)
     if not flags:
         raise ValueError("/proc/cpuinfo has no flags")

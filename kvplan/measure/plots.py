@@ -1,4 +1,4 @@
-"""A bench as pictures, by matplotlib: bandwidth against run size, and against what compute beside it loses.
+"""Pictures of a bench, by matplotlib: bandwidth against run size, and against the slowdown of compute.
 
 The one module that imports matplotlib (``pip install "kvplan[plot]"``). Nothing here touches pyplot's state.
 """
@@ -31,7 +31,7 @@ BLACK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = (
 GREY, DARK = "#666666", "#222222"
 GAP, FAR = 7.0, 12.0  # pixels: of a label from its point; from where on a line joins them
 SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # points
-ROOM = 1.14  # of the ceiling: what an axis shows above it
+ROOM = 1.14  # the top of an axis, over the ceiling
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}  # behind a label
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -42,7 +42,7 @@ STYLE: Any = {
 
 
 class Look(NamedTuple):
-    """Of a path: colour, marker, dashes. Ours are solid, rivals are not."""
+    """Colour, marker and dashes of a path. Lines of paths are solid, lines of baselines are not."""
 
     colour: str
     marker: str
@@ -109,8 +109,8 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
 def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
     """GB/s beside compute against how much slower compute gets, a panel for each direction and kind of compute.
 
-    The stepped line joins what nothing beats: no other is as fast and slows compute less. A number at a kernel's point
-    is its programs.
+    The stepped line joins the points that no other beats: no other is as fast and slows compute less. A number at a
+    kernel's point is its programs.
 
     Raises:
         KVPlanError: no row beside compute has both figures.
@@ -140,7 +140,7 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             if c == 0:
                 axes.set_ylabel("GB/s", fontsize=SMALL)
             if r == len(kinds) - 1:
-                axes.set_xlabel("an iteration of compute takes so many times as long", fontsize=SMALL)
+                axes.set_xlabel("time of an iteration of compute, over one alone", fontsize=SMALL)
     _legend(figure, _ordered({row.path for row in able}), lines=False)
     _label(figure, [(axes, [row for row in able if (row.beside, row.direction) == (kinds[r], directions[c])])
                     for r, line in enumerate(grid) for c, axes in enumerate(line)])  # fmt: skip
@@ -182,7 +182,7 @@ def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Sequence[Seque
 
 
 def _ordered(paths: Iterable[str]) -> list[str]:
-    """Ours, then rivals."""
+    """Paths, then baselines."""
     return sorted(paths, key=lambda path: (list(LOOKS).index(path) if path in LOOKS else len(LOOKS), path))
 
 
@@ -201,7 +201,7 @@ def _ceiling(axes: Axes, gbps: float, what: str, top: float) -> None:
 
 
 def _legend(figure: Figure, paths: Sequence[str], *, lines: bool) -> None:
-    """Outside the panels, at the right."""
+    """Draw the legend outside the panels, at the right."""
     handles = []
     for path in paths:
         look = LOOKS.get(path, OTHER)
@@ -255,7 +255,7 @@ def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None
 
 
 def _segments(line: Line2D) -> Iterator[Bbox]:
-    """Boxes of a line that is level or upright between its corners; of single points none."""
+    """Boxes around the level and upright pieces of a line; a line of single points has no box."""
     if line.get_linestyle() == "None":
         return
     corners = line.get_transform().transform_path(line.get_path()).vertices
@@ -275,7 +275,7 @@ def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
 
 
 def _covered(box: Bbox, taken: Sequence[Bbox], within: Bbox) -> float:
-    """Pixels of a label that lie on something else, or outside the panel."""
+    """Count the pixels of a label that cover something else, or lie outside the panel."""
     outside = box.width * box.height - _shared(box, within)
     return sum(_shared(box, other) for other in taken) + outside
 

@@ -1,4 +1,4 @@
-"""What a bench finds, as rows; what is wrong with a figure; and which figures no other beats. Pure."""
+"""The rows of a bench: figures, their faults, and the rows that no other row beats. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kvplan.base.numbers import rate, spelled
 from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
 
-TOLERANCE = 0.03  # above the ceiling: two measurements of one link differ by so much
+TOLERANCE = 0.03  # above the ceiling: two measurements of one link differ by that
 IDLE = "idle"
 SUFFIXES = (".png", ".svg")  # of plots
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to move one geometry, measured; or why there is no figure.
+    """A measurement of one way to move one geometry, or the reason why it has no figure.
 
     Attributes:
         direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.measure.workload.Geometry`.
-        path: of ours, or a rival's name.
+        path: name of a path or a baseline.
         beside: ``"idle"``: nothing ran beside it; or ``"decode"``, ``"prefill"``.
-        programs: of a kernel path: SMs that it may take; None of the others.
+        programs: Triton programs of the kernel path; None for other paths.
         seconds: median, from the first to the last event on the GPU; on the CPU, of the copying; beside compute, the
             same as ``wall``.
         wall: median, from the call until the caller knows that all has arrived.
@@ -31,8 +31,8 @@ class Row:
         samples: transfers that were timed.
         gbps: bytes over ``seconds``, in 1e9 a second; None where there is no figure, or a broken one.
         share: ``gbps`` over the ceiling's.
-        slowdown: time of an iteration of compute beside it over that alone; None where nothing ran, or it is broken.
-        predicted: what the cost model expected of ``seconds``; None where it has no model.
+        slowdown: time of an iteration of compute beside it over one alone; None where nothing ran, or it is broken.
+        predicted: ``seconds`` as the cost model expected; None where the path has no model.
         verified: whether every byte was seen to arrive.
         broken: why the figure is not to be believed, or "".
     """
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The path, and its programs where somebody chose them.
+        """The path, and its programs where the bench chose them.
 
         >>> Row("load", "contiguous", 8192, 64, 64, "kernel", "decode", programs=4).label
         'kernel, 4'
@@ -71,7 +71,7 @@ class Row:
         return f"{self.path}, {self.programs}" if self.programs and self.beside != IDLE else self.path
 
     def document(self) -> dict[str, Any]:
-        """For JSON; :func:`row_of` reads it."""
+        """The row for JSON; :func:`row_of` reads it."""
         return {**asdict(self), "nbytes": self.nbytes}
 
 
@@ -92,23 +92,23 @@ class Ceilings:
     hard: bool = True
 
     def of(self, direction: str) -> float:
-        """Of a direction."""
+        """The ceiling of a direction."""
         return self.load if direction == "load" else self.store
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that was not measured, and why."""
+    """A measurement that was not made, and why."""
 
     what: str
     why: str
 
 
 def row_of(document: Mapping[str, Any]) -> Row:
-    """What :meth:`Row.document` wrote; keys of other versions are passed over.
+    """Read what :meth:`Row.document` wrote; unknown keys are passed over.
 
     Raises:
-        KVPlanError: one that a row needs is missing.
+        KVPlanError: a key that a row needs is missing.
 
     >>> row = Row("load", "contiguous", 8192, 64, 64, "kernel", gbps=50.1)
     >>> row_of(row.document()) == row
@@ -153,7 +153,7 @@ def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> 
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
-    """Rows beside compute that no other beats, the gentlest first: none is as fast and slows compute less.
+    """Rows beside compute that no other row beats, the gentlest first: no other is as fast and slows compute less.
 
     Rows without both figures are passed over; of equal ones the first is kept.
 
@@ -174,7 +174,7 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
 
 
 def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """Rows with nothing beside, by (direction, host), by path: of each run size the one of most runs; by size.
+    """Rows measured alone, by (direction, host), then by path, then by size: of each run size the row with most runs.
 
     Rows without a figure are passed over.
     """
@@ -201,7 +201,7 @@ def named(geometry: Geometry) -> str:
 
 
 def grouped(missing: Sequence[Missing]) -> dict[str, list[str]]:
-    """What was not measured, by the reason."""
+    """The measurements that were not made, by reason."""
     found: dict[str, list[str]] = {}
     for one in missing:
         found.setdefault(one.why, []).append(one.what)

@@ -16,11 +16,11 @@ LEAST, MOST = 3, 25  # samples
 WARM_UPS = 2
 
 
-Progress = Callable[[float, str], None]  # is told the share that is done, and the step that begins
+Progress = Callable[[float, str], None]  # called with the share that is done, and the step that begins
 
 
 def silent(share: float, step: str) -> None:
-    """A progress that is told nobody."""
+    """A progress that shows nothing."""
 
 
 class Timing(NamedTuple):
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
         seconds: from the first to the last event on the GPU; on the CPU, from the start of the copying to its end.
         wall: from the call of submit until the caller knows that all has arrived.
         cpu: from the call of submit until everything is issued, by whichever thread.
-        samples: how many.
+        samples: number of transfers.
     """
 
     seconds: float
@@ -47,11 +47,11 @@ def timed(
     warm_ups: int = WARM_UPS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time cases in turns, sample by sample, since a shared machine drifts; each alone.
+    """Time cases in turns, sample by sample, since a shared machine drifts. One transfer runs at a time.
 
     Args:
         cases: by name.
-        seconds: a case is given no more turns once its own have taken so long; it has 3 at least.
+        seconds: a case gets no more turns once its own have taken this long; it gets 3 at least.
         most: samples of a case at most.
         warm_ups: transfers of each case before the first that counts.
         clock: for tests.

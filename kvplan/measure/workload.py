@@ -20,7 +20,7 @@ DIRECTIONS = ("load", "store")
 # How the host holds a block: its runs one after another, or each with the same run of the other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
-FEW = 4  # up to one block in so many is gathered on the host
+FEW = 4  # up to one block in four is gathered on the host
 PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
     Attributes:
         direction: ``"load"`` or ``"store"``.
         host: ``"contiguous"``: the runs of a block lie one after another on the host; ``"scattered"``: they do not, so
-            that what is contiguous on the host is one run.
+            that each run is alone on the host.
         run_nbytes: bytes of a run: one layer's K, or V, of one block.
         runs: of the whole transfer.
         block_runs: of one block.
@@ -57,13 +57,13 @@ class Geometry(NamedTuple):
         return self.runs // self.block_runs
 
     def check(self) -> None:
-        """It is one that can be built.
+        """Check that the geometry can be built.
 
         Raises:
-            KVPlanError: it is not, and why.
+            KVPlanError: a number or a name is wrong; which, and what would be right.
         """
         if self.direction not in DIRECTIONS or self.host not in HOSTS:
-            raise KVPlanError(f"{self.direction!r} of a {self.host!r} host is none; give {DIRECTIONS} and {HOSTS}")
+            raise KVPlanError(f"direction {self.direction!r}, host {self.host!r}; expected of {DIRECTIONS} and {HOSTS}")
         if self.run_nbytes < WORD or self.run_nbytes % WORD:
             raise KVPlanError(f"runs of {self.run_nbytes} bytes; give a multiple of {WORD}")
         if self.block_runs < 2 or self.block_runs % 2 or self.runs < 1 or self.runs % self.block_runs:
@@ -73,16 +73,16 @@ class Geometry(NamedTuple):
 
 
 class Buffers:
-    """Flat random bytes on both sides, which every work is laid over.
+    """Flat random bytes on both sides; works lay their caches over them.
 
     Args:
         nbytes: of the device's side, and of the largest transfer.
         device: ``"cuda:0"``, or ``"cpu"``: then both are the CPU's.
-        host_nbytes: of the host's side, by default as many; pinned where the device is a GPU. A pool is large, and its
-            blocks lie far apart: what is measured over a small one is faster than that.
+        host_nbytes: of the host's side, by default as many; pinned where the device is a GPU. The blocks of a large
+            pool lie far apart, and move more slowly than those of a small one.
 
     Raises:
-        KVPlanError: there is not so much memory.
+        KVPlanError: the memory does not suffice.
     """
 
     def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None) -> None:
@@ -94,8 +94,8 @@ class Buffers:
             self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
             self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:
-            held = f"{host_nbytes or nbytes} bytes of the host and {nbytes} of {device}"
-            raise KVPlanError(f"{held} cannot be had: {str(error).splitlines()[0]}") from None
+            asked = f"{host_nbytes or nbytes} bytes of the host and {nbytes} of {device}"
+            raise KVPlanError(f"cannot allocate {asked}: {str(error).splitlines()[0]}") from None
         for flat in (self.other, self.host):
             fill_random(flat[: flat.numel() // WORD * WORD].view(torch.int64), device)
 
@@ -150,11 +150,11 @@ class Side(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One transfer of random blocks in random order, none twice.
+    """One transfer of random blocks in random order, no block twice.
 
     Attributes:
         geometry: its numbers.
-        program, plan: what moves it.
+        program, plan: of the transfer.
         src, dst: its sides.
         src_ids, dst_ids: block ids.
         device: of the GPU's side.
@@ -173,11 +173,11 @@ class Work(NamedTuple):
         """Clear the destination, move, and compare every byte.
 
         Args:
-            name: of what moves, for the error.
-            move: moves the plan and returns when all has arrived.
+            name: of the path or baseline, for the error.
+            move: moves the plan and returns when all bytes have arrived.
 
         Raises:
-            TransferError: some did not.
+            TransferError: a byte did not arrive.
         """
         import torch
 
@@ -194,7 +194,7 @@ class Work(NamedTuple):
             raise TransferError(f"{name}: not every byte of {self.plan!r} arrived: {self._wrong(moved, expected)}")
 
     def _wrong(self, moved: Tensor, expected: Tensor) -> str:
-        """Which runs of which blocks, and whether they were left as they were if they held the right bytes before."""
+        """Name the wrong runs and blocks, and count the runs that the transfer left untouched."""
         different = (moved != expected).any(dim=-1)
         untouched = (moved == expected.bitwise_not()).all(dim=-1)
         units = different.any(dim=0).nonzero().flatten().tolist()
@@ -209,17 +209,17 @@ class Work(NamedTuple):
 
 
 def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
-    """Lay caches over the buffers, and plan random blocks of them: all of the device's, some of the host's.
+    """Lay caches over the buffers, and plan random blocks: all blocks of the device, some blocks of the host.
 
     Raises:
-        KVPlanError: it does not fit, or is none.
+        KVPlanError: the geometry does not fit, or is wrong.
     """
     geometry.check()
     if geometry.nbytes > buffers.nbytes:
         raise KVPlanError(f"{geometry.nbytes} bytes do not fit into buffers of {buffers.nbytes}")
     block_nbytes = geometry.run_nbytes * geometry.block_runs
     pooled = buffers.host.numel() // block_nbytes
-    # Of one block only, the runs would touch on the device, too, and be one.
+    # The runs of a lone block would touch on the device, too, and be one run.
     held = min(max(geometry.blocks, 2), buffers.nbytes // block_nbytes)
     if min(pooled, held) < 2:
         raise KVPlanError(

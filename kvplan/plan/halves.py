@@ -1,4 +1,4 @@
-"""A plan as two: its large runs, and its small ones."""
+"""Split a plan into two: its large runs and its small runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import weakref
 from dataclasses import replace
 
 from kvplan.plan.descriptors import Part
-from kvplan.plan.plan import Plan
+from kvplan.plan.plan import Plan, narrowed
 from kvplan.program.program import RunGroup
 
 LARGE_RUN = 64 << 10  # bytes: from here on the copy engine takes a run
 
 Halves = tuple[Plan | None, Plan | None]
-# Halves of a group live as long as it, so that their run tables are uploaded once.
+# Halves of a group live as long as the group, so that their run tables are uploaded once.
 _known: weakref.WeakKeyDictionary[RunGroup, tuple[RunGroup | None, RunGroup | None]] = weakref.WeakKeyDictionary()
 
 
 def halves_of(plan: Plan) -> Halves:
-    """The same byte moves as two plans: runs of :data:`LARGE_RUN` bytes or more, and shorter ones; None for no such.
+    """Split a plan into runs of :data:`LARGE_RUN` bytes or more, and smaller runs; None for a half without runs.
 
     >>> import kvplan, numpy as np
     >>> pages, states = np.zeros((4, 8, 16, 64), np.int8), np.zeros((8, 1, 1 << 17), np.int8)
@@ -34,11 +34,11 @@ def halves_of(plan: Plan) -> Halves:
             for side, group in zip((large, small), group_halves(part.group), strict=True):
                 if group is not None:
                     side.append((Part(group, part.units), skip))
-    return _plan_of(plan, large), _plan_of(plan, small)
+    return narrowed(plan, large) if large else None, narrowed(plan, small) if small else None
 
 
 def group_halves(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
-    """A run group of the large runs and one of the small ones; None for a kind that it has not."""
+    """Split a run group into its large and its small runs; None for a half without runs."""
     known = _known.get(group)
     if known is None:
         large = tuple(run for run in group.runs if run.nbytes >= LARGE_RUN)
@@ -46,12 +46,3 @@ def group_halves(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
         made = [replace(group, runs=runs) if runs else None for runs in (large, small)]
         known = _known.setdefault(group, (made[0], made[1]))  # of two threads, both get one pair: its table is one
     return known
-
-
-def _plan_of(plan: Plan, held: list[tuple[Part, tuple[int, int]]]) -> Plan | None:
-    if not held:
-        return None
-    parts = tuple(part for part, _ in held)
-    nbytes = sum(part.nbytes for part in parts)
-    skips = tuple(skip for _, skip in held)
-    return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)

@@ -26,7 +26,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     Where some layers alone would have other units than the plan has, the plan stays whole.
 
     Args:
-        plan: what to move.
+        plan: the plan to cut.
         count: most plans wanted.
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import merge_adjacent
 
-# What placing units finds, compiled or not.
+# Results of placing units, compiled or not.
 PLACED: Final = 0
 SRC_OUTSIDE: Final = 1
 DST_OUTSIDE: Final = 2

@@ -1,8 +1,8 @@
 """Merges across units: where the end of one run can touch the start of another run of another unit.
 
 The compiler has merged adjacent runs inside a unit. Copies of one run that touch from unit to unit are merged while
-they are written. The rest are merges of different runs: the last row of a block and the first row of the next, or the
-end of the K plane and the start of the V plane. The program alone tells which merges are possible; most have none.
+they are written. The rest are merges of different runs, such as the last row of a block and the first row of the next.
+The program alone tells which merges are possible; most programs have none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write plans as the descriptor lists of NIXL, the transport between machines that engines use.
 
-Checked against the Python API of NIXL 1.5.1: ``prep_xfer_dlist`` takes an (n, 3) array of (address, length, device id)
-or an (n, 5) array of (address, length, device id, stride, count), of one kind of memory a list.
+Checked against the Python API of NIXL 1.5.1. ``prep_xfer_dlist`` takes an (n, 3) array of (address, length, device id),
+or an (n, 5) array with stride and count too. All memory of a list is of one kind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tupl
     numbers = {layout.device: memory_of(layout.device, side) for layout in layouts}
     kinds = {memory for memory, _ in numbers.values()}
     if len(kinds) > 1:
-        raise PathError(f"{side} is on {' and '.join(sorted(numbers))}; a list of NIXL is of one kind of memory")
+        raise PathError(f"{side} is on {' and '.join(sorted(numbers))}; a NIXL list holds one kind of memory")
     memory = kinds.pop()
     if len(numbers) == 1:
         return memory, next(iter(numbers.values()))[1]
@@ -98,7 +98,7 @@ def memory_of(device: str, what: str) -> tuple[str, int]:
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda"):
-        raise PathError(f"{what} is on {device!r}; NIXL takes memory of the CPU and of CUDA devices here")
+        raise PathError(f"{what} is on {device!r}; NIXL lists are made for memory of the CPU and of CUDA devices")
     return ("DRAM", 0) if kind == "cpu" else ("VRAM", int(number or 0))
 
 

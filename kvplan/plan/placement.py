@@ -91,7 +91,7 @@ def block_ids(ids: Any, name: str) -> Int64Array:
     if array.dtype.kind not in "iu":
         raise BlockIndexError(f"{name} holds {array.dtype}; block ids are integers")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        array = array.copy()  # what is checked is what is used
+        array = array.copy()  # the copy that is checked is the copy that is used
         if int(array.max()) > np.iinfo(np.int64).max:
             raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
     return np.array(array, dtype=np.int64, order="C")

@@ -173,7 +173,8 @@ def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
 def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
     """Make a plan of only these parts, given with their skips; units and layouts stay the same."""
     parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
-    return replace(plan, parts=parts, skips=skips, nbytes=sum(part.nbytes for part in parts))
+    nbytes = sum(part.nbytes for part in parts)
+    return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
 
 
 def join(plans: Sequence[Plan]) -> Plan:
@@ -191,7 +192,7 @@ def join(plans: Sequence[Plan]) -> Plan:
         raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
     plans = list(plans)
     if not plans:
-        raise KVPlanError("join of no plans; give at least one")
+        raise KVPlanError("join got no plans; give at least one")
     joined = unite(plans)
     if sum(bool(plan.nbytes) for plan in plans) > 1:
         check_written_once(joined)

@@ -107,7 +107,7 @@ _known: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakK
 
 
 def staging_of(group: RunGroup, direction: str) -> Staging:
-    """How a group goes through the ring of a ``"load"``, or of any other direction; worked out once.
+    """Lay a group out for the ring of a ``"load"``, or of any other direction; the result is kept with the group.
 
     >>> import kvplan
     >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))

@@ -91,7 +91,7 @@ def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> It
         nbytes = extent(a.form.dim)
         if nbytes != extent(b.form.dim):
             raise IncompatibleLayoutsError(
-                f"layer {layer} {part!r} holds {nbytes} bytes a (token, head) in the source and {extent(b.form.dim)} "
+                f"layer {layer} {part!r} holds {nbytes} bytes per (token, head) in the source and {extent(b.form.dim)} "
                 "in the destination; they must be equal (a fused dim is written (head dim) or (kv dim))"
             )
         yield part, a, b, 0, 0, nbytes
@@ -140,7 +140,7 @@ def _check_halves(fused: Component, k: Component, nbytes: tuple[int, int]) -> No
     content, k_nbytes, v_nbytes = extent(fused.form.dim), *nbytes
     if content != k_nbytes + v_nbytes:
         raise IncompatibleLayoutsError(
-            f"layer {fused.layer}: 'kv' of {content} bytes a (token, head) is not 'k' of {k_nbytes} and 'v' of "
+            f"layer {fused.layer}: 'kv' of {content} bytes per (token, head) is not 'k' of {k_nbytes} and 'v' of "
             f"{v_nbytes} one after the other"
         )
     if fused.form.headed != k.form.headed:  # a latent is no K and V, even where the bytes agree
@@ -157,8 +157,8 @@ def _check_tokens(a: Component, b: Component) -> None:
         of = f" and holds {held} sub-blocks" if held > 1 else ""
         raise IncompatibleLayoutsError(
             f"{a}: one side's block is opaque{of}, and the other's has {tokens} token slot{'s' * (tokens != 1)}; they "
-            "have no common unit: of opaque blocks whole ones move and tokens do not. Where a block holds several "
-            "opaque ones, their axis is written subblock, not token"
+            "have no common unit, because opaque blocks move whole. If a block holds several opaque ones, name their "
+            "axis subblock, not token"
         )
 
 

@@ -102,7 +102,7 @@ def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> in
             return unit
     raise IncompatibleLayoutsError(
         f"blocks of {src_tokens} tokens in the source and {dst_tokens} in the destination have no unit that holds "
-        "whole sub-blocks and is laid out alike wherever it stands in a block"
+        "whole sub-blocks and has the same layout at every place in a block"
     )
 
 
@@ -211,7 +211,7 @@ def _check_runs(runs: int, copies: int = 0) -> None:
         if count > most:
             raise IncompatibleLayoutsError(
                 f"one unit would take {count:,} {noun}, and at most {most:,} are compiled; give smaller blocks, or "
-                "orders that are more alike"
+                "layouts whose orders differ less"
             )
 
 

@@ -128,8 +128,8 @@ class RunGroup:
     def offsets(self) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Source offset, destination offset and bytes of every copy of one unit, loops expanded.
 
-        Copies from neighbouring steps of a loop that touch on both sides (the last row of one box and the first of the
-        next) are one copy here: a list can hold that, a loop cannot.
+        Copies of neighbouring steps of a loop may touch on both sides: the last row of a box and the first of the next.
+        They are one copy here: a list can hold that, a loop cannot.
         """
         total = sum(run.copies for run in self.runs)
         src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))

@@ -75,8 +75,8 @@ class Groups:
     ) -> Plan:
         """Plan one transfer of all groups.
 
-        If blocks of the two sides differ in size, a list that begins inside a request may begin inside a larger block
-        of the other side. The position of its first block in the request tells how far.
+        If one side has larger blocks, a list of the other side may begin in the middle of such a block. The position of
+        the list's first block in the request tells how far.
 
         Args:
             src_blocks, dst_blocks: for every group, block ids in order of tokens; both empty if it moves nothing.
@@ -108,7 +108,7 @@ class Groups:
         count = len(self.programs)
         if given is None and name.endswith("first"):
             return [None] * count
-        if type(given) is list and len(given) == count:  # what engines give
+        if type(given) is list and len(given) == count:  # engines give such a list
             return given
         ordered = isinstance(given, Iterable) and not isinstance(given, (str, bytes, AbstractSet, Mapping))
         entries = list(given) if ordered and getattr(given, "ndim", 1) != 0 else []

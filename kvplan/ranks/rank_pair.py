@@ -200,8 +200,8 @@ class _Move:
         self._opaque = src_layout.opaque or dst_layout.opaque
         self._src = replace(src, layout=src_layout)
         self._dst = replace(dst, layout=dst_layout)
-        # If only one side's tokens are dealt to ranks, and blocks of the other side hold whole rounds, this rank's
-        # tokens are a view of the other side. Then whole blocks are planned, as without context parallelism.
+        # Suppose that only one side's tokens are dealt to ranks, and blocks of the other side hold whole rounds. Then
+        # this rank's tokens are a view of the other side, and whole blocks are planned.
         self._period = 1
         self._whole: tuple[KVLayout, KVLayout] | None = self._src.layout, self._dst.layout
         if src.cp_size > 1 and dst.cp_size > 1:
@@ -266,7 +266,7 @@ class _Move:
         return self._stretches[stretch]
 
     def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
-        """Plan stretch by stretch: those that both ranks hold, in blocks whose turn it is."""
+        """Plan the stretches that both ranks hold, one by one, in blocks whose turn it is."""
         stretch = self._stretch(gcd(src.skip, dst.skip))
         at = np.arange(tokens // stretch) * stretch
         turn, kept = self._share.turn, np.ones(len(at), dtype=bool)

@@ -108,7 +108,9 @@ def _check_apart(destinations: Sequence[Shard]) -> None:
             except LayoutError:
                 clash = True
         if clash:
-            raise OverlapError(f"destinations {i} and {j} share bytes; each byte has one writer: name it once")
+            raise OverlapError(
+                f"destinations {i} and {j} share bytes; each byte has one writer, so give each memory once"
+            )
 
 
 def _different_content(a: KVLayout, b: KVLayout) -> bool:

@@ -19,7 +19,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.layout.strides import Int64Array
 
-Heads = range | None  # None: content that belongs to no head
+Heads = range | None  # None for content that belongs to no head
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class Shard:
             value = integer(name, getattr(self, name), least=0 if name == "cp_rank" else 1)
             object.__setattr__(self, name, value)
         if self.cp_rank >= self.cp_size:
-            raise LayoutError(
-                f"cp_rank is {self.cp_rank}; of cp_size {self.cp_size} ranks it is 0 to {self.cp_size - 1}"
-            )
+            raise LayoutError(f"cp_rank is {self.cp_rank}; with cp_size {self.cp_size} it is 0 to {self.cp_size - 1}")
         if self.cp_size > 1:
             if any(c.form.opaque for c in self.layout.components):
-                raise LayoutError(f"{self.layout} has content without token slots, which no context parallelism splits")
+                raise LayoutError(
+                    f"{self.layout} has content without token slots, which context parallelism cannot split"
+                )
             tokens = self.layout.block_tokens
             if tokens % self.interleave:
-                raise LayoutError(f"interleave is {self.interleave}; it divides the block_tokens of the rank, {tokens}")
+                raise LayoutError(f"interleave is {self.interleave}; it must divide the rank's block_tokens, {tokens}")
 
     @property
     def span_tokens(self) -> int:
@@ -254,7 +254,7 @@ def _check_held(
     schemes = sorted({(sources[s].cp_size, sources[s].interleave if sources[s].cp_size > 1 else 1) for s in among})
     if len(schemes) > 1:
         told = " and ".join(f"{size} ranks, {interleave} tokens at a time" for size, interleave in schemes)
-        raise LayoutError(f"sources hold {where} by two ways of dealing tokens ({told}); name those of one way")
+        raise LayoutError(f"sources deal the tokens of {where} in two ways ({told}); give sources of one way")
     missing = []
     if schemes:
         absent = set(range(schemes[0][0])) - {sources[s].cp_rank for s in among}

@@ -260,9 +260,8 @@ class _Verifying:
             self.guard.put_back()
         for one, held in zip(self.moved.matches, self.given, strict=True):
             at = self.moved.addresses(one, 0)
-            if self.markers or not np.array_equal(
-                self.src.read(at), held
-            ):  # the code that raised may have written it, too
+            # Without markers, too: code that raised may have written it.
+            if self.markers or not np.array_equal(self.src.read(at), held):
                 self.src.write(at, held)
         for (_, at), held in zip(self.moved.whole_blocks(), self.saved, strict=True):
             self.dst.write(at, held)

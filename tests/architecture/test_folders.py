@@ -13,8 +13,6 @@ PACKAGE = ROOT / "kvplan"
 FORBIDDEN = {"allocate", "compile", "join", "locate", "reshard", "verify", "common", "helpers", "misc", "utils"}
 # Files of one name that mean the same in their rooms.
 HOMONYMS = {"explain": {"cost", "program"}, "path": {"execute/host", "execute/gpu"}}
-# Folders that are still too full, and how full they may be meanwhile.
-NOT_YET_SPLIT = {"benchmarks/gpu": 22, "kvplan/execute/gpu": 21, "tests/gpu": 24}
 
 
 def entries(folder):
@@ -33,12 +31,12 @@ FOLDERS = [str(path.relative_to(ROOT)) for path in folders("benchmarks", "docs",
 
 @pytest.mark.parametrize(("folder", "most"), [("kvplan", 22), ("kvplan/execute", 8)])
 def test_the_top_is_seen_at_a_glance(folder, most):
-    assert len(entries(ROOT / folder)) <= NOT_YET_SPLIT.get(folder, most)
+    assert len(entries(ROOT / folder)) <= most
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_holds_twenty_files(folder):
-    assert len([entry for entry in entries(ROOT / folder) if entry.is_file()]) <= NOT_YET_SPLIT.get(folder, 20)
+    assert len([entry for entry in entries(ROOT / folder) if entry.is_file()]) <= 20
 
 
 def test_no_folder_has_the_name_of_a_public_function():

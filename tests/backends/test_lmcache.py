@@ -182,7 +182,7 @@ CASES = {
     "none": ([], {}, "no memory objects"),
     "group of tensors": ([TWO], {"group": 1, "heads": 2}, "group= is of memory objects; got tensors"),
     "freed": ([Freed()], {"heads": 2}, "Freed has no tensor: it was freed"),
-    "text": (["object"], {}, "a memory object or tensor is due; got str"),
+    "text": (["object"], {}, "expected a memory object or a tensor; got str"),
 }  # fmt: skip
 
 

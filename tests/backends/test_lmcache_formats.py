@@ -182,9 +182,9 @@ def test_bytes_move_from_every_format_into_objects(name, packed, executor):
 
 TWO = np.zeros((2, 3, 8, 16), np.float16)
 CASES = {
-    "letters": ([TWO], {"engine_format": "NL_X_NB_QQ_HS_ZZ"}, "letters 'QQ', 'ZZ', which are none of NB, NL, TWO"),
-    "empty": ([TWO], {"engine_format": ""}, "'' has letters ''"),
-    "nested planes": ([TWO], {"engine_format": "NP_ZZ"}, "has letters 'NP', 'ZZ'"),
+    "letters": ([TWO], {"engine_format": "NL_X_NB_QQ_HS_ZZ"}, "unknown letters 'QQ', 'ZZ'; expected some of NB, NL"),
+    "empty": ([TWO], {"engine_format": ""}, "'' has unknown letters ''"),
+    "nested planes": ([TWO], {"engine_format": "NP_ZZ"}, "has unknown letters 'NP', 'ZZ'"),
     "both": ([TWO], {"engine_format": "NL_X_NB_BS_HS", "heads": 2}, "object_format, heads and group are of memory"),
     "rank": ([TWO], {"engine_format": "NL_X_NB_BS_HS"}, "has 3 dims; the tensor's shape .* has 4"),
     "tokens": ([TWO[0]], {"engine_format": "NL_X_NBBS_NH_HS"}, "give sizes=.* for 'block' or 'token'"),

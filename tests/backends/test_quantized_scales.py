@@ -66,7 +66,7 @@ SCALES = np.zeros((4, 16, 2), np.float32)
 SCALE_CASES = {
     "order": ({"k_scale": SCALES}, {"kv_layout": "N"}, "kv_layout is 'N'; it is one of 'NHD', 'HND'"),
     "rank": ({"k_scale": SCALES[0, 0]}, {}, r"scales\['k_scale'\] has shape \(2,\); it is \(blocks, tokens\), or "),
-    "no tensors": ({"k_scale": []}, {}, r"scales\['k_scale'\] is to be a list with one tensor a layer"),
+    "no tensors": ({"k_scale": []}, {}, r"give scales\['k_scale'\] as a list with one tensor a layer"),
     "tokens": ({"k_scale": SCALES[:, :8].copy()}, {}, r"block_tokens differ: \[8, 16\]"),
     "blocks": ({"k_scale": SCALES[:2]}, {}, "layout 1 has 2 blocks, layout 0 has 4"),
     "a part it has": ({"k": SCALES}, {}, "layouts 0 and 1 both hold layer 3 'k'"),

@@ -149,7 +149,7 @@ def test_a_layout_for_a_rank():
 def test_a_layout_of_another_kind_is_refused():
     with pytest.raises(LayoutError, match=r"'page-first' is for K and V of each head; group 'latent' holds one row"):
         layout_for(LAYOUTS["page-first"], MODELS["deepseek-v3"].groups[0], num_blocks=1, block_tokens=1, dtype="bf16")
-    with pytest.raises(LayoutError, match=r"the state over 3 tensor-parallel ranks"):
+    with pytest.raises(LayoutError, match=r"the state cannot be divided among 3 tensor-parallel ranks"):
         layout_for(STATE["host"], MODELS["jamba-v0.1"].groups[1], num_blocks=1, block_tokens=1, dtype="bf16", tp=3)
 
 

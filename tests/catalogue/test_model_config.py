@@ -70,7 +70,7 @@ def test_latents_and_nested_text():
         ({"v_head_dim": 32}, "'v_head_dim' is 32 and K has 64"),
         ({"sliding_window": 16}, "neither 'layer_types' nor 'sliding_window_pattern' tells"),
         ({"layer_types": ["full_attention"]}, "it is a list of 4, one per layer"),
-        ({"layer_types": ["chunked_attention"] * 4}, "'layer_types' has 'chunked_attention'; understood are"),
+        ({"layer_types": ["chunked_attention"] * 4}, "'layer_types' has 'chunked_attention'; expected one of"),
         ({"layer_types": ["linear_attention"] * 4}, "some layers hold a state, but neither"),
         ({"layer_types": ["sliding_attention"] * 4}, "'sliding_window' is missing"),
         ({"kv_lora_rank": 8, "sliding_window": 16}, "sliding latents are not understood"),
@@ -78,7 +78,7 @@ def test_latents_and_nested_text():
             {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "index_head_dim": 8, "indexer_types": ["full", "shared"]},
             "'indexer_types' has 'shared'",
         ),
-        ({"attn_layer_period": 6, "model_type": "zamba"}, "of model_type 'zamba'; understood of jamba"),
+        ({"attn_layer_period": 6, "model_type": "zamba"}, "of model_type 'zamba'; expected 'jamba'"),
         ({"text_config": 3}, "its text_config is 3"),
     ],
 )

@@ -209,7 +209,7 @@ def test_no_picture_of_what_cannot_be_drawn(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "6 extents" in answer(capsys, "inspect", str(path))
     assert main(["inspect", str(path), "--picture"]) == 2
-    assert "no picture" in capsys.readouterr().err
+    assert "too many to draw" in capsys.readouterr().err
 
 
 def test_picture_files(capsys, tmp_path):

@@ -163,7 +163,7 @@ def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):
             (GPU, "--blocks", "0-3", "--output", "page.html"),
             "blocks are for a plan between two layouts; give B as well",
         ),
-        ((GPU, HOST, "--blocks", "0", "--overlap", "odd", "--output", "page.html"), "overlap 'odd' is none"),
+        ((GPU, HOST, "--blocks", "0", "--overlap", "odd", "--output", "page.html"), "unknown overlap 'odd'"),
         ((GPU,), "--output"),
         (("nowhere.toml", "--output", "page.html"), "nowhere.toml"),
     ],

@@ -154,20 +154,20 @@ def test_another_version(version, said):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("ceilings", "ceilings is missing, or no object"),
-        ("ceilings.sm_store", "ceilings.sm_store is None; a number of at least 0 is due"),
-        ("costs", "costs.load.kernel.seconds is missing, or no object"),
-        ("costs.store", "costs.store.kernel.seconds is missing, or no object"),
-        ("costs.load.staged", "costs.load.staged.seconds is missing, or no object"),
-        ("costs.load.copy_engine.cpu", "costs.load.copy_engine.cpu is missing, or no object"),
-        ("costs.store.kernel.program", "costs.store.kernel.program is missing, or no object"),
-        ("costs.store.kernel.program.run", "costs.store.kernel.program.run is None; a number of at least 0 is due"),
-        ("costs.load.staged.wall.run", "costs.load.staged.wall.run is None; a number of at least 0 is due"),
-        ("beside", "beside.decode.load.kernel is missing, or no object"),
-        ("beside.prefill", "beside.prefill.load.kernel is missing, or no object"),
-        ("beside.decode.store.staged", "beside.decode.store.staged is missing, or no object"),
-        ("beside.decode.store.staged.rate", "beside.decode.store.staged.rate is None; a number of at least 0 is due"),
-        ("how", "how is ''; known are calibrated, shipped, default"),
+        ("ceilings", "ceilings is missing, or not an object"),
+        ("ceilings.sm_store", "ceilings.sm_store is None; expected a number of at least 0"),
+        ("costs", "costs.load.kernel.seconds is missing, or not an object"),
+        ("costs.store", "costs.store.kernel.seconds is missing, or not an object"),
+        ("costs.load.staged", "costs.load.staged.seconds is missing, or not an object"),
+        ("costs.load.copy_engine.cpu", "costs.load.copy_engine.cpu is missing, or not an object"),
+        ("costs.store.kernel.program", "costs.store.kernel.program is missing, or not an object"),
+        ("costs.store.kernel.program.run", "costs.store.kernel.program.run is None; expected a number of at least 0"),
+        ("costs.load.staged.wall.run", "costs.load.staged.wall.run is None; expected a number of at least 0"),
+        ("beside", "beside.decode.load.kernel is missing, or not an object"),
+        ("beside.prefill", "beside.prefill.load.kernel is missing, or not an object"),
+        ("beside.decode.store.staged", "beside.decode.store.staged is missing, or not an object"),
+        ("beside.decode.store.staged.rate", "beside.decode.store.staged.rate is None; expected a number of at least 0"),
+        ("how", "how is ''; expected one of calibrated, shipped, default"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named(place, said):
@@ -196,7 +196,7 @@ PLACES = ("ceilings.load", "costs.store.copy_engine.wall.small_copy", "costs.loa
     ],
 )
 def test_what_is_no_number_is_named(place, value, shown):
-    assert refusal(changed(place, value)) == f"{place} is {shown}; a number of at least 0 is due"
+    assert refusal(changed(place, value)) == f"{place} is {shown}; expected a number of at least 0"
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -220,23 +220,23 @@ def test_a_rate_of_nothing(name, zero):
 def test_what_is_no_object(place, value):
     said = refusal(changed(place, value))
     assert said.startswith(place)
-    assert said.endswith("is missing, or no object")
+    assert said.endswith("is missing, or not an object")
 
 
 @pytest.mark.parametrize("place", ["gpu", "driver", "made", "note", "how"])
 @pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
 def test_what_is_no_text(place, value):
-    assert refusal(changed(place, value)) == f"{place} is {value!r}; a text is due"
+    assert refusal(changed(place, value)) == f"{place} is {value!r}; expected a text"
 
 
 @pytest.mark.parametrize("place", ["generation", "width", "multiprocessors", "calibrations"])
 @pytest.mark.parametrize("value", [-1, 1.0, "5", True, [5], {}])
 def test_what_is_no_whole_number(place, value):
-    assert refusal(changed(place, value)) == f"{place} is {value!r}; a whole number is due"
+    assert refusal(changed(place, value)) == f"{place} is {value!r}; expected a whole number"
 
 
 def test_another_way_of_being_made():
-    assert refusal(changed("how", "dreamt")) == "how is 'dreamt'; known are calibrated, shipped, default"
+    assert refusal(changed("how", "dreamt")) == "how is 'dreamt'; expected one of calibrated, shipped, default"
 
 
 def test_what_a_later_version_adds_is_left_out():

@@ -53,10 +53,10 @@ PROVOKED = {
     "`overlaps itself`, `and ... overlap`": described("block token dim", np.broadcast_to(array(1, 16, 8), (4, 16, 8))),
     "`outside its allocation`": described("block token dim", STRIDED(array(4, 16, 8), (5, 16, 8), (128, 8, 1))),
     "`the destination lacks part 'k'`": compiled(KV, LATENT),
-    "`'kv' of 1152 bytes a (token, head) is not 'k' of 256`": compiled(
+    "`'kv' of 1152 bytes per (token, head) is not 'k' of 256`": compiled(
         described("block kv token head dim", array(4, 2, 16, 2, 256)), described("block token dim", array(4, 16, 1152))
     ),
-    "`holds 256 bytes a (token, head) in the source and 512`": compiled(
+    "`holds 256 bytes per (token, head) in the source and 512`": compiled(
         described("block token dim", array(4, 16, 256)), described("block token dim", array(4, 16, 512))
     ),
     "`no head axis; name the heads there`": compiled(KV, HEADLESS),

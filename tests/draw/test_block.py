@@ -198,7 +198,7 @@ def test_woven_runs_are_listed(monkeypatch):
     picture = check_laws(layout)
     assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
     monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
-    with pytest.raises(LayoutError, match="no picture"):
+    with pytest.raises(LayoutError, match="too many to draw"):
         block_picture(layout.built)
 
 

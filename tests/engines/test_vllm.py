@@ -316,5 +316,5 @@ def test_the_policy_is_part_of_the_configuration():
     for wrong in ({"paths": "kernel"}, "kernel"):
         with pytest.raises(kvplan.PathError, match=r"give a mapping with fields of kvplan\.Policy: path, threads"):
             vllm.policy_of({"kvplan": wrong})
-    with pytest.raises(kvplan.PathError, match="path 'fast' is none"):
+    with pytest.raises(kvplan.PathError, match="unknown path 'fast'"):
         vllm.policy_of({"kvplan": {"path": "fast"}})

@@ -223,7 +223,7 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
     [
         (paged, lambda: paged(layer_start=1), "the destination lacks layer 0, which the source holds"),
         (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
-        (paged, lambda: paged(dim=16), "holds 8 bytes a (token, head) in the source and 16"),
+        (paged, lambda: paged(dim=16), "holds 8 bytes per (token, head) in the source and 16"),
         (paged, lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),
         (paged, lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
         (lambda: paged(head=1, token=1), lambda: paged(head=1), None),
@@ -237,7 +237,7 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
         (
             lambda: KVLayout.from_tensors("block token head dim", cache(8, 4, 2, 8)),
             lambda: KVLayout.from_tensors("block kv token head dim", cache(8, 2, 4, 2, 8)),
-            "'kv' of 8 bytes a (token, head) is not 'k' of 8 and 'v' of 8",
+            "'kv' of 8 bytes per (token, head) is not 'k' of 8 and 'v' of 8",
         ),
         (
             lambda: KVLayout.merge([paged(), KVLayout.from_tensors("block dim", cache(8, 4), part="state")]),
@@ -324,7 +324,7 @@ def test_joined_plans_that_write_the_same_byte():
     program = kvplan.compile(paged(), paged())
     with pytest.raises(OverlapError, match="two of the joined plans write"):
         kvplan.join([program.plan([0, 1], [2, 3]), program.plan([5], [3])])
-    with pytest.raises(KVPlanError, match="join of no plans"):
+    with pytest.raises(KVPlanError, match="join got no plans"):
         kvplan.join([])
 
 

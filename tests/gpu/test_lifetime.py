@@ -46,6 +46,13 @@ def test_a_source_dropped_in_flight_lives_until_it_is_read(path, direction, exec
     warm(executor, pair)
     place, numbers = pair.places[0], [root.numel() for root in pair.src_roots]
     poison = [put(root, place) for root in pair.src.poisoned()]  # what fills memory that was let go too early
+
+    def empty() -> list[torch.Tensor]:
+        return [torch.empty(n, dtype=torch.uint8, device=old.device, pin_memory=place == "pinned")
+                for n, old in zip(numbers, poison, strict=True)]  # fmt: skip
+
+    caches = empty(), empty()  # torch keeps this memory: while the gate is shut, the driver's allocation would block
+    del caches
     with Gate(stream) as gate:
         transfer = executor.submit(pair.plan(MOVE), after=stream)
         held = pair.layouts[0].tensors
@@ -56,8 +63,7 @@ def test_a_source_dropped_in_flight_lives_until_it_is_read(path, direction, exec
         assert all(reference() is not None for reference in references)
         # On the stream that the source was allocated on: another's allocations would not reuse its memory.
         for _ in range(3):
-            again = [torch.empty(n, dtype=torch.uint8, device=old.device, pin_memory=place == "pinned")
-                     for n, old in zip(numbers, poison, strict=True)]  # fmt: skip
+            again = empty()
             for new, old in zip(again, poison, strict=True):
                 new.copy_(old)
         torch.cuda.current_stream().synchronize()

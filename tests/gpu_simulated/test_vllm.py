@@ -61,7 +61,7 @@ def worker_on(device, path):
         executor_on(device, path, limits=limits) as regular,
         executor_on(device, path, limits=limits) as expedited,
         mock.patch.object(vllm_worker, "Executor", side_effect=[regular, expedited]),
-        mock.patch.object(vllm_worker, "_stream", return_value=Stream(stream)),
+        mock.patch.object(vllm_worker, "current_stream", return_value=Stream(stream)),
     ):  # fmt: skip
         worker = Worker([group], side(cache, [PAGE] * LAYERS, "cuda:0"),
                         side(pool, [PAGE * PER_CHUNK] * LAYERS, "cpu"), PER_CHUNK)  # fmt: skip

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvplan import LayoutError
-from kvplan.layout.components import INT64_MAX, Component, Form, Region, check_bounds, touching_seams
+from kvplan.layout.address_ranges import check_bounds
+from kvplan.layout.components import INT64_MAX, Component, Form, Region, touching_seams
 from kvplan.layout.disjoint import _progression, check_disjoint
 
 ROWS = Form(block=((3, 32),), token=((2, 16),), head=(), dim=((8, 1),))  # 88 bytes from end to end

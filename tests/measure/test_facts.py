@@ -84,7 +84,7 @@ def test_facts_of_an_empty_tree(fakes, tmp_path):
 def test_a_device_that_is_none(fakes, tmp_path, device):
     found = gather(device, root=tmp_path)
     assert found.machine is None
-    assert finding("GPU", found).what == f"{device!r} is no GPU, as in 'cuda:0'"
+    assert finding("GPU", found).what == f"{device!r} names no GPU; give a name such as 'cuda:0'"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_pages_by_the_map_of_the_process(monkeypatch, tmp_path, address, nbytes,
 
 
 def test_a_pool_of_nothing(tmp_path):
-    with pytest.raises(ValueError, match="a pool of 0 bytes at 0x1000 is none"):
+    with pytest.raises(ValueError, match="a pool of 0 bytes at 0x1000; expected an address and a size above 0"):
         host.pool_nodes(tmp_path, 0x1000, 0)
 
 

@@ -81,8 +81,8 @@ def test_the_seed_tells_which_blocks(buffers):
     ("geometry", "said"),
     [
         (Geometry("load", "contiguous", 1 << 19, 4, 2), "2097152 bytes do not fit into buffers of 1048576"),
-        (Geometry("device", "contiguous", 512, 4, 2), "'device' of a 'contiguous' host is none"),
-        (Geometry("load", "upright", 512, 4, 2), "'load' of a 'upright' host is none"),
+        (Geometry("device", "contiguous", 512, 4, 2), "direction 'device', host 'contiguous'; expected of"),
+        (Geometry("load", "upright", 512, 4, 2), "direction 'load', host 'upright'; expected of"),
         (Geometry("load", "contiguous", 12, 4, 2), "runs of 12 bytes; give a multiple of 8"),
         (Geometry("load", "contiguous", 0, 4, 2), "runs of 0 bytes"),
         (Geometry("load", "contiguous", 512, 5, 2), "5 runs, 2 a block"),

@@ -289,10 +289,10 @@ def test_one_that_is_tried_again_does_not_break_what_moves(doubled):
 
 def test_a_plan_of_two_kinds_of_memory_is_refused_at_once(doubled, monkeypatch):
     def refuse(made, layouts):
-        raise PathError("src is on cpu and cuda:0; a list of NIXL is of one kind of memory")
+        raise PathError("src is on cpu and cuda:0; a NIXL list holds one kind of memory")
 
     monkeypatch.setattr(nixl_transfer, "nixl_lists", refuse)
-    with pytest.raises(PathError, match="of one kind of memory"):
+    with pytest.raises(PathError, match="one kind of memory"):
         doubled.peer.submit(doubled.load.plan([1], [1]), attempts=3)
     assert doubled.me.stats().in_flight == 0
 

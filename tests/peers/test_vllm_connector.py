@@ -101,7 +101,7 @@ def test_the_factory_makes_the_spec_and_the_spec_its_worker(name):
 def test_a_policy_that_is_none_gives_the_region_back():
     spec = OffloadingSpecFactory.create_spec(config_of("KVPlanTieringOffloadingSpec", kvplan={"path": "fast"}))
     for _ in range(2):  # the second would find the file of the first
-        with pytest.raises(ValueError, match="path 'fast' is none"):
+        with pytest.raises(ValueError, match="unknown path 'fast'"):
             spec.create_worker(caches()[1])
 
 

@@ -202,11 +202,11 @@ def test_what_is_no_rank_is_refused(given_sides, said):
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ({"cp_rank": 2, "cp_size": 2}, "cp_rank is 2; of cp_size 2 ranks it is 0 to 1"),
+        ({"cp_rank": 2, "cp_size": 2}, "cp_rank is 2; with cp_size 2 it is 0 to 1"),
         ({"cp_rank": -1}, "cp_rank is -1"),
         ({"cp_size": 0}, "cp_size is 0"),
         ({"cp_size": True}, "cp_size is True"),
-        ({"cp_size": 2, "interleave": 3}, "interleave is 3; it divides the block_tokens of the rank, 16"),
+        ({"cp_size": 2, "interleave": 3}, "interleave is 3; it must divide the rank's block_tokens, 16"),
         ({"interleave": 1.5}, "interleave is 1.5"),
     ],
 )

@@ -179,7 +179,7 @@ class Connector:
         programs = self._known()
         cache = programs.caches[0]
         plans = programs.plans(chunks, store=store) or [compile(cache, cache).plan([], [])]
-        return self.executor.submit(join(plans), after=current_stream(cache) if after is None else after)
+        return self.executor.submit(join(plans), after=current_stream(cache.device) if after is None else after)
 
     def _set_format(self, memory: Any) -> None:
         """Set the format of an object that holds latents, as LMCache's own connectors do; its allocator may differ."""

@@ -4,7 +4,7 @@ The engine still decides which pages leave and come back, and when. :func:`attac
 controller. The plugin does so for every controller. :class:`HostTransfers` moves pages without the engine.
 """
 
-from kvplan.engines.sglang.hicache import TransferEngine, attach
+from kvplan.engines.sglang.hicache import WRITTEN_FOR, TransferEngine, attach
 from kvplan.engines.sglang.host_transfers import HostTransfers
 
-__all__ = ["HostTransfers", "TransferEngine", "attach"]
+__all__ = ["WRITTEN_FOR", "HostTransfers", "TransferEngine", "attach"]

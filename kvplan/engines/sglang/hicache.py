@@ -145,7 +145,7 @@ class _HostPool:
         self, device_pool: Any, host_indices: Any, device_indices: Any, io_backend: str
     ) -> None:
         del device_pool, io_backend
-        stream = current_stream(self._pair.device)
+        stream = current_stream(self._pair.device.device)
         self._pair.backup(host_indices, device_indices, after=stream).wait(stream)
 
     def load_to_device_per_layer_physical(
@@ -154,7 +154,7 @@ class _HostPool:
         del device_pool, io_backend, more
         if layer_id not in self._wanted or not len(host_indices):
             return
-        stream = current_stream(self._pair.device)
+        stream = current_stream(self._pair.device.device)
         if self._load is None:
             self._load = self._pair.load(host_indices, device_indices, self._wanted, after=stream)
         self._pair.wait_layer(self._load, layer_id, stream)

@@ -15,6 +15,7 @@ from typing import Any
 from kvplan.backends import transformers as backend
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
+from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
@@ -185,20 +186,13 @@ def _manager_class() -> Any:
             """Make one submission for all requests and attention types, in the order of the compute stream."""
             sides = [[[block for each in tables for block in each.get(name, [])] for name in self._names]
                      for tables in (src, dst)]  # fmt: skip
-            stream = self._stream()
+            stream = self._compute_stream or current_stream(self.executor.device)
             transfer = self.executor.submit(groups.plan(*sides), after=stream)
             if stream is None:
                 transfer.synchronize()
             else:  # the next computation may write the blocks that are read here, or read those that are written
                 transfer.wait(stream)
             return transfer
-
-        def _stream(self) -> Any:
-            if self._compute_stream is not None or not self.cache.cache_tensor.is_cuda:
-                return self._compute_stream
-            import torch
-
-            return torch.cuda.current_stream(self.cache.cache_tensor.device)
 
     return KVPlanOffloading
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
-from kvplan.cuda.handles import current_stream
 from kvplan.engines.startup import prepare
+from kvplan.engines.streams import current_stream
 from kvplan.engines.vllm.jobs import Jobs
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
@@ -96,7 +96,8 @@ class _Line:
         job = _Job(job_id, device_spec)
         self._jobs.append(job)
         try:
-            after = _stream(self._executor.device)
+            # Stores read what the stream wrote, and loads overwrite what it no longer reads.
+            after = current_stream(self._executor.device)
             for plan in self._plan(device_spec, host_spec):
                 job.transfers.append(self._executor.submit(plan, after))
         except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
@@ -120,18 +121,6 @@ class _Line:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-class _Stream(NamedTuple):
-    """A stream by its handle, which is all that an executor reads; torch's own takes microseconds to make."""
-
-    cuda_stream: int
-
-
-def _stream(device: str) -> _Stream | None:
-    """The engine's current stream: stores read what it wrote, and loads overwrite what it no longer reads."""
-    handle = None if device == "cpu" else current_stream(int(device.removeprefix("cuda:")))
-    return None if handle is None else _Stream(handle)
 
 
 class Worker:

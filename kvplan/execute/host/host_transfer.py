@@ -37,7 +37,7 @@ class HostTransfer(StreamlessTransfer):
     _error: BaseException | None = None
 
     def __init__(
-        self, plan: Plan, after: Any, *, urgent: bool, cancel: Callable[[HostTransfer], bool], generation: int
+        self, plan: Plan, after: Any, urgent: bool, cancel: Callable[[HostTransfer], bool], generation: int
     ) -> None:
         self.plan = plan
         self.after = after

@@ -113,7 +113,7 @@ class HostPath:
         self.check_open()
         if urgent and not self.urgent.thread.started:
             self.urgent.thread.start()
-        transfer = HostTransfer(plan, after, urgent=urgent, cancel=self._cancel, generation=self.generation)
+        transfer = HostTransfer(plan, after, urgent, self._cancel, self.generation)
         self.waiting.append(transfer, self._wake_urgent if urgent else self._wake_normal)
         if self.waiting.closed and self.waiting.withdraws(transfer):
             raise TransferError(CLOSED_ERROR)

@@ -178,11 +178,11 @@ def test_vllm_tells_its_version_where_it_is_loaded(loaded):
 
 
 REFUSED = {
-    "unknown": (CACHE, {"isa": "avx"}, "isa is 'avx'; it is one of vec, vec16, amx, .* opaque, whole blocks move"),
+    "unknown": (CACHE, {"isa": "avx"}, "isa is 'avx'; it is one of vec, vec16, amx, .* opaque and move whole"),
     "no text": (CACHE, {"isa": 5}, "isa is '5'; it is one of"),
     "long": (CACHE, {"isa": "x" * 9999}, "isa is 'x{40}'; it"),
     "another form": (CACHE, {"form": "fused", "isa": "vec"}, "isa is given for form='fused'; only 'cpu' and 'planes_"),
-    "version": (CACHE, {"isa": "neon_bfmmla"}, "isa='neon_bfmmla' needs version=, of vLLM: V is packed otherwise"),
+    "version": (CACHE, {"isa": "neon_bfmmla"}, "isa='neon_bfmmla' needs version=, of vLLM: V is packed in another way"),
     "no version": (CACHE, {"isa": "neon_bfmmla", "version": "new"}, "version is 'new'; give vLLM's as text, such as"),
     "a number": (CACHE, {"version": 0.31}, "version is '0.31'; give vLLM's as text"),
     "few tokens": (CACHE[:, :, :8], {"isa": "amx"}, "groups of 16 tokens and 2 dims; the cache has blocks of 8 token"),
