@@ -124,7 +124,7 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-# Units of one run group, and how far they merge: the units; the pieces of one unit; the number of units; the units before
+# Units of one run group, and how far they merge: the units; the pieces of one unit; the number of units; units before
 # the first one in its block, of source and destination; and the pieces after merging. These are the granules on the
 # host, and, where the group's copies can merge, the copies of each size in ``by_size``. A tuple without names, because
 # a submit makes one.
