@@ -27,7 +27,7 @@ test: $(VENV)/test.stamp
 coverage: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not package" --cov --cov-report=term
 
-# For hours: fifty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
+# For hours: eighty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
 # random files and signals at random moments, each of which prints its seed.
 deep: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws tests/gpu_simulated

@@ -9,7 +9,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-SCALES = {"fast": 0.05, "ci": 1.0, "deep": 50.0}
+SCALES = {"fast": 0.05, "ci": 1.0, "deep": 80.0}
 LEAST = 5  # examples of any property, whatever the profile
 POINTS = {"fast": 3, "ci": 8, "deep": 1 << 30}  # of each sweep
 DEFAULT = 100  # examples in `ci` of a property that does not say how many

@@ -34,7 +34,7 @@ _NVML: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The PCI Express link of a GPU; None is what nobody tells.
+    """The PCI Express link of a GPU; a number that neither NVML nor sysfs tells is None.
 
     Attributes:
         generation: now; an idle GPU lowers it.

@@ -76,18 +76,41 @@ def assigned(tree: ast.AST) -> list[tuple[str, ast.Attribute]]:
     ]
 
 
-def test_one_file_writes_the_state_of_a_transfer():
-    """Its names are assigned nowhere else, but on ``self`` by classes that have such a name of their own."""
-    whole = ast.parse((GPU / "device_transfer.py").read_text())
-    kind = next(node for node in whole.body if isinstance(node, ast.ClassDef) and node.name == "DeviceTransfer")
-    state = {name for name, node in assigned(kind) if isinstance(node.value, ast.Name) and node.value.id == "self"}
-    assert {"plan", "copies", "launches", "_end", "_over", "_error", "_issued", "_cut"} <= state
-    for file in sorted(Path(kvplan.__file__).parent.rglob("*.py")):
-        if file.name == "device_transfer.py":
+def on_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "known"),
+    [
+        (
+            "gpu/device_transfer.py",
+            "DeviceTransfer",
+            {"plan", "copies", "launches", "captures", "_end", "_over", "_error"},
+        ),
+        ("host/host_transfer.py", "HostTransfer", {"plan", "after", "behind", "fates", "_over", "_error"}),
+    ],
+)
+def test_one_file_writes_the_state_of_a_transfer(file, name, known):
+    """Elsewhere, only classes that are no such transfer assign such names, and only on ``self``."""
+    home = GPU.parent / file
+    kind = next(
+        node for node in ast.parse(home.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    state = {attribute for attribute, node in assigned(kind) if on_self(node)}
+    assert known <= state
+    for other in sorted(Path(kvplan.__file__).parent.rglob("*.py")):
+        if other == home:
             continue
-        for name, node in assigned(ast.parse(file.read_text())):
-            own = isinstance(node.value, ast.Name) and node.value.id == "self"
-            assert own or name not in state, f"{file}:{node.lineno} assigns {name}"
+        tree = ast.parse(other.read_text())
+        heirs = [
+            node for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef) and name in map(ast.unparse, node.bases)
+        ]  # fmt: skip
+        inherited = {id(node) for heir in heirs for _, node in assigned(heir)}
+        for attribute, node in assigned(tree):
+            own = on_self(node) and id(node) not in inherited
+            assert own or attribute not in state, f"{other}:{node.lineno} assigns {attribute}"
 
 
 @pytest.mark.parametrize("kind", [*backend.PATHS, ToyPath])

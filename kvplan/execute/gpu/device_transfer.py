@@ -197,6 +197,14 @@ class DeviceTransfer(Loans, Awaited):
         """Tell the events before and behind its work in a graph."""
         self._begin, self._end = begin, end
 
+    def capture(self) -> None:
+        """Note its launches from now on, because a graph replays them."""
+        self.captures = []
+
+    def change_plan(self, plan: Plan) -> None:
+        """Set the plan that its graph moves at the next replay."""
+        self.plan = plan
+
     def fail(self, error: BaseException) -> None:
         """Set its error; what was issued of it is still in flight."""
         with self.resources.lock:

@@ -35,7 +35,7 @@ class CapturedTransfer(DeviceTransfer):
 
     def __init__(self, plan: Plan, graphs: Graphs, callbacks: Callbacks, path: str) -> None:
         super().__init__(plan, graphs.resources, callbacks, path)
-        self.captures = []
+        self.capture()
         self._graphs = graphs
 
     def done(self) -> NoReturn:
@@ -60,7 +60,7 @@ class CapturedTransfer(DeviceTransfer):
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; replan takes what CopyProgram.plan or join made")
         self._graphs.replan(self, plan)
-        self.plan = plan
+        self.change_plan(plan)
 
     def __repr__(self) -> str:
         return f"Transfer({self.plan!r}, captured)"

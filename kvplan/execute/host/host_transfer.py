@@ -1,4 +1,4 @@
-"""A transfer of the host path."""
+"""A transfer of the host path, and its state. No other file assigns it."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class HostTransfer(StreamlessTransfer):
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`."""
         return self._cancel(self)
+
+    def follow(self, others: Sequence[HostTransfer]) -> None:
+        """Wait for these earlier transfers before it begins."""
+        self.behind = others
+
+    def forget_waits(self) -> None:
+        """Let go of what it waited for."""
+        self.after, self.behind = None, ()
 
     def begin(self) -> bool:
         """Begin it, in its runner's thread; return False if it was cancelled before."""
