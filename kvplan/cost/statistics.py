@@ -124,23 +124,11 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-class Counted(NamedTuple):
-    """Units of one run group, and how far they merge.
-
-    Attributes:
-        part: the units.
-        facts: the pieces of one unit.
-        units: number of units.
-        skips: units before the first one in its block, of source and destination.
-        merged: pieces after merging: the granules on the host; and, where the group's copies can merge, the copies of
-            each size in ``facts.by_size``.
-    """
-
-    part: Part
-    facts: GroupFacts
-    units: int
-    skips: tuple[int, int]
-    merged: tuple[int, ...]
+# Units of one run group, and how far they merge: the units; the pieces of one unit; the number of units; units before
+# the first one in its block, of source and destination; and the pieces after merging. These are the granules on the
+# host, and, where the group's copies can merge, the copies of each size in ``by_size``. A tuple without names, because
+# a submit makes one.
+Counted = tuple[Part, GroupFacts, int, tuple[int, int], tuple[int, ...]]
 
 
 _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
@@ -183,9 +171,9 @@ def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[in
     if facts.joinable and count > facts.granule_units:
         granules -= follow(part, facts, direction, skips)
     if count < 2 or not group.chainable:
-        return Counted(part, facts, count, skips, (granules,))
+        return part, facts, count, skips, (granules,)
     left = [known[nbytes] if known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
-    return Counted(part, facts, count, skips, (granules, *left))
+    return part, facts, count, skips, (granules, *left)
 
 
 def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:

@@ -1,4 +1,4 @@
-"""What a GPU and its link are: the key of a device profile, and the first thing that a doctor asks."""
+"""Facts of a GPU and its link: the key of a device profile, and the first thing that the doctor asks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Machine:
 
 
 def machine(ordinal: int = 0, *, root: Path = ROOT) -> Machine:
-    """What a GPU and its link are, in milliseconds; nothing is allocated or set on the GPU.
+    """Facts of a GPU and its link, read in milliseconds; nothing is allocated or set on the GPU.
 
     Name and bus id come from the CUDA driver; version and link from NVML, else from ``/proc`` and ``/sys``.
 
@@ -123,7 +123,7 @@ def _placed(cu: Driver, gpu: str, pci: str, root: Path) -> Machine:
 
 
 def _told(entry: Any, room: int, number: int) -> tuple[int, str]:
-    """What an entry point of the driver writes of a device, and what it returned."""
+    """Call an entry point that describes a device in text; return its status and the text."""
     written = create_string_buffer(room)
     code = int(entry(byref(written), room, number))
     return code, written.value.decode(errors="replace")

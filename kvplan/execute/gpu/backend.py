@@ -211,7 +211,11 @@ class GpuBackend:
 
     def _reap(self) -> int:
         with self.resources.lock:
-            return sum([lane.reap() for lane in self.lanes.values() if lane.flying or lane.last is not None])
+            left = 0
+            for lane in self.lanes.values():
+                if lane.flying or lane.last is not None:
+                    left += lane.reap()
+            return left
 
     def stop(self) -> None:
         """Take no more transfers; submitted ones go on. Returns at once."""

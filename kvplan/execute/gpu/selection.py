@@ -178,13 +178,13 @@ class Selection:
         counts = counted(plan)
         key: Any = None
         if unmerged is not None:
-            key = (*unmerged, *map(_rounded, counts[0].merged))
+            key = (*unmerged, *map(_rounded, counts[0][-1]))
             known = self._decided.get(key)
             if known is not None:
                 return known[1]
         elif len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
-            key = (*layouts, *((id(one.part.group), one.units, *map(_rounded, one.merged)) for one in counts))
+            key = (*layouts, *((id(part.group), units, *map(_rounded, merged)) for part, _, units, _, merged in counts))
             known = self._decided.get(key)
             if known is not None:
                 return known[1]

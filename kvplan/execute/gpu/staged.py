@@ -113,6 +113,12 @@ class StagedPath(Path):
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
         self._rings: dict[str, Ring] = {}
+        policy, most = resources.policy, resources.policy.staging_bytes
+        chunk = policy.chunk_bytes or resources.limits.chunk_nbytes
+        self._chunk_nbytes = chunk if most is None else min(chunk, max(most // 2, 1))
+        # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
+        processors = resources.device.multiprocessors
+        self._programs = min(policy.max_programs or processors, processors)
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """Also where the ring that the policy allows does not hold a granule of every part; see :meth:`Path.refuse`."""
@@ -135,7 +141,7 @@ class StagedPath(Path):
     def slow(self, transfer: DeviceTransfer) -> bool:
         """See :meth:`Path.slow`."""
         plan, resources = transfer.plan, self._resources
-        if plan.nbytes > resources.limits.slow_chunks * self._chunk_nbytes():
+        if plan.nbytes > resources.limits.slow_chunks * self._chunk_nbytes:
             return True
         way = plan.direction
         held = [(part.units.shape[1], staging_of(part.group, way).extents[2]) for part in plan.parts]
@@ -243,14 +249,12 @@ class StagedPath(Path):
 
     def _run(self, transfer: DeviceTransfer, chunks: Chunks, rows: Int64Array) -> None:
         """Issue some of the calls."""
-        device, most = self._resources.device, self._resources.policy.max_programs
-        # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
-        programs = min(most or device.multiprocessors, device.multiprocessors)
+        device = self._resources.device
         while left := len(rows):
             step = transfer.room
             some, rows = (rows, rows[:0]) if left <= step else (rows[:step], rows[step:])
             try:
-                device.issue(some, chunks.made, chunks.kernel, programs)
+                device.issue(some, chunks.made, chunks.kernel, self._programs)
             except DriverError as error:
                 refuse(error, tuple(chunks.made), range(chunks.made.shape[1]))
             transfer.pace(len(some), chunks.leave)
@@ -269,11 +273,6 @@ class StagedPath(Path):
             self._resources.events.extend(ring.events)
         self._rings.clear()
 
-    def _chunk_nbytes(self) -> int:
-        chunk = self._resources.policy.chunk_bytes or self._resources.limits.chunk_nbytes
-        most = self._resources.policy.staging_bytes
-        return chunk if most is None else min(chunk, max(most // 2, 1))
-
     def _ring(self, transfer: DeviceTransfer, lane: str, granule: int) -> Ring:
         """The ring of a lane; a larger one where a granule does not fit."""
         ring = self._rings.get(lane)
@@ -282,7 +281,7 @@ class StagedPath(Path):
         resources = self._resources
         # Here the compiled loop is loaded: else it would be, first, between a transfer's first event and its copies.
         resources.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
-        slot = max(self._chunk_nbytes() // GRAIN * GRAIN, granule)
+        slot = max(self._chunk_nbytes // GRAIN * GRAIN, granule)
         most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
         events = [transfer.event() for _ in range(2 * slots)]  # the transfer's own, until there is a ring
