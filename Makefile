@@ -18,7 +18,8 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --timeout 300 --timeo
 # After an edit, under a minute: the laws with few examples, and what is quick in every room.
 HEAVY := $(addprefix --ignore=tests/,benchmarks docs engines/test_transformers.py measure/test_plots.py packaging)
 fast: $(VENV)/test.stamp
-	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not slow and not engine" $(HEAVY) tests
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not slow and not engine" $(HEAVY) tests \
+		-o addopts="--strict-markers --strict-config --import-mode=importlib"  # looks for no examples in docstrings
 
 test: $(VENV)/test.stamp
 	$(PYTEST)

@@ -157,8 +157,8 @@ def _check_tokens(a: Component, b: Component) -> None:
         of = f" and holds {held} sub-blocks" if held > 1 else ""
         raise IncompatibleLayoutsError(
             f"{a}: one side's block is opaque{of}, and the other's has {tokens} token slot{'s' * (tokens != 1)}; they "
-            "have no common unit, because opaque blocks move whole. If a block holds several opaque ones, name their "
-            "axis subblock, not token"
+            "have no common unit, because opaque blocks move whole and tokens do not. If a block holds several opaque "
+            "ones, name their axis subblock, not token"
         )
 
 

@@ -176,7 +176,7 @@ def test_every_model_fits_80_columns(capsys, name):
         (["--model", "qwen3-8b", "--host", "block kv token head dim"], "has no axis 'layer'"),
         (["--model", "qwen3-8b", "--host", "block layer kv token head.0 head.1 dim"], "sizes["),
         (["--model", "phi-3-medium", "--tp", "4"], "10 KV heads over 4 tensor-parallel ranks"),
-        (["--model", "qwen3-next-80b-a3b", "--tp", "32"], "the state over 32 tensor-parallel ranks; tp is a divisor"),
+        (["--model", "qwen3-next-80b-a3b", "--tp", "32"], "cannot be divided among 32 tensor-parallel ranks; tp must"),
         (["--model", "qwen3-8b", "--tp", "0"], "'0' is not a whole number of at least 1"),
         (["--model", "qwen3-8b", "--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--model", "qwen3-8b", "--link-gbps", "x"], "'x' is not a rate in GB/s above 0"),

@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant("plan/staging.py", "padded = -(-lengths // GRAIN) * GRAIN", "padded = lengths",
            "laws/test_staged_units.py"),
     Mutant("plan/staging.py", "if np.any(places != places[0] + moved[:, None]):", "if False:",
-           "laws/test_staged_units.py"),
+           "plan/test_staging.py"),
     Mutant("execute/gpu/ring_loops.py", "extents = head if granule == 0 else tail if granule == last else middle",
            "extents = head if granule == 0 else middle", "laws/test_staged_units.py"),
     Mutant("execute/gpu/staged.py", "busy[k] = before is not None and not before._over", "busy[k] = False",

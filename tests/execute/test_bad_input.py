@@ -348,7 +348,7 @@ def test_what_an_executor_refuses(untouched):
         kvplan.Executor(device="cuda:0")
     with pytest.raises(PathError, match="path 'kernel' cannot serve device 'cpu'"):
         kvplan.Executor(policy=kvplan.Policy(path="kernel"))
-    with pytest.raises(PathError, match="'dma' is none"):
+    with pytest.raises(PathError, match="unknown path 'dma'"):
         kvplan.Policy(path="dma")
     with pytest.raises(PathError, match="threads is 0"):
         kvplan.Policy(threads=0)

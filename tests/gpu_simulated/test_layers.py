@@ -21,6 +21,7 @@ from tests.simulated.executors import (
 )
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("path", ["kernel", "staged"])
 def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):

@@ -105,7 +105,9 @@ def test_sub_blocks_of_other_sizes_are_refused():
         kvplan.compile(one, merged(2, 16, 1)[0])
     slots = KVLayout.from_tensors("block token dim", np.zeros((2, 4, 8), np.uint8))
     opaque = KVLayout.from_tensors("block dim", np.zeros((2, 8), np.uint8))
-    with pytest.raises(IncompatibleLayoutsError, match=r"the other's has 4 token slots; .* is written subblock, not"):
+    with pytest.raises(
+        IncompatibleLayoutsError, match=r"the other's has 4 token slots; .* name their axis subblock, not"
+    ):
         kvplan.compile(opaque, slots)
     with pytest.raises(LayoutError, match=r"'index' has 3 sub-blocks a block of 8 tokens; their number divides the"):
         merged(3, 8, 3)
