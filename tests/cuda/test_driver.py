@@ -18,6 +18,7 @@ from kvplan.cuda import driver as driver_entries
 from kvplan.cuda.device import Device, Driver, DriverError, Uncaptured
 from kvplan.cuda.handles import current_stream
 from kvplan.memory import pinning
+from tests.profiles import examples
 from tests.simulated.entries import Entries, SimpleEntry
 
 
@@ -280,6 +281,7 @@ def test_memory_that_the_driver_does_not_pin_stays_registered_nowhere(entries, m
     assert entries.named("cuMemHostUnregister") == [(first,)]
 
 
+@examples(250)
 @given(
     moves=st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.integers(0, 1 << 40)), max_size=20),
     stream=st.integers(0, 1 << 60),

@@ -19,6 +19,7 @@ from kvplan.engines.sglang import plugin as sglang_plugin
 torch = pytest.importorskip("torch", reason="the engine's pools are torch's")
 
 from tests.backends.sglang import sglang_pools as pools  # noqa: E402
+from tests.profiles import examples  # noqa: E402
 
 PAGE, LAYERS = 4, 3
 
@@ -120,6 +121,7 @@ def test_index_keys_have_a_host_pool_of_their_own(executor):
     assert not index.index_k_with_scale_buffer[:, :3].any()
 
 
+@examples(250)
 @given(st.permutations(range(1, 8)), st.integers(1, 7), st.sampled_from(pools.MHA_LAYOUTS), st.integers(0, 99))
 def test_what_was_stored_comes_back(executor, order, count, layout, seed):
     """Through any host layout into other pages: the bytes are those that were stored, and other pages are untouched."""

@@ -205,6 +205,7 @@ def test_tokens_dealt_one_by_one_are_two_loops():
     assert len(fragments_of([*runs, run(64, 200, 8)])) == 2
 
 
+@examples(250)
 @given(st.lists(st.tuples(
     st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 2]), st.sampled_from([0, 4]), st.integers(1, 4),
 ), max_size=8))  # fmt: skip

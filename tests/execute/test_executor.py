@@ -19,6 +19,7 @@ from kvplan.execute.host import path as host
 from kvplan.plan import jit
 from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
 from tests.patience import PATIENCE, once, takes_no_more
+from tests.profiles import examples
 
 
 def test_a_transfer_s_life():
@@ -163,6 +164,7 @@ def test_runs_longer_than_a_task_are_cut():
     assert not dst[1].any()
 
 
+@examples(250)
 @given(
     nbytes=st.integers(1, 3000), src_at=st.integers(0, 130), dst_at=st.integers(0, 130), streaming=st.booleans(),
     seed=st.integers(0, 9),

@@ -15,6 +15,7 @@ from kvplan import KVLayout, KVPlanError, TransferError
 from kvplan.execute.host import path as host
 from tests.execute.host_processes import EXITS, Broken, pair, python
 from tests.patience import PATIENCE, takes_no_more, until
+from tests.profiles import examples
 
 BLOCKS = 6
 
@@ -332,6 +333,7 @@ def steps(draw) -> Step:
     return Step(draw(st.integers(0, 2)), src, dst, draw(st.booleans()), gate, draw(st.integers(0, 3)) == 0)
 
 
+@examples(250)
 @given(todo=st.lists(steps(), max_size=10), order=st.permutations(range(3)), seed=st.integers(0, 9))
 def test_the_end_is_that_of_the_order_of_submits(todo, order, seed):
     rng = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.execute.gpu.arena import CARVED, Arena
 from kvplan.execute.gpu.shape import MAX_WARPS, WORDS, cut, shape_of
+from tests.profiles import examples
 
 KIB = 1 << 10
 
@@ -78,6 +79,7 @@ def test_longer_items_are_cut_evenly(nbytes, longest, pieces):
     assert dst.tolist() == (1000 + starts).tolist()
 
 
+@examples(250)
 @given(
     items=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999), st.integers(1, 5000)), max_size=6),
     longest=st.integers(1, 200).map(lambda k: 16 * k),
@@ -130,6 +132,7 @@ def test_pieces_are_rounded_so_that_sizes_stay_few(nbytes, piece):
     assert arena.nbytes == 0
 
 
+@examples(250)
 @given(sizes=st.lists(st.tuples(st.integers(1, 3 << 20), st.booleans()), max_size=30))
 def test_pieces_in_use_never_meet(sizes):
     heap = Heap()

@@ -13,6 +13,7 @@ from kvplan import LayoutError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import INT64_MAX, Component, Form, Region, touching_seams
 from kvplan.layout.disjoint import _progression, check_disjoint
+from tests.profiles import examples
 
 ROWS = Form(block=((3, 32),), token=((2, 16),), head=(), dim=((8, 1),))  # 88 bytes from end to end
 TABLE = Form(block=(), token=((2, 16),), head=(), dim=((8, 1),), table=(64, 0, 200))
@@ -89,6 +90,7 @@ def offsets(factors) -> list[int]:
     return [sum(digit) for digit in product(*([k * stride for k in range(count)] for count, stride in factors))]
 
 
+@examples(250)
 @given(addresses=POSITIVE.map(offsets) | st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @example(addresses=[0, 8, 100, 108, 201, 209])
 @example(addresses=[0, 8, 100, 109])
@@ -100,6 +102,7 @@ def test_a_progression_gives_the_addresses_it_was_made_of(addresses):
         assert [addresses[0] + offset for offset in offsets(made)] == addresses
 
 
+@examples(250)
 @given(factors=st.lists(st.integers(2, 4), min_size=1, max_size=3), gap=st.integers(0, 3))
 def test_nested_loops_are_a_progression(factors, gap):
     loops, stride = [], 1 + gap
@@ -145,6 +148,7 @@ def looked_up(*table: int) -> Form:
 NEAR = looked_up(0, 4, 100)  # two blocks that touch, and one apart
 
 
+@examples(250)
 @given(components=sets_of_components())
 @example(components=[Component(0, "k", 0, NEAR), Component(1, "k", 4, NEAR)])
 @example(components=[Component(0, "k", 0, looked_up(0)), Component(1, "k", 3, looked_up(0, 50))])  # the last byte

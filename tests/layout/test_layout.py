@@ -14,9 +14,11 @@ from hypothesis import given
 
 import kvplan
 from kvplan import KVLayout
+from tests.profiles import examples
 from tests.strategies import cases, layout_of
 
 
+@examples(250)
 @given(case=cases())
 def test_every_address_is_that_of_the_element(case):
     cache = case.src.build(0)

@@ -15,6 +15,7 @@ from kvplan import KVLayout, LayoutError
 from kvplan.base.limits import Budget
 from kvplan.layout.components import Component, Form
 from kvplan.layout.disjoint import check_disjoint, injective, meets, nests
+from tests.profiles import examples
 
 FACTORS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 40)), max_size=5).map(tuple)
 
@@ -34,6 +35,7 @@ class Counted(Budget):
         super().use(kind, count)
 
 
+@examples(250)
 @given(factors=FACTORS)
 def test_factors_are_injective_where_no_two_coordinates_share_an_offset(factors):
     every = offsets(factors)
@@ -42,6 +44,7 @@ def test_factors_are_injective_where_no_two_coordinates_share_an_offset(factors)
     assert apart or not nests(factors)
 
 
+@examples(250)
 @given(a=FACTORS, b=FACTORS, distance=st.integers(-200, 200))
 def test_sets_meet_where_they_share_a_byte(a, b, distance):
     assert meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.layout import disjoint
 from kvplan.layout import strides as algebra
+from tests.profiles import examples
 
 FACTORS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=3).map(tuple)
 
@@ -18,6 +19,7 @@ def offsets(factors) -> list[int]:
     return [sum(d * stride for d, (_, stride) in zip(digit, factors, strict=True)) for digit in digits]
 
 
+@examples(250)
 @given(factors=FACTORS)
 def test_offsets_normal_form_extent_and_span(factors):
     every = offsets(factors)
@@ -28,6 +30,7 @@ def test_offsets_normal_form_extent_and_span(factors):
     assert disjoint.injective(factors) == (len(set(every)) == len(every))
 
 
+@examples(250)
 @given(a=FACTORS, b=FACTORS, distance=st.integers(-60, 60))
 def test_sets_meet_where_they_share_a_byte(a, b, distance):
     assert disjoint.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
@@ -41,6 +44,7 @@ def refinements(draw):
     return src, starts[0], dst, starts[1], draw(st.integers(1, min(s - k for s, k in zip(sizes, starts, strict=True))))
 
 
+@examples(250)
 @given(case=refinements())
 def test_a_refinement_visits_every_coordinate_once(case):
     src, src_start, dst, dst_start, count = case
@@ -57,6 +61,7 @@ def test_a_refinement_visits_every_coordinate_once(case):
 LOOPS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40)), max_size=4)
 
 
+@examples(250)
 @given(nbytes=st.integers(1, 8), loops=LOOPS)
 def test_coalescing_keeps_the_byte_moves(nbytes, loops):
     def moves(nbytes, loops):

@@ -24,6 +24,7 @@ from kvplan.layout.address_ranges import Rows, registrations
 from kvplan.layout.components import Component, Form
 from kvplan.memory import pinning
 from kvplan.plan import loops_numba
+from tests.profiles import examples
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated.executors import executor_on
@@ -217,6 +218,7 @@ def forms(draw):
     return [Component(layer, "kv", start, form) for layer, start in enumerate(starts)], touched
 
 
+@examples(250)
 @given(made=forms(), apart=st.integers(1, 20))
 def test_stretches_hold_what_is_touched_and_end_where_little_follows(made, apart):
     components, touched = made
@@ -234,6 +236,7 @@ def test_blocks_of_a_table_count_as_one_stretch():
     assert stretches.stretches([Component(0, "k", 1000, form)], apart=1) == [(1000, 1510)]
 
 
+@examples(250)
 @given(
     rows=st.lists(st.integers(1, 6), min_size=1, max_size=2),
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),

@@ -10,6 +10,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.plan.conflicts import conflict
 from tests import oracle
+from tests.profiles import examples
 
 SHAPES = {"layer block dim": (3, 6, 8), "block layer dim": (6, 3, 8), "block dim layer": (6, 8, 3)}
 
@@ -33,6 +34,7 @@ def moves(draw):
     return src, dst, ids, draw(st.permutations(range(6)))[: len(ids)]
 
 
+@examples(250)
 @given(first=moves(), second=moves())
 def test_a_conflict_is_a_byte_that_one_writes_and_the_other_touches(first, second):
     memory = np.zeros(288, np.uint8)

@@ -12,6 +12,7 @@ from kvplan import KVLayout
 from kvplan.plan import loops_numba
 from kvplan.plan import merges as module
 from kvplan.plan.merges import possible_merges
+from tests.profiles import examples
 
 
 def layout(notation: str, *shape: int) -> KVLayout:
@@ -126,6 +127,7 @@ def test_up_to_its_limit_everything_is_listed_and_past_it_nothing(monkeypatch, n
 UNITS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3)
 
 
+@examples(250)
 @given(before=UNITS, after=UNITS, src=st.integers(-9, 9), dst=st.integers(-9, 9))
 def test_units_can_meet_where_their_ranges_do_on_both_sides(before, after, src, dst):
     units = [np.array(side, np.int64).T.copy() for side in (before, after)]

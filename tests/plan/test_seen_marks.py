@@ -13,6 +13,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.plan import placing_numba
 from kvplan.plan.placement import _Scratch
+from tests.profiles import examples
 
 BLOCKS = 200  # marks of three words, so that those of one word are told from those of another
 
@@ -33,6 +34,7 @@ def named(draw):
     return ids, skip, units, count
 
 
+@examples(250)
 @given(case=named())
 @example(case=([63, 63], 0, 1, 2))
 @example(case=([5, 5], 1, 2, 2))  # its second half, then its first

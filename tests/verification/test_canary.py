@@ -217,6 +217,7 @@ def test_stretches_of_a_gpu_tensor_are_read_and_written_by_it():
         contents.stretch(outside.address, 1)
 
 
+@examples(250)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=8),
     address=st.integers(0, 70),
@@ -231,6 +232,7 @@ def test_which_bytes_of_a_window_are_free(spans, address, nbytes):
     assert (free is None) == all(one_by_one)
 
 
+@examples(250)
 @given(data=st.data())
 def test_memory_is_read_and_written_whatever_regions_nest_or_touch(data):
     memory = np.arange(64, dtype=np.uint8)
