@@ -1,1 +1,1 @@
-"""Which path is the cheapest, by what was measured."""
+"""The cost model: it finds the cheapest path of a plan, from measurements."""

@@ -24,7 +24,7 @@ SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How an executor moves bytes. None leaves a choice to the executor.
+    """The way in which an executor moves bytes. None leaves a choice to the executor.
 
     Attributes:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,

@@ -192,7 +192,7 @@ def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
 
 
 def iommu(root: Path, pci: str) -> str:
-    """How a device's addresses are translated: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` without an IOMMU."""
+    """The translation of a device's addresses: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` without an IOMMU."""
     device = root / "sys/bus/pci/devices" / pci
     if not pci or not device.exists():
         raise ValueError("the GPU is not in /sys/bus/pci/devices")

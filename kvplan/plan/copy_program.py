@@ -73,7 +73,7 @@ def _with_heads_of(layout: KVLayout, other: KVLayout) -> KVLayout:
 
 
 class CopyProgram:
-    """How to copy one unit of one layout into another. Made by :func:`kvplan.compile`.
+    """The copies that bring one unit of a layout into another layout. Made by :func:`kvplan.compile`.
 
     Attributes:
         src, dst: the two layouts.

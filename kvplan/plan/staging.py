@@ -22,7 +22,7 @@ GRAIN = 256  # bytes: extents and granules begin at multiples of this in the rin
 
 @dataclass(frozen=True, eq=False)
 class Staging:
-    """How one run group passes through a ring.
+    """The way of one run group through a ring.
 
     Attributes:
         granule_units: units per granule: all units of a host block, or one.

@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 class BlockAxis(NamedTuple):
-    """Where the units of one side lie: ``base + block offset + unit offset``.
+    """The addresses of the units of one side: ``base + block offset + unit offset``.
 
     Attributes:
         factors: factors of the block axis, strides in bytes; ignored if there is a ``table``.

@@ -111,7 +111,7 @@ def stray_row(stray: Stray, layouts: tuple[KVLayout, KVLayout]) -> Row | None:
 
 
 def stray_in_words(stray: Stray, nbytes: int, layouts: tuple[KVLayout, KVLayout]) -> str:
-    """Which byte changed and should not have, with its values before and after."""
+    """Name the byte that changed and should not have, with its values before and after."""
     side, place = _stray_places(stray, layouts)
     called = str(place) if place.row is None else row_in_words(place.row, byte=True)
     if stray.before is None:

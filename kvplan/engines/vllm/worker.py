@@ -25,7 +25,7 @@ logger = logging.getLogger("kvplan.engines.vllm")
 
 
 class JobResult(NamedTuple):
-    """How a job ended; the fields of vLLM's ``TransferResult``.
+    """The end of a job; the fields of vLLM's ``TransferResult``.
 
     Attributes:
         job_id: the scheduler's number of the job.

@@ -1,4 +1,4 @@
-"""Which path serves a plan, which cannot and why, and which one ``auto`` takes."""
+"""Selection: finds the paths that serve a plan, says why others cannot, and chooses the path of ``auto``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a copy kernel are cut: which word, how wide, how many at a time."""
+"""The shape of a copy kernel: its word, the width of a piece, and the pieces in flight."""
 
 from __future__ import annotations
 
