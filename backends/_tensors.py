@@ -1,4 +1,4 @@
-"""Parts that several backends share: facts of tensors, options by name, and entries of one layer each."""
+"""Helpers that several backends share: facts of tensors, options by name, and entries of one layer each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def rank_of(value: Any) -> int:
 
 
 def itemsize_of(tensor: Any) -> int:
-    """Bytes of an element."""
+    """Return the bytes of one element of a tensor."""
     return int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
 
 
 def steps_of(tensor: Any) -> tuple[int, ...]:
-    """Strides in bytes."""
+    """Return the strides of a tensor in bytes."""
     if callable(getattr(tensor, "stride", None)):
         return tuple(int(step) * itemsize_of(tensor) for step in tensor.stride())
     return tuple(map(int, tensor.strides))
@@ -38,7 +38,7 @@ def content_dims(count: int) -> str:
 
 
 def dense(shape: Sequence[int], steps: Sequence[int], nbytes: int) -> bool:
-    """Tell whether dims are contiguous, the last one innermost; steps are in bytes, ``nbytes`` is of an element.
+    """Tell whether dims are contiguous, the last one innermost. ``steps`` are in bytes; ``nbytes`` is one element's.
 
     >>> dense((4, 8), (16, 2), 2), dense((4, 8), (32, 2), 2)
     (True, False)
@@ -51,7 +51,7 @@ def dense(shape: Sequence[int], steps: Sequence[int], nbytes: int) -> bool:
 
 
 def kv_names(part: str) -> tuple[str, str]:
-    """Names of K and of V of a part.
+    """Return the names of the K part and of the V part.
 
     >>> kv_names("kv"), kv_names("scale")
     (('k', 'v'), ('k_scale', 'v_scale'))

@@ -44,7 +44,7 @@ def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int],
 
 
 def _is_page(order: str, axis: str, extents: Mapping[str, int]) -> bool:
-    """Tell whether all axes inside a block are right of ``axis``."""
+    """Tell whether all axes inside a block (H, N and C) are to the right of ``axis``; axes of extent 1 do not count."""
     return prod(extents[other] for other in order[: order.index(axis)] if other not in "LB") == 1
 
 

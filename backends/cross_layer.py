@@ -1,7 +1,7 @@
-"""Cross-layer: one tensor for all layers, in any order of its dims.
+"""Cross-layer: one tensor for all layers, with its dims in any order.
 
-Source: vLLM 0.33.0, ``v1/kv_cache_layout.py``, whose block-outer storage orders (BLHNC, BLNHC, BHLNC) are of this kind
-with K and V fused in the content; TensorRT-LLM 1.2 and FlexKV keep ``block layer kv ...`` pools.
+Source: vLLM 0.33.0, ``v1/kv_cache_layout.py``. Its storage orders with blocks outermost (BLHNC, BLNHC, BHLNC) are
+cross-layer; there K and V are fused in the content. TensorRT-LLM 1.2 and FlexKV keep ``block layer kv ...`` pools.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _type_name(kv_layout: Any) -> str:
 
 
 def _told(kv_layout: Any) -> tuple[dict[str, int], int | None]:
-    """Read the extents of a KVCacheLayout, and that of its kv dim; a name has no extents."""
+    """Read the extents of the axes from a KVCacheLayout, and the extent of its kv dim. The name of a type has none."""
     if not hasattr(kv_layout, "tokens_per_block"):
         return {}, None
     if getattr(kv_layout, "layer_groups", None) is not None:

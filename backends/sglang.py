@@ -146,7 +146,7 @@ def describe(
 
 
 def _refuse_pools(pool: Any, kind: str) -> None:
-    """Refuse a pool of pools: its pages have ids of several kinds."""
+    """Refuse a pool that consists of several pools: each of them has page ids of its own."""
     inner = [name for name in _INNER if _has(pool, name)]
     if inner:
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "

@@ -107,7 +107,7 @@ def describe(
 
 
 def _buffers(manager: Any, kv_layout: str) -> tuple[list[Any], list[int]]:
-    """Return a manager's per-layer views, and the global numbers of their layers."""
+    """Return the views of a ``KVCacheManager``, one for each layer, and the global numbers of these layers."""
     if not hasattr(getattr(manager, "impl", None), "get_primary_pool_data"):
         raise LayoutError(f"{type(manager).__name__} has no primary pool; version 2 keeps slots: give one tensor "
                           "(slots, bytes of a slot) a pool, over its slot addresses")  # fmt: skip

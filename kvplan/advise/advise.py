@@ -1,4 +1,4 @@
-"""Advise which order of axes on one side would give fewer runs, by building the orders and compiling each."""
+"""Advise which order of axes on one side would give fewer runs: build each order, compile it, and compare."""
 
 from __future__ import annotations
 

@@ -115,7 +115,10 @@ def _next_run(program: Program, begin: int) -> int:
 
 
 def _breaking(src: Onward, dst: Onward) -> str | None:
-    """Choose the axis that breaks a run: the source's, or the destination's if that one leaves the unit, or None."""
+    """Choose the axis that breaks a run, or None.
+
+    It is the axis along which the source goes on; or that of the destination, if the source leaves the unit there.
+    """
     for side in (src, dst):
         if side.lacked:
             return side.axis
@@ -131,9 +134,10 @@ class _Side:
     Attributes:
         layout: the side's layout.
         units: units per block.
-        halves: for a component, (first byte in its row, part) of the parts that pairs name; fused K and V are two.
-        heads: for a layer and part, the heads that move.
-        headed: for a layer and part, whether it has a head axis.
+        halves: for each (layer, part) of the layout, the parts in its rows, each as (first byte in the row, part).
+            Fused K and V are two of them.
+        heads: for each (layer, part), the heads that move.
+        headed: for each (layer, part), whether it has a head axis.
     """
 
     def __init__(self, layout: KVLayout, made: Passes, side: str) -> None:

@@ -1,9 +1,10 @@
-"""Blocking waits that hold no lock, so that a signal's handler may interrupt them at any bytecode.
+"""Blocking waits that hold no lock, so that a signal handler may interrupt them at any bytecode.
 
-Python runs signal handlers in its main thread, after a call or at a jump back. An exception of the handler, such as
-KeyboardInterrupt, is raised there. ``threading.Event`` and ``Condition`` are Python code: interrupted between taking
-their lock and the following ``try``, they hold it for ever. Here each sleeper has its own queue, and one C call wakes
-them all. No signal's handler and no other thread interrupts that call.
+Python runs signal handlers in its main thread, after a call or when a loop jumps back to its start. If the handler
+raises an exception, such as KeyboardInterrupt, it appears at that point. ``threading.Event`` and ``Condition`` are
+Python code. An exception that comes after they take their lock, but before the following ``try``, leaves it locked for
+ever. Here each waiting thread has its own queue, and one C call wakes them all. No signal handler and no other thread
+interrupts that call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _nothing = repeat(None)
 
 
 def waking(sleepers: list[Wake]) -> Iterator[None]:
-    """An iterator that wakes all sleepers when ``any()`` consumes it, also those added until then."""
+    """Return an iterator that wakes all sleepers when ``any()`` consumes it, also sleepers added before that."""
     return map(_put, sleepers, _nothing)
 
 
@@ -32,7 +33,7 @@ def sleep(
 
     Args:
         over: the condition; checked again after every wake.
-        sleepers: the queues that the end wakes; the caller's is added meanwhile.
+        sleepers: the queues of all waiting threads; the caller's queue is among them while it waits.
         timeout: seconds to wait at most.
         wake: the caller's own queue, if other threads may wake it for other reasons.
 
@@ -84,7 +85,7 @@ class Latch:
         return self.happened
 
     def set(self) -> None:
-        """Let it happen, and wake all sleepers."""
+        """Set the event, and wake all waiting threads."""
         wakes = waking(self.sleepers)
         self.happened = True  # from here to the end of any() no signal's handler runs
         any(wakes)

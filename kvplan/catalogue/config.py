@@ -59,7 +59,7 @@ def read_config(path: str | Path) -> Model:
 
 
 def geometry_of(content: Mapping[str, Any]) -> tuple[tuple[Group, ...], int]:
-    """Read the groups of a config, and the number of all its layers.
+    """Read the cache groups and the number of layers from a model's config.
 
     Raises:
         LayoutError: a key is missing, wrong or not understood.

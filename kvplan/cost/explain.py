@@ -29,12 +29,12 @@ WORDS = {
 
 
 class Share(NamedTuple):
-    """The time that one term adds to a path.
+    """The time that one term of the cost model adds to the time of a path.
 
     Attributes:
-        term: its name, of :data:`kvplan.cost.profile.TERMS`.
-        times: how often the term counts.
-        seconds: time of all of them.
+        term: name of the term, such as ``"run"`` or ``"byte"``; see :data:`kvplan.cost.profile.TERMS`.
+        times: how many such runs, bytes or calls the plan has.
+        seconds: the time that all of these take.
     """
 
     term: str
@@ -43,7 +43,9 @@ class Share(NamedTuple):
 
 
 def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
-    """The terms of a path's time from submit to the known end, the largest first; nothing runs beside it.
+    """Split a path's time, from submit until the caller knows the end, into terms, the largest first.
+
+    No compute runs beside the path.
 
     >>> from kvplan.cost.profile import default
     >>> from kvplan.cost.statistics import Pieces

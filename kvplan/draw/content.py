@@ -67,7 +67,11 @@ class Content:
         self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
-        """Divide the bytes from ``start`` to ``end``, between two bytes of a block: first padding, then the rest."""
+        """Divide the bytes from ``start`` to ``end``, which lie between two bytes of a block, into at most two gaps.
+
+        The first gap is padding only, up to the next content. The second gap is the rest: content of other blocks, and
+        padding between it. If strides do not nest, content is not counted, and there is one gap.
+        """
         if end <= start:
             return ()
         if not self._nested:  # strides do not nest, so content is not counted: all of it is padding, or none

@@ -323,7 +323,10 @@ def _as_loop(axis: str, group: list[tuple[int, str, Node]]) -> tuple[int, str, N
 
 
 def _woven(low: int, items: Sequence[Item]) -> Node:
-    """List the runs of interleaved (layer, part)s, or of one whose strides do not nest, in order of address."""
+    """List all runs one by one, in order of address, where they cannot be drawn as nested loops.
+
+    Either several (layer, part)s are interleaved, or the strides of one (layer, part) do not nest.
+    """
     pieces: list[tuple[int, int, str]] = []
     for item in items:
         loops = list(item.loops)

@@ -162,7 +162,7 @@ def _row(row: Zoom, boxes: Sequence[Box], top: int, fills: dict[str, str], *, in
 
 
 def _runs(boxes: Sequence[Box]) -> Iterator[tuple[float, float]]:
-    """Yield left edge and width of every run; pieces that touch are one run."""
+    """Yield the left edge and the width of every run, in pixels. Pieces that touch are one run."""
     start = end = -1.0
     for box in boxes:
         for x, width in _solid(box.cell, box.x, box.width):
@@ -177,7 +177,7 @@ def _runs(boxes: Sequence[Box]) -> Iterator[tuple[float, float]]:
 
 
 def _solid(cell: Cell, x: float, width: float) -> Iterator[tuple[float, float]]:
-    """Yield left edge and width of the contiguous pieces of a cell; pieces that touch are not joined."""
+    """Yield the left edge and the width of each contiguous piece of a cell, without joining pieces that touch."""
     if isinstance(cell, Fold):
         if cell.like.solid and cell.touching:
             yield x, width
@@ -189,7 +189,7 @@ def _solid(cell: Cell, x: float, width: float) -> Iterator[tuple[float, float]]:
 
 
 def _inside(band: Band, x: float, width: float) -> Iterator[tuple[Cell, float, float]]:
-    """Yield the cells of a band that is drawn small, with left edge and width by the magnitude of their bytes."""
+    """Yield the cells of a band that is drawn small, each with its left edge and a width that grows with its bytes."""
     for cell, room in zip(band.cells, divided(band.cells, width), strict=True):
         yield cell, x, room
         x += room

@@ -261,7 +261,7 @@ def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, 
 
 
 def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]) -> _BlockAxis:
-    """Factors of the blocks; or a table, where each block is a separate allocation."""
+    """Return the factors of the block axis; or the table of its blocks, if each is a separate allocation."""
     if len(held) == 1:
         return factors, None
     table = np.asarray(held, dtype=np.int64) - held[0]
@@ -273,10 +273,10 @@ def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]
 
 
 def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequence[Region]) -> list[tuple[int, _Spread]]:
-    """Join the heads of one (layer, kv) where they are one axis; address and axes of each such group.
+    """Join the heads of one (layer, kv) if they are one axis; return the address and the axes of each group of heads.
 
-    Heads that are views at equal steps of one allocation are one axis. Other heads are a group each. ``rows`` holds the
-    addresses of the blocks of each head.
+    Heads that are views at equal steps of one allocation are one axis, and one group. Otherwise each head is a group of
+    its own. ``rows`` holds, for each head, the addresses of its blocks.
     """
     if len(rows) == 1:
         return [(rows[0][0], (_block_axis(strided, rows[0], regions), (), 0))]

@@ -251,7 +251,10 @@ STATE = 8  # steps of the budget for one state of a search; one comparison of a 
 
 
 class _Search:
-    """Search whether a distance is a sum of one multiple of each stride; terms are in descending order of stride."""
+    """Search whether a distance is a sum that takes one multiple of each stride, within the bounds of its term.
+
+    The terms are in descending order of stride.
+    """
 
     def __init__(self, terms: list[Term], budget: Budget) -> None:
         self._terms, self._budget = terms, budget
@@ -268,7 +271,10 @@ class _Search:
         self._failed: set[tuple[int, int]] = set()
 
     def reaches(self, k: int, distance: int, at_least: int | None = None) -> bool:
-        """Tell whether terms ``k`` and later make the distance, with a multiple of term ``k`` from ``at_least`` on."""
+        """Tell whether the terms from ``k`` on have such a sum that equals ``distance``.
+
+        The multiple of term ``k`` is then ``at_least`` or more.
+        """
         if k == len(self._terms):
             return distance == 0
         self._budget.use("overlap_steps", STATE)

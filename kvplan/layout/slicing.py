@@ -179,13 +179,16 @@ def split_blocks(layout: Built, tokens: int) -> Built | None:
 
 
 def some_tokens(layout: Built, part: int, parts: int, interleave: int) -> Built | None:
-    """Keep one share of the tokens of every block, where stretches of tokens are dealt to shares in turn.
+    """Keep one share of the tokens of every block. The shares take stretches of consecutive tokens in turn.
 
     Args:
-        layout: ``interleave * parts`` divides its block_tokens; all its parts have token slots.
-        part: number of the share, 0 to parts - 1.
-        parts: number of shares.
-        interleave: tokens of one stretch.
+        layout: its block_tokens must be a multiple of ``interleave * parts``, and all its parts must have token slots.
+        part: number of the share to keep, 0 to parts - 1.
+        parts: how many shares there are.
+        interleave: consecutive tokens in a stretch.
+
+    Returns:
+        The layout of that share; None if the tokens cannot be cut like this.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout

@@ -49,7 +49,7 @@ def normal(factors: Iterable[Factor]) -> Factors:
 
 
 def offset(factors: Factors, coordinate: int) -> int:
-    """Byte offset of a coordinate.
+    """Return the byte offset of a coordinate on an axis with these factors.
 
     >>> offset(((4, 100), (16, 2)), 17)
     102
@@ -62,7 +62,7 @@ def offset(factors: Factors, coordinate: int) -> int:
 
 
 def offsets_of(factors: Factors) -> Int64Array:
-    """Byte offset of every coordinate of an axis.
+    """Return the byte offsets of all coordinates of an axis.
 
     >>> offsets_of(((2, 100), (3, 8))).tolist()
     [0, 8, 16, 100, 108, 116]

@@ -124,9 +124,10 @@ def _check_address(address: int, shape: Sequence[int], kind: str) -> None:
 
 
 def _unresizable(array: Any) -> Any:
-    """Take a weak reference to an array: while it exists, ``ndarray.resize`` refuses (numpy 1.26 to 2.4).
+    """Return a weak reference to an array. While it exists, ``ndarray.resize`` raises an error (numpy 1.26 to 2.4).
 
-    ``resize`` would free the array's memory; with ``refcheck=False``, layouts' strong references would not prevent it.
+    ``resize`` would free the array's memory. With ``refcheck=False``, it does so in spite of the strong references that
+    layouts hold; only a weak reference stops it.
     """
     try:
         return weakref.ref(array)

@@ -120,7 +120,7 @@ class Side(NamedTuple):
 
     Attributes:
         layout: for kvplan.
-        parts: its tensors as flat int64 words: one, or where blocks are not outermost one a layer.
+        parts: its tensors as flat int64 words: one tensor; or one for each layer if blocks are not the outermost dim.
         paged: whether its blocks are its outermost dim.
     """
 
@@ -129,15 +129,16 @@ class Side(NamedTuple):
     paged: bool
 
     def views(self, block_runs: int) -> list[Tensor]:
-        """The parts by (block, run, word) where the side is paged, else by (run, block, word)."""
+        """Return each part as an array (block, run, word) if the side is paged, otherwise (run, block, word)."""
         blocks = self.layout.num_blocks
         runs = block_runs // len(self.parts)
         return [part.view(*((blocks, runs) if self.paged else (runs, blocks)), -1) for part in self.parts]
 
     def select(self, ids: Tensor, block_runs: int) -> Tensor:
-        """The words (run of a block, block, word) of some blocks, on the device of the ids, where they are compared.
+        """Return the words of some blocks as an array (run of a block, block, word), on the device of ``ids``.
 
-        Of few blocks on the host, only these are sent there.
+        The words are compared on that device. If this side is host memory, it is copied there: only the chosen blocks
+        if they are few, otherwise the whole side.
         """
         import torch
 

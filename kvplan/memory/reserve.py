@@ -1,4 +1,4 @@
-"""Memory for a layout of another process: all its addresses are reserved, and only touched pages use memory."""
+"""Reserve memory for the layout of another process. Only the pages that are touched use memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile loops with numba, kept on disk; a fork waits meanwhile."""
+"""Compile loops with numba and keep the result on disk. A fork waits while numba compiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _typeof(np.empty(0))
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Make ``function`` a numba dispatcher, compiled at its first call and kept on disk.
+    """Make ``function`` a numba dispatcher, which is compiled at its first call and kept on disk.
 
-    A fork waits while it is compiled: otherwise the child would hold numba's lock for ever. Where numba may write in no
-    directory, each process compiles for itself.
+    A fork waits while numba compiles: otherwise the child would inherit numba's lock, and nobody would release it. If
+    numba finds no directory where it may write, each process compiles for itself.
     """
     try:
         made: Any = njit(cache=True, nogil=True, boundscheck=False)(function)

@@ -1,4 +1,4 @@
-"""Choose the planner's loops: numba's, or numpy's for little work in a process that soon ends.
+"""Choose the planner's loops: numba's, or numpy's for a small plan of a process that soon ends.
 
 Numba takes half a second to load. That is worth it for a service, and not for a command that plans once.
 """

@@ -182,10 +182,14 @@ def fill_chains(chains, count, runs, at, out):
 
 @_compiled
 def stitch(bounds, src, dst, size):
-    """Merge descriptors that meet at one of the destination addresses ``bounds`` (ascending), in place.
+    """Merge, in place, every two descriptors of which one ends and the other begins at an address in ``bounds``.
+
+    Args:
+        bounds: destination addresses, ascending, at which the sources are known to meet, too.
+        src, dst, size: (n,) the descriptors; overwritten.
 
     Returns:
-        The number of descriptors that are left, at the front of the arrays.
+        The number of descriptors that are left. They are the first ones of the arrays.
     """
     before = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that ends at each bound
     after = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that begins there

@@ -1,7 +1,8 @@
-"""The planner's loops in plain numpy, for little work in short processes and for irregular programs.
+"""The planner's loops in plain numpy: for small plans of processes that end soon, and for very irregular programs.
 
-Lowering sorts its descriptors here, so it takes any input and several times their memory. The other functions have the
-names and arguments of the compiled loops, so that :func:`kvplan.plan.loops.loops_for` can return either module.
+To lower a plan, this module sorts all descriptors. So it accepts any input, but it needs several times the memory of
+the descriptors. Its other functions have the names and arguments of the compiled loops, so that
+:func:`kvplan.plan.loops.loops_for` can return either module.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array
 def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int]:
     """Count the units that may be adjacent to others; see :func:`kvplan.plan.loops_numba.adjacency`.
 
-    ``marks`` are not needed here, and repeated shifts are counted exactly.
+    ``marks`` is not needed here: repeated shifts are counted exactly.
 
     >>> adjacency(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8, None)
     (1, 1, 40)
@@ -143,7 +144,10 @@ def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
 
 
 def chain(units: Int64Array, nbytes: int, slots: Any, chains: Int64Array) -> int:
-    """Merge adjacent units into chains; see :func:`kvplan.plan.loops_numba.chain`. ``slots`` are not needed here."""
+    """Merge units that are adjacent on both sides; see :func:`kvplan.plan.loops_numba.chain`.
+
+    ``slots`` is not needed here.
+    """
     del slots
     made = merge_adjacent(units[0], units[1], np.full(units.shape[1], nbytes, dtype=np.int64))
     chains[:, : made[0].size] = made

@@ -89,17 +89,17 @@ class Plan:
         return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
-        """Lower the plan to the fewest contiguous copies, in no promised order.
+        """Lower the plan to the fewest contiguous copies, in any order.
 
         Args:
-            max_nbytes: most bytes of a descriptor.
+            max_nbytes: the most bytes that one descriptor may have; None for no limit.
 
         Returns:
             Addresses and bytes as three int64 arrays. No two descriptors could be merged, except across a seam or
-            beyond the cap.
+            beyond ``max_nbytes``.
 
         Raises:
-            KVPlanError: the cap is not a positive integer.
+            KVPlanError: ``max_nbytes`` is not a positive integer.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))

@@ -163,7 +163,11 @@ def _check_tokens(a: Component, b: Component) -> None:
 
 
 def _match_forms(a: Component, b: Component) -> range:
-    """Return the heads that both forms hold, after a check that both sides mean the same by a head."""
+    """Return the numbers of the heads that two components have in common.
+
+    Raises:
+        IncompatibleLayoutsError: there are none, or one side has several heads and the other has no head axis.
+    """
     if a.form.headed != b.form.headed:
         count = extent((a if a.form.headed else b).form.head)
         if count != 1:

@@ -15,7 +15,7 @@ from kvplan.ranks.rank_pair import PairProgram
 
 
 class Plans(Protocol):
-    """A program that plans one group: a copy program, or one pair of a resharding."""
+    """A program that can plan one cache group: a copy program, or one pair of a resharding."""
 
     @property
     def unit_tokens(self) -> int:

@@ -41,10 +41,10 @@ def addresses_of(
 
 
 class Contents:
-    """The memory of a layout.
+    """The memory of a layout, whose bytes are read and written by address.
 
     Raises:
-        LayoutError: addresses are not this process's, or memory of a device belongs to no torch tensor.
+        LayoutError: the layout's addresses are not those of this process, or GPU memory belongs to no torch tensor.
     """
 
     def __init__(self, layout: KVLayout) -> None:

@@ -187,7 +187,7 @@ def test_candidates_say_why_the_ring_is_too_small():
     assert [one.path for one in able] == ["kernel", "copy_engine", "copy_engine_2d"]
     assert not any(one.refused for one in able)
     assert (last.path, last.refused) == (
-        "staged", "staging_bytes is 1024; a block here takes 2304 bytes of the ring: give as many",
+        "staged", "staging_bytes is 1024; a block here takes 2304 bytes of the ring; give at least that",
     )  # fmt: skip
 
 

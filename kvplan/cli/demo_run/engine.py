@@ -192,7 +192,7 @@ def _free_blocks(allocator: Any, count: int) -> list[int]:
 
 
 def _reads_only_nan(allocator: Any, move: Move) -> bool:
-    """Whether attention would read only NaN. It finds the tokens of a request by these indices."""
+    """Tell whether attention would read only NaN for a request. It finds the tokens by ``get_read_indices``."""
     rows = allocator.get_read_indices(move.request, move.cached_tokens, 0)
     views = (view for pair in allocator._kv_token_views.values() for view in pair)
     return all(bool(view[rows].isnan().all()) for view in views)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.base.files import write_whole
-from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError
 
 # Version of each command's JSON document. A new key keeps it; a key that is removed or changes its meaning raises it.
@@ -74,4 +73,4 @@ def write_file(option: str, name: str, content: bytes) -> None:
         write_whole(Path(name), content)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "") or error
-        raise KVPlanError(f"{option} {quoted(name)} cannot be written: {why}") from None
+        raise KVPlanError(f"{option} {name!r} cannot be written: {why}") from None

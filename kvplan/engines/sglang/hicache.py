@@ -99,7 +99,7 @@ class TransferEngine:
         self.executor.close()
 
     def transfers_of(self, host_pool: Any, device_pool: Any) -> HostTransfers | None:
-        """The transfers between two pools; None if the pools are left to the engine."""
+        """Return the object that copies between two pools, or None if kvplan leaves the pools to the engine."""
         key = id(host_pool), id(device_pool)
         if key not in self._pairs:
             try:
@@ -111,7 +111,10 @@ class TransferEngine:
         return self._pairs[key][2]
 
     def _taken(self, transfer: Any, layers: int | None) -> Any:
-        """The transfer with kvplan's host pool and indices on the CPU; unchanged if it is left to the engine."""
+        """Return the engine's transfer with kvplan's host pool in it, and with its indices on the CPU.
+
+        If kvplan leaves the transfer to the engine, return it unchanged.
+        """
         pair = None if transfer.is_draft else self.transfers_of(transfer.host_pool, transfer.device_pool)
         if pair is None:
             return transfer

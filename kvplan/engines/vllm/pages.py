@@ -18,7 +18,7 @@ from kvplan.ranks.shards import Turn
 
 
 class Steps(NamedTuple):
-    """A loop: number of turns, and bytes from one turn to the next on the device and on the host."""
+    """A loop over fragments: their number, and the bytes from one to the next on the device and on the host."""
 
     number: int
     device: int
@@ -42,7 +42,7 @@ class Fragments(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One reference of a group.
+    """The page of one tensor, from a reference of a cache group.
 
     Attributes:
         tensor: index of the tensor.
@@ -64,7 +64,7 @@ class GroupLayouts(NamedTuple):
 
 
 def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
-    """Turn references into pages, each tensor once, since layers that share a cache name it several times.
+    """Turn references into pages, one for each tensor: layers that share a cache refer to one tensor several times.
 
     Args:
         references: vLLM's ``CanonicalKVCacheRef``, or objects with ``tensor_idx``, ``page_size_bytes``, ``mapping``.
@@ -106,7 +106,7 @@ ONCE = Steps(1, 0, 0)
 
 
 def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
-    """Fold runs in equal steps into loops: a page may have hundreds, one for each token that ranks take in turn."""
+    """Fold runs at equal steps into loops. If ranks take tokens in turn, a page has a run for each token."""
     found = [
         Fragments(
             run.local_offset, run.canonical_offset, run.fragment_size, ONCE,

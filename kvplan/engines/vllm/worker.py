@@ -227,7 +227,7 @@ class Worker:
         return True
 
     def get_finished(self) -> list[Any]:
-        """Reports of the jobs that have ended since the last call; never blocks."""
+        """Return reports of the jobs that have ended since the last call, without waiting."""
         reports = []
         for line in self._lines.values():
             for job, result in line.finished():
@@ -243,7 +243,7 @@ class Worker:
         self._failed = self._failed or []
 
     def take_failures(self) -> list[FailedJob]:
-        """Failed jobs that :meth:`get_finished` held back since the last call."""
+        """Return the failed jobs that :meth:`get_finished` did not report since the last call of this method."""
         taken = self._failed or []
         if taken:
             self._failed = []

@@ -32,11 +32,11 @@ class Stream:
         self._name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """The class tells its name."""
+        """Keep the name of the attribute. Python calls this when it makes the class."""
         self._name = name
 
     def __get__(self, lane: Lane, owner: type | None = None) -> int:
-        """Make it, where no signal comes between its making and its place."""
+        """Make the stream and set the lane's attribute, in a thread where no signal handler comes between the two."""
         aside(partial(lane.make, self._name, urgent=self._urgent))
         return int(vars(lane)[self._name])
 
@@ -49,25 +49,25 @@ class Lane(Flights):
     Args:
         resources: of the executor.
         name: of the lane and its thread.
-        alarm: wakes the thread that looks after transfers in flight.
-        reap: takes back what ended transfers of all lanes hold.
-        normal: of a lane for urgent transfers, the lane of the same direction for the others.
+        alarm: wakes the thread that watches transfers in flight.
+        reap: takes back the memory and events of ended transfers, in all lanes.
+        normal: for a lane of urgent transfers, the lane of the same direction for normal transfers; otherwise None.
 
     Attributes:
         urgent: whether it is for urgent transfers: all its streams are of the highest priority.
         copy: the stream for the copy engine.
-        kernel: the stream of kernels, of the highest priority: short ones that others wait for.
-        other: another such stream, so that two chunks of a load are due at once. Where compute holds every SM to its
-            end, a kernel that becomes due only when another has ended finds the SMs taken again. Stores lose by it:
-            two kernels that fill slots at once fill the first one later.
-        gate: a stream that only waits, for events that a later issue is to wait for.
+        kernel: the stream of kernels, of the highest priority: its kernels are short, and other work waits for them.
+        other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
+            until it ends. If a kernel becomes ready only after another one has ended, the SMs are taken again by then.
+            Stores do not use it: two kernels that fill slots at the same time fill the first slot later.
+        gate: a stream that does nothing but wait for events; work that is issued later waits for it.
         side: more copy streams, where there are several.
         last: the last transfer issued, while it is in flight.
         flying: transfers in flight, in the order in which they end.
         calls: calls of the driver that issued them.
         issuing: the transfer that a submit is putting on the streams now.
-        pending: transfers that its thread has not issued, in the order of their submits.
-        waiting: the transfer that its thread now waits on the CPU for.
+        pending: transfers that the lane's thread has not issued yet, in the order of their submits.
+        waiting: the transfer whose ``after=`` the lane's thread now waits for, on the CPU.
         lock: held by a thread that submits; the same for both lanes of a direction.
         owned: tells whether the calling thread holds the lock.
         thread: issues pending transfers.

@@ -66,7 +66,8 @@ class Path(Protocol):
 
     For each submit the executor calls, in this order:
 
-    1. :meth:`refuse`, in the submitting thread. A path that ``auto`` has chosen before for such plans is not asked.
+    1. :meth:`refuse`, in the submitting thread. It is skipped if ``auto`` has chosen this path before for such
+       plans.
     2. :meth:`slow`, in the submitting thread, to decide which thread issues the transfer.
     3. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
     4. :meth:`issue`, with each result of :meth:`prepare`, in the same order.
@@ -94,29 +95,30 @@ class Path(Protocol):
         self._resources = resources
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
-        """Why the path cannot serve a plan; None where it can. Nothing may change by the question."""
+        """Return why the path cannot serve a plan, or None if it can. The call must not change anything."""
         del plan, sides
         return None
 
     def slow(self, transfer: DeviceTransfer) -> bool:
-        """The cost of issuing: whether it takes the CPU so long that the lane's own thread should do it.
+        """Tell whether issuing takes the CPU so long that the lane's own thread should do it.
 
-        About 256 calls of the driver, or 2,048 copies in batches, are long. The plans that the transfer is cut into are
-        ``transfer.pieces()``.
+        About 256 calls of the driver, or 2,048 copies in batches, count as long. ``transfer.pieces()`` are the plans
+        that the transfer is cut into.
         """
         del transfer
         return False
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
-        """The stream that a transfer begins on, and the stream that it ends on.
+        """Return the stream on which a transfer begins, and the stream on which it ends.
 
-        All work of the transfer must come after what the first stream has, and before what the second stream gets next.
+        All work of the transfer must run after the work that the first stream already has, and before any work that the
+        second stream gets later.
         """
         del direction
         return lane.copy, lane.copy
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile and upload all that such plans take, of any size; nothing is moved."""
+        """Compile and upload everything that plans of the same programs need, whatever their size; move nothing."""
         del plan
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Any:
@@ -142,12 +144,12 @@ class Path(Protocol):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the path keeps between transfers; none is in flight."""
+        """Give back what the path keeps between transfers. No transfer is in flight."""
         return
 
 
 def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
-    """Why a path that launches kernels cannot serve a plan: foreign or pageable memory, or no Triton."""
+    """Return why a path that launches kernels cannot serve a plan: pageable memory, another GPU's, or no Triton."""
     if sides.by_kernels:
         return None
     if sides.devices != (sides.here,):

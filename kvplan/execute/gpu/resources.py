@@ -140,11 +140,11 @@ class Loans:
     _borrowed: list[int]  # events
 
     def slot(self, nbytes: int) -> Piece:
-        """Borrow pinned memory of at least so many bytes."""
+        """Borrow at least ``nbytes`` bytes of pinned memory."""
         return self.resources.slots.take(nbytes, self._pieces)
 
     def scratch(self, nbytes: int, *, exact: bool = False) -> Piece:
-        """Borrow GPU memory of at least so many bytes, or of exactly so many."""
+        """Borrow at least ``nbytes`` bytes of GPU memory, or exactly ``nbytes``."""
         return self.resources.memory.take(nbytes, self._pieces, exact=exact)
 
     def event(self) -> int:
@@ -167,12 +167,12 @@ class Loans:
         self, events: int, old_events: Iterable[int], old_pieces: Iterable[Held], place: dict[str, Any], key: str,
         owner: object,
     ) -> None:  # fmt: skip
-        """Give the last piece and the last events to another owner, and take what that had before.
+        """Give the last borrowed piece and events to a new owner, and take what the owner before it had.
 
         Args:
             events: how many events the new owner keeps.
-            old_events, old_pieces: what this transfer gives back instead, at its end.
-            place, key: where the new owner is entered.
+            old_events, old_pieces: what the owner before it had; this transfer gives it back at its end.
+            place, key: the dictionary and the key under which the new owner is stored.
             owner: the new owner.
         """
         pieces, borrowed = [*self._pieces[:-1], *old_pieces], [*self._borrowed[:-events], *old_events]
@@ -180,7 +180,7 @@ class Loans:
         self._pieces, self._borrowed = pieces, borrowed
 
     def _return_loans(self) -> None:
-        """Give everything back. Broken off anywhere, it can be called again."""
+        """Give everything back. If the call is interrupted at any point, it can be repeated."""
         pieces, events, empty = self._pieces, self.resources.events, list[int]()
         while True:
             if not pieces:  # asked behind the jump back, where a handler may have given them back

@@ -66,10 +66,10 @@ class Ring:
         return [*self.filled.tolist(), *self.freed.tolist()]
 
     def enter(self, transfer: DeviceTransfer, chunks: int) -> tuple[int, BoolArray]:
-        """The next slots are for the chunks of a transfer.
+        """Reserve the next slots for the chunks of a transfer.
 
         Returns:
-            The first slot; and of each slot from there on, whether something in flight still uses it.
+            The first slot; and for each slot from there on, whether a transfer in flight still uses it.
         """
         first, self.next = self.next, (self.next + chunks) % self.slots
         user, busy = ref(transfer), np.zeros(self.slots, dtype=np.bool_)
@@ -86,12 +86,12 @@ class Chunks(NamedTuple):
 
     Attributes:
         rows: (n, 4) int64: the calls, as :mod:`kvplan.cuda.calls` has them.
-        made: (3, m) int64: source, destination and bytes of the descriptors that they copy.
-        kernel: of their launches.
+        made: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
+        kernel: the kernel that the calls launch.
         leave: the stream that the transfer ends on.
-        carry: address of the header of a launch that copies what the kernels read; 0 without such a launch.
+        carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
-        apart: whether the copies of some chunks cannot be one batch.
+        apart: whether there are chunks whose copies cannot be one batch.
         seams: addresses on the host that no copy may cross.
     """
 
@@ -121,7 +121,7 @@ class StagedPath(Path):
         self._programs = min(policy.max_programs or processors, processors)
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
-        """Also where the ring that the policy allows does not hold a granule of every part; see :meth:`Path.refuse`."""
+        """Refuse also if a granule is larger than the ring that the policy allows; see :meth:`Path.refuse`."""
         if plan.direction == "device":
             return PathError, "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
         if not sides.by_kernels:
@@ -134,7 +134,7 @@ class StagedPath(Path):
             if needed > most:
                 return (
                     PathError,
-                    f"staging_bytes is {most}; a block here takes {needed} bytes of the ring: give as many",
+                    f"staging_bytes is {most}; a block here takes {needed} bytes of the ring; give at least that",
                 )
         return None
 
@@ -152,7 +152,7 @@ class StagedPath(Path):
         return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile kernels and loops, and upload run tables; the ring is taken by the first transfer."""
+        """Compile kernels and loops, and upload run tables. The first transfer allocates the ring."""
         tables, host_is_src = self._resources.tables, plan.direction == "load"
         ring_loops().load()
         for part in plan.parts:
@@ -162,7 +162,7 @@ class StagedPath(Path):
             tables.function(CARRIER)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> list[Chunks]:
-        """Deal units out to chunks; see :meth:`Path.prepare`."""
+        """Assign units to chunks; see :meth:`Path.prepare`."""
         host = self._resources.reach.seams(plan)[0 if plan.direction == "load" else 1]
         return [
             self._prepare_part(transfer, part, skips, plan, host, lane)
@@ -237,9 +237,9 @@ class StagedPath(Path):
         return Chunks(rows[:written], made, table.kernel, leave, carry, lane.kernel, bool(apart), seams)
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
-        """Address of the header of a launch that copies a slot to GPU memory.
+        """Prepare a kernel launch that copies a pinned slot to GPU memory, and return the address of its header.
 
-        The copy engine may be busy for long with what others load.
+        A kernel copies it, because the copy engine may be busy for a long time with the loads of other transfers.
         """
         self._resources.tables.function(CARRIER)
         header = transfer.slot(8 * (HEADER + 4))
@@ -314,7 +314,7 @@ def granules_of(nbytes: int, granule: int, slot: int, limits: Limits = DEFAULT_L
 
 @cache
 def ring_loops() -> ModuleType:
-    """The loop that deals units out, loaded with the first staged transfer."""
+    """Import the module of the loop that assigns units to chunks. Only staged transfers need it."""
     from kvplan.execute.gpu import ring_loops as loaded
 
     return loaded
@@ -322,7 +322,7 @@ def ring_loops() -> ModuleType:
 
 @cache
 def calls() -> ModuleType:
-    """The loop that writes calls down, loaded with the first staged transfer."""
+    """Import the module of the loop that lists the driver's calls. Only staged transfers need it."""
     from kvplan.cuda import calls as loaded
 
     return loaded

@@ -115,12 +115,12 @@ def _copy(dst, src, nbytes, following, streaming):
 
 @_compiled
 def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
-    """Make the copies ``first`` to ``last`` of a part, counted unit by unit, and run by run within a unit.
+    """Make some copies of a part. Copies are numbered unit by unit, and run by run within a unit.
 
     Args:
         units: (2, n) int64, source and destination address of each unit.
         run_src, run_dst, run_size: offsets and bytes of each copy within a unit.
-        first, last: number of the first copy, and of the first one not made.
+        first, last: number of the first copy to make, and of the first one behind the last.
         streaming: whether to bypass the cache.
     """
     runs = run_src.size
@@ -137,7 +137,7 @@ def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
 
 @_compiled
 def copy_flat(src, dst, size, first, last, streaming):
-    """Copy the descriptors ``first`` to ``last``."""
+    """Copy the descriptors from position ``first`` up to, but not including, ``last``."""
     for k in range(first, last):
         _copy(np.int64(dst[k]), np.int64(src[k]), np.int64(size[k]), src[k] + size[k], streaming)
     _fence()
