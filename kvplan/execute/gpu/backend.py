@@ -29,8 +29,8 @@ from kvplan.execute.gpu.warmup import warm_up
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.plan.plan import Plan
 
-# Every path of a GPU. A new one is a class that keeps the Protocol of path.py, and a name here. `Policy(path=...)` takes
-# the names that stand in cost/policy.py.
+# Every path of a GPU. A new one is a class that keeps the Protocol of path.py, and a name here.
+# `Policy(path=...)` takes the names that stand in cost/policy.py.
 PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
 DIRECTION_LANES = ("load", "store")
 
