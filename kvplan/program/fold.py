@@ -88,7 +88,7 @@ def _lines(runs: list[Run]) -> Iterator[_Line]:
 
 
 def unrolled(run: Run) -> int:
-    """Count the runs that :func:`limit_loops` makes of one.
+    """Return the number of runs that :func:`limit_loops` makes of one run.
 
     >>> unrolled(Run(0, 0, 8, ((3, 100, 200), (4, 20, 40), (2, 9, 9))))
     2
