@@ -14,11 +14,10 @@ from kvplan.errors import LayoutError
 from kvplan.layout.components import INT64_MAX, Component, Form, Region, quoted_address
 from kvplan.layout.strides import Factors, span
 
-# Untouched bytes that separate two stretches. Smaller gaps are pinned with the stretches: one more registration, and
-# its seams, would cost more.
+# Untouched bytes that separate two stretches. Smaller gaps are pinned, too: more registrations and seams cost more.
 APART = 64 << 20
 
-Stretch = tuple[int, int]
+Stretch = tuple[int, int]  # (first byte, first byte after)
 
 
 class Rows(NamedTuple):
@@ -34,9 +33,7 @@ class Rows(NamedTuple):
 
 
 def stretches(components: Iterable[Component], apart: int | None = None) -> list[Stretch]:
-    """Return the stretches of memory that components touch, as (first byte, first byte after), ascending.
-
-    Blocks of a table count as one stretch.
+    """Return the stretches of memory that components touch, ascending; blocks of a table count as one stretch.
 
     Args:
         components: components of one layout.

@@ -266,7 +266,7 @@ def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]
         return factors, None
     table = np.asarray(held, dtype=np.int64) - held[0]
     steps = np.diff(table)
-    # Blocks at equal steps inside one allocation are views of one tensor: the block axis has a stride.
+    # Blocks at equal steps inside one allocation are views of one tensor: their axis has a stride.
     if len(regions) == 1 and steps[0] > 0 and bool(np.all(steps == steps[0])):
         return ((len(held), int(steps[0])),), None
     return (), tuple(table.tolist())

@@ -36,7 +36,7 @@ def check_told(
         LayoutError: two facts contradict each other.
     """
     axes = {axis for notation in notations for axis in notation.axes}
-    # A view in smaller blocks may have several blocks of tensors that have one block, and so no block axis.
+    # A view in smaller blocks may have several blocks, even if its tensors hold one block and have no block axis.
     if unknown := set(sizes) - axes - {"block"}:
         raise LayoutError(f"sizes name {listed(sorted(unknown))}; no notation has such an axis")
     forms = list({id(component.form): component.form for component in components}.values())

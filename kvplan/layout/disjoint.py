@@ -28,8 +28,7 @@ def check_disjoint(components: Sequence[Component], budget: Budget | None = None
         budget: limits of the work for the whole document that contains the layout.
 
     Raises:
-        LayoutError: a component overlaps itself or another component; or strides do not nest, and there are too many
-            cases to search.
+        LayoutError: a component overlaps itself or another component, or the search would take too many steps.
     """
     by_value: dict[Form, Form] = {}
     forms = {key: by_value.setdefault(form, form) for key, form in {id(c.form): c.form for c in components}.items()}

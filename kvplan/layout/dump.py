@@ -132,8 +132,8 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
         budget: limits of the work for the whole document that contains the dump.
 
     Raises:
-        LayoutError: a value is missing, of a wrong type, or impossible; two values contradict each other; a limit of
-            :mod:`kvplan.base.limits` is exceeded; or the schema is not known.
+        LayoutError: a value is missing, wrong or too large (:mod:`kvplan.base.limits`), values contradict each other,
+            or the schema is not known.
     """
     budget = budget or Budget()
     _check_schema(dump["schema"])

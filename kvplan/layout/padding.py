@@ -17,8 +17,8 @@ class Padding:
 
     Attributes:
         nbytes: padding in the allocations that hold content.
-        between_nbytes, before_nbytes, after_nbytes: the shares of ``nbytes`` between content of one allocation, before
-            its first byte of content, and after its last byte of content.
+        between_nbytes, before_nbytes, after_nbytes: the shares of ``nbytes`` between, before and after all content of
+            one allocation.
         unused_nbytes: bytes of allocations without content of this layout; not in the counts above.
         memory_nbytes: bytes of the allocations that hold content.
         block_nbytes: padding per block: the bytes that one more block takes, less its content. None if blocks have no

@@ -135,7 +135,7 @@ def _outside(regions: Sequence[Region], start: int, stop: int) -> Place:
     gone = start - regions[below].end if below is not None else INT64_MAX
     left = regions[above].address - stop if above is not None else INT64_MAX
     nearest = below if above is None or (below is not None and gone <= left) else above
-    number = nearest or 0  # a layout has a region, and an address outside is before or behind one
+    number = nearest or 0  # a layout has a region, and an address outside is before or after a region
     offset = start - regions[number].address
     return Place("outside", start, stop - start, number, offset, regions[number].nbytes)
 

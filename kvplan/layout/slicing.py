@@ -1,7 +1,6 @@
 """Slices of a layout, and layouts in smaller blocks, over the same memory.
 
-No byte is copied. If the factors of the token axis cannot express a view, the result is None. A view in blocks of one
-token is always possible.
+No byte is copied. If the token factors cannot express a view, the result is None. Views of one token always exist.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
     start, count = heads.start - form.head_start, len(heads)
     offsets = [offset(form.head, start + k) for k in range(count)]
     place, factors = 1, []
-    # Rebuild factors from the innermost: factors are kept whole, and the outermost may be cut.
+    # Rebuild the factors from the innermost. All factors are kept whole, but the outermost may be cut.
     for size, stride in reversed(form.head):
         if place == count:
             break

@@ -21,7 +21,7 @@ from kvplan.layout.merging import merged
 from kvplan.layout.notation import Notation, parse
 from kvplan.layout.tensors import TensorFacts
 
-# Bytes. Separate tensors of a spec begin at multiples of it, as tensors of a GPU allocator do.
+# Separate tensors of a spec begin at multiples of this number of bytes, as tensors of a GPU allocator do.
 TENSOR_ALIGNMENT = 2 << 20
 _DEVICE = re.compile(r"(cpu|cuda|hip|xpu|npu|tpu|mps)(:[0-9]{1,9})?")
 DEVICE_BASE = {"cuda": 0x7F00_0000_0000}

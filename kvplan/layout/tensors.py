@@ -155,8 +155,7 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
     """Return the facts of all tensors in nested sequences, and the extents of the axes left of the colon.
 
     Raises:
-        LayoutError: there is a sequence in place of a tensor, or a tensor in place of a sequence; or the nesting is
-            ragged or empty.
+        LayoutError: there is a sequence in place of a tensor or the reverse, or the nesting is ragged or empty.
     """
     extents: dict[str, int] = {}
     level: list[Any] = [tensors]

@@ -27,7 +27,7 @@ def merge_and_fold(runs: list[Run]) -> list[Run]:
 
 
 def _merge(runs: list[Run]) -> list[Run]:
-    """Join runs of equal loops if one begins, on both sides, where the other ends."""
+    """Join runs of equal loops if one run begins, on both sides, at the end of the other run."""
     merged: list[Run] = []
     for run in sorted(runs, key=lambda run: (run.loops, run.dst - run.src, run.src)):
         if merged:

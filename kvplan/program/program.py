@@ -243,7 +243,7 @@ class Program:
         Args:
             side: ``"src"`` or ``"dst"``.
         """
-        # Run groups with the same distances between units on this side lie in one block of this side.
+        # Run groups of equal distances between units on this side lie in one block of it, whatever the other has.
         blocks: dict[BlockAxis, list[tuple[Int64Array, Int64Array]]] = {}
         for group in self.groups:
             src, dst, size = group.offsets
