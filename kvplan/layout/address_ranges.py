@@ -1,4 +1,4 @@
-"""Stretches of memory that components touch: their cuts into registrations, and their bounds; pure integers."""
+"""Find the stretches of memory that components touch, cut them into registrations, and check their bounds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from kvplan.errors import LayoutError
 from kvplan.layout.components import INT64_MAX, Component, Form, Region, quoted_address
 from kvplan.layout.strides import Factors, span
 
-# Untouched bytes that separate two stretches. Fewer are pinned with them: another registration, and the seams that it
-# makes, cost more.
+# Untouched bytes that separate two stretches. Smaller gaps are pinned, too: more registrations and seams cost more.
 APART = 64 << 20
 
-Stretch = tuple[int, int]
+Stretch = tuple[int, int]  # (first byte, first byte after)
 
 
 class Rows(NamedTuple):
-    """One tensor, C-contiguous, as registrations see it.
+    """The rows of one C-contiguous tensor, between which registrations may be cut.
 
     Attributes:
-        address: of its first byte, on a page boundary.
-        strides: of its dims in bytes, outermost first.
+        address: address of the first byte, on a page boundary.
+        strides: strides of the dims in bytes, outermost first.
     """
 
     address: int
@@ -34,12 +33,10 @@ class Rows(NamedTuple):
 
 
 def stretches(components: Iterable[Component], apart: int | None = None) -> list[Stretch]:
-    """Find the stretches of memory that components touch: (first byte, first byte after), ascending.
-
-    Blocks of a table count as one stretch.
+    """Return the stretches of memory that components touch, ascending; blocks of a table count as one stretch.
 
     Args:
-        components: of one layout.
+        components: components of one layout.
         apart: least number of untouched bytes between two stretches; by default 64 MiB.
 
     >>> from kvplan import KVLayout
@@ -51,7 +48,7 @@ def stretches(components: Iterable[Component], apart: int | None = None) -> list
     [(5096, 11096)]
     """
     apart = APART if apart is None else apart
-    groups: dict[int, list[Component]] = {}  # forms are shared, so that identity finds most equal ones
+    groups: dict[int, list[Component]] = {}  # forms are shared, so that ids find most equal forms
     for component in components:
         groups.setdefault(id(component.form), []).append(component)
     found: list[Stretch] = []
@@ -71,7 +68,7 @@ def stretches(components: Iterable[Component], apart: int | None = None) -> list
 
 
 def _piece(form: Form, apart: int) -> tuple[int, Factors]:
-    """Bytes of one stretch of a form, and the factors that repeat it."""
+    """Return the bytes of one stretch of a form, and the factors that repeat the stretch."""
     nbytes, outer = 1, []
     for count, stride in sorted((*form.block, *form.inner), key=lambda factor: factor[1]):
         if stride - nbytes < apart:
@@ -82,7 +79,7 @@ def _piece(form: Form, apart: int) -> tuple[int, Factors]:
 
 
 def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
-    """Sort stretches, and join those less than ``apart`` bytes apart; by default those that touch or overlap.
+    """Sort stretches, and join stretches less than ``apart`` bytes apart; by default, if they touch or overlap.
 
     >>> merged([(20, 30), (0, 10), (10, 15)])
     [(0, 15), (20, 30)]
@@ -97,16 +94,16 @@ def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
 
 
 def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, most: int) -> list[Stretch]:
-    """Cut stretches into registrations of at most ``most`` bytes, in whole pages; no two share a page.
+    """Cut stretches into registrations of whole pages and at most ``most`` bytes. No two registrations share a page.
 
-    A cut is between tensors or between rows, where a page ends, too. Rows are those of the outermost dim for which that
-    is possible; if it is possible for no dim, any page boundary is taken.
+    A cut is at a page boundary between two tensors, or between two rows of the outermost dim for which this is
+    possible. If it is possible for no dim, a cut is at any page boundary.
 
     Args:
         found: stretches inside the tensors, ascending, two pages or more apart.
-        tensors: in order of address, each beginning a page.
-        page: bytes of a page.
-        most: bytes of a registration, at least a page.
+        tensors: tensors in order of address; each begins at a page.
+        page: bytes per page.
+        most: most bytes per registration, at least a page.
 
     >>> registrations([(8192, 50_000)], [Rows(8192, (12_288, 100)), Rows(32_768, (12_288, 100))], 4096, 20_000)
     [(8192, 20480), (20480, 32768), (32768, 45056), (45056, 53248)]
@@ -127,7 +124,7 @@ def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, 
 
 
 def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
-    """The last address up to ``most``, behind ``after``, where a row and a page end."""
+    """Return the last address after ``after`` and up to ``most`` at which a row and a page end, or only a page."""
     for stride in tensor.strides:
         step = lcm(stride, page)
         place = tensor.address + (most - tensor.address) // step * step
@@ -140,11 +137,11 @@ def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> 
     """Check that every byte of every component lies inside one region. Later checks need to look at block ids only.
 
     Raises:
-        LayoutError: a component leaves its region; the message names both, and the bytes that it reaches.
+        LayoutError: a component reaches outside its region; the message names the component, the bytes and the region.
     """
     ordered = sorted(regions, key=lambda region: region.address)
     starts = [region.address for region in ordered]
-    # Regions may nest (views of views): for each start, keep the region up to there that reaches furthest.
+    # Regions may nest (views of views): for each start, keep the region with the largest end up to there.
     furthest: list[Region] = []
     for region in ordered:
         furthest.append(max(region, furthest[-1], key=lambda r: r.end) if furthest else region)
@@ -172,7 +169,7 @@ def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> 
 
 
 def check_places(looked: int) -> None:
-    """Bound the blocks that are looked up one by one, so that the check ends in seconds.
+    """Check the number of blocks that are looked up one by one, so that all lookups end in seconds.
 
     Raises:
         LayoutError: there are too many blocks.
@@ -185,7 +182,7 @@ def check_places(looked: int) -> None:
 
 
 def _held_tables(components: Sequence[Component], starts: Sequence[int], furthest: Sequence[Region]) -> frozenset[int]:
-    """Forms, by identity, whose blocks each lie in one region, from the first component to the last."""
+    """Return the ids of the table forms of which each block lies in one region, in all their components."""
     hulls: dict[int, tuple[Form, int, int]] = {}
     for component in components:
         form = component.form

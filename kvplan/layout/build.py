@@ -1,4 +1,4 @@
-"""Build components from a notation and tensors: extents are resolved, and the axes layer and kv unrolled."""
+"""Build the components of a layout from a notation and tensors: find extents, and unroll the axes layer and kv."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Naming(NamedTuple):
     """Global numbers and names of the layers, heads and parts that tensors hold.
 
     Attributes:
-        layers: global number of each layer held, or the first of them.
+        layers: global number of each layer, or of the first layer.
         head_start: global number of the first head.
-        part: name of the content where the notation has no kv axis.
+        part: name of the content if the notation has no kv axis.
     """
 
     layers: int | Sequence[int] = 0
@@ -52,10 +52,10 @@ class Naming(NamedTuple):
 
 
 def part_name(part: str) -> str:
-    """Check the name of a part, which is an identifier.
+    """Check and return the name of a part.
 
     Raises:
-        LayoutError: it is not an identifier, or is longer than 200 characters.
+        LayoutError: the name is not an identifier, or is longer than 200 characters.
     """
     if not isinstance(part, str) or not part.isidentifier() or len(part) > LIMITS.name_length:
         raise LayoutError(f"part is {quoted(part)}; the name of a part is an identifier, such as 'kv' or 'k_scale'")
@@ -63,13 +63,13 @@ def part_name(part: str) -> str:
 
 
 def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
-    """Find the extent of every atom, from the shape and the sizes.
+    """Return the extent of every atom of a notation, in elements, from the shape and the sizes.
 
     Args:
-        sizes: extents by axis (``"token"``) or by factor (``"head.0"``) that the shape does not give.
+        sizes: extents that the shape does not give, by axis (``"token"``) or by factor (``"head.0"``).
 
     Raises:
-        LayoutError: an extent is missing, or two disagree.
+        LayoutError: an extent is missing, or two extents contradict each other.
     """
     given = _given(notation, sizes)
     extents: dict[Atom, int] = {}
@@ -120,7 +120,7 @@ def _names(dim: Dim) -> str:
 
 
 def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Sequence[int]) -> dict[str, Factors]:
-    """Factors of each axis right of the colon, strides in bytes; not in normal form.
+    """Return the factors of each axis right of the colon, with strides in bytes. They are not in normal form.
 
     >>> from kvplan.layout.notation import parse
     >>> n = parse("(block token) dim")
@@ -147,7 +147,7 @@ def build(
     part: str,
     seams: Sequence[int],
 ) -> Built:
-    """Describe tensors as plain data; see :meth:`kvplan.KVLayout.from_tensors`."""
+    """Return the layout of tensors as plain data; see :meth:`kvplan.KVLayout.from_tensors`."""
     parsed = parse(notation)
     if layers is not None and not isinstance(layers, Iterable):
         raise LayoutError(f"layers is {quoted(layers)}; give the global number of every layer, or layer_start")
@@ -177,7 +177,7 @@ def assemble(
     seams: Sequence[int],
     budget: Budget | None = None,
 ) -> Built:
-    """Make components of tensors whose facts are known; ``budget`` is that of their document."""
+    """Return the layout of tensors whose facts are known. ``budget`` limits the work for the whole document."""
     budget = budget or Budget()
     check_alike(notation, tensors)
     if nested.get("kv", 2) != 2:
@@ -235,7 +235,7 @@ def assemble(
 
 
 _BlockAxis = tuple[Factors, tuple[int, ...] | None]  # factors, or a table
-_Spread = tuple[_BlockAxis, Factors, int]  # blocks; heads left of the colon that are one axis; number of the first
+_Spread = tuple[_BlockAxis, Factors, int]  # blocks; heads left of the colon that are one axis; number of the first head
 _AXIS_ORDER = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 
 
@@ -251,7 +251,7 @@ def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _indices(notation: Notation, nested: Mapping[str, int], where: Mapping[str, int]) -> Iterator[int]:
-    """Flat positions of the tensors that hold one (layer, kv, head): one tensor, or one for each block in order."""
+    """Yield the flat positions of the tensors of one (layer, kv, head): one tensor, or one per block in order."""
     choices = [range(nested[axis]) if axis == "block" else (where[axis],) for axis in notation.nesting]
     for position in product(*choices):
         flat = 0
@@ -266,7 +266,7 @@ def _block_axis(factors: Factors, held: Sequence[int], regions: Sequence[Region]
         return factors, None
     table = np.asarray(held, dtype=np.int64) - held[0]
     steps = np.diff(table)
-    # Equal steps inside one allocation are views of one tensor: a stride again.
+    # Blocks at equal steps inside one allocation are views of one tensor: their axis has a stride.
     if len(regions) == 1 and steps[0] > 0 and bool(np.all(steps == steps[0])):
         return ((len(held), int(steps[0])),), None
     return (), tuple(table.tolist())
@@ -289,7 +289,7 @@ def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequenc
 
 
 def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...]:
-    """Keep one region for each allocation, in order of address, with the seams inside it."""
+    """Return one region per allocation, in order of address, with the seams inside it."""
     unique: dict[tuple[int, int], Region] = {}
     for region in found:
         known = unique.setdefault((region.address, region.nbytes), region)

@@ -1,4 +1,4 @@
-"""The pieces of a layout: regions of memory, and one strided view for each (layer, part)."""
+"""The data classes of a layout: regions of memory, and one strided component for each (layer, part)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from kvplan.layout.strides import Factors, extent, offset, span
 
 INT64_MAX = 2**63 - 1
 
-# Addresses that are not this process's memory, in words, by their source.
+# Words for addresses that are not memory of this process, by their source.
 NOT_HERE = {
     "spec": "virtual (made up, of a spec)",
     "dump": "those of the process that saved the dump, or pickled the layout",
 }
 
 
-# What a text about a layout adds after its device, by :attr:`kvplan.KVLayout.addresses`.
+# Words that follow the device in a text about a layout, by :attr:`kvplan.KVLayout.addresses`.
 ADDRESSES = {"memory": "", "dump": ", addresses of the process that saved it", "spec": ", made-up addresses"}
 
 
 class Pool(NamedTuple):
-    """Memory that processes share by name, and its address in this process, or in the one that pickled it.
+    """Memory that processes share by name, and its address in this process, or in the process that pickled it.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         geometry: the pool's notation, sizes and names, as its file holds them.
-        tensors: how many there are, each beginning a page.
-        nbytes: of each tensor.
-        token: tells it from other pools of that path and geometry.
-        address: of the file's first byte.
-        attach: maps the pool in a process that loads a pickle of this: the address there, and the object that keeps
-            the mapping; None where no process uses the pool any more. A function of a module, so that it pickles.
+        tensors: number of tensors; each begins at a page.
+        nbytes: bytes of each tensor.
+        token: text that differs between pools of the same path and geometry.
+        address: address of the file's first byte.
+        attach: function of a module that maps the pool in a process that loads a pickle. It returns the new address
+            and the object that keeps the mapping; or None if no process uses the pool any more.
     """
 
     path: str
@@ -54,19 +54,18 @@ class Region:
     """One allocation, or the part of it that a layout may touch.
 
     Attributes:
-        address: first byte.
-        nbytes: bytes from there on.
+        address: address of the first byte.
+        nbytes: number of bytes.
         device: ``"cpu"``, ``"cuda:0"``, ...
-        pinned: page-locked host memory, which a GPU can reach.
+        pinned: whether this is page-locked host memory, which a GPU can reach.
         writable: False for read-only arrays.
-        virtual: addresses are made up (a spec): nothing can be moved.
-        seams: addresses inside that no descriptor may cross, ascending.
+        virtual: whether the addresses are made up (a spec); then nothing can be moved.
+        seams: addresses in the region that no descriptor may cross, ascending.
         owner: the object that keeps the memory alive; never compared.
-        recorded: addresses are those of the process that saved a dump, or pickled the layout: nothing can be moved
-            through them.
-        held: a :class:`~kvplan.layout.holding.Holding` that asks a tensor whether this is still its memory, or an
-            object that keeps an array from giving it up; never compared.
-        pool: the shared pool that holds it, if any; never compared.
+        recorded: whether the addresses come from a dump or a pickle; then nothing can be moved.
+        held: a :class:`~kvplan.layout.holding.Holding`, which checks whether a tensor still has this memory; or an
+            object that prevents an array from freeing it; never compared.
+        pool: the shared pool that holds the region, or None; never compared.
     """
 
     address: int
@@ -83,7 +82,7 @@ class Region:
 
     @property
     def end(self) -> int:
-        """First byte after the region."""
+        """Address of the first byte after the region."""
         return self.address + self.nbytes
 
 
@@ -92,14 +91,14 @@ class Form:
     """The shape that many components share: factors of every axis, with strides in bytes, and no address.
 
     Attributes:
-        block: factors of the block axis; ``()`` where ``table`` holds their offsets, or where there is one block.
-        token: factors of the token slots of a block, or of the sub-blocks of an opaque one; ``()`` for one.
-        head: factors of the heads held here.
-        dim: factors of the content of one (token, head), counted in bytes.
+        block: factors of the block axis; ``()`` if ``table`` holds the block offsets, or if there is one block.
+        token: factors of the token slots of a block, or of the sub-blocks of an opaque block; ``()`` for one slot.
+        head: factors of the heads in the component.
+        dim: factors of the content of one (token, head), in bytes.
         head_start: global number of the first head.
-        headed: whether the notation has a head axis; content without one belongs to no head.
-        opaque: whether the notation has no token axis: a block, or each of its sub-blocks, moves whole or not at all.
-        table: bytes from block 0 to each block, where blocks are separate allocations.
+        headed: whether the notation has a head axis; otherwise the content belongs to no head.
+        opaque: whether the notation has no token axis; then a block, or each of its sub-blocks, moves whole.
+        table: bytes from block 0 to each block, if blocks are separate allocations; otherwise None.
     """
 
     block: Factors
@@ -113,12 +112,12 @@ class Form:
 
     @property
     def subblocks(self) -> int:
-        """Opaque sub-blocks a block; 0 where a block has token slots."""
+        """Opaque sub-blocks per block; 0 if a block has token slots."""
         return extent(self.token) if self.opaque else 0
 
     @property
     def heads(self) -> range:
-        """Global numbers of the heads held here."""
+        """Global numbers of the heads in the component."""
         return range(self.head_start, self.head_start + extent(self.head))
 
     @property
@@ -128,7 +127,7 @@ class Form:
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of content a block."""
+        """Bytes of content per block."""
         return extent(self.token) * extent(self.head) * extent(self.dim)
 
     @property
@@ -138,14 +137,14 @@ class Form:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First and last byte that any block touches, relative to the component's address."""
+        """Offsets of the first and the last byte of all blocks, from the component's address."""
         reach = span(self.inner)
         if self.table is not None:
             return min(self.table), max(self.table) + reach
         return 0, span(self.block) + reach
 
     def block_offset(self, block: int) -> int:
-        """Bytes from block 0 to ``block``."""
+        """Return the bytes from block 0 to ``block``."""
         return self.table[block] if self.table is not None else offset(self.block, block)
 
 
@@ -155,8 +154,8 @@ class Component:
 
     Attributes:
         layer: global number of the layer.
-        part: ``"k"``, ``"v"``, ``"kv"`` or a named extra.
-        address: of block 0, token 0, first head, first byte.
+        part: ``"k"``, ``"v"``, ``"kv"`` or the name of an extra.
+        address: address of the first byte of block 0, token 0 and the first head.
     """
 
     layer: int
@@ -168,12 +167,12 @@ class Component:
         return f"layer {self.layer} {self.part!r}"
 
     def hull(self) -> tuple[int, int]:
-        """Addresses of the first byte, and of the first byte after the last."""
+        """Return the address of the first byte, and the address after the last byte."""
         low, high = self.form.bounds
         return self.address + low, self.address + high + 1
 
     def row_offset(self, token: int, head: int | None) -> int:
-        """Bytes from the start of a block to one row; by default of the first head.
+        """Return the bytes from the start of a block to one row, by default the row of the first head.
 
         Raises:
             LayoutError: the token or the head is not in this component.
@@ -193,7 +192,7 @@ class Component:
 
 
 class Geometry(NamedTuple):
-    """A layout as the compiler sees it: integers and names, and no object that owns memory."""
+    """The data of a layout that the compiler reads: integers and names, and no object that owns memory."""
 
     components: tuple[Component, ...]
     num_blocks: int
@@ -201,16 +200,16 @@ class Geometry(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A layout as plain data; :class:`kvplan.KVLayout` is its public face.
+    """A layout as plain data; :class:`kvplan.KVLayout` is the public class.
 
     Attributes:
-        components: in order of layer, then part.
-        regions: in order of address.
+        components: components in order of layer, then part.
+        regions: regions in order of address.
         num_blocks: number of blocks.
-        block_tokens: token slots a block; sub-blocks where no part has token slots.
+        block_tokens: token slots per block; sub-blocks per block if no part has token slots.
         sizes: extent of each axis of the notation, in elements for dim.
-        dtype: name of the element type; those of merged layouts have `` + `` between them.
-        notation: in normal form; those of merged layouts have `` + `` between them.
+        dtype: name of the element type; merged layouts have several names with `` + `` between them.
+        notation: notation in normal form; merged layouts have several notations with `` + `` between them.
     """
 
     components: tuple[Component, ...]
@@ -223,12 +222,12 @@ class Built(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts, in the order they were given."""
+        """Names of the parts, in the order in which they were given."""
         return tuple(dict.fromkeys(c.part for c in self.components))
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of content a block, over all layers and parts; padding excluded."""
+        """Bytes of content per block, over all layers and parts, without padding."""
         return sum(c.form.block_nbytes for c in self.components)
 
     @property
@@ -238,7 +237,7 @@ class Built(NamedTuple):
 
     @property
     def opaque(self) -> bool:
-        """Whether no part has token slots, so that blocks move whole."""
+        """Whether no part has token slots; then blocks move whole."""
         return all(c.form.opaque for c in self.components)
 
     @property
@@ -248,12 +247,12 @@ class Built(NamedTuple):
 
 
 def subblocks_of(components: Iterable[Component]) -> int:
-    """Count the sub-blocks a block of opaque parts: the least common multiple of the parts' numbers."""
+    """Return the sub-blocks per block of opaque parts: the least common multiple of the numbers of all parts."""
     return lcm(*(component.form.subblocks for component in components))
 
 
 def quoted_address(address: int) -> str:
-    """Quote an address; a number too large for one is quoted short.
+    """Return an address as text; a number that is too large for an address is shortened.
 
     >>> quoted_address(4096), quoted_address(-4096), quoted_address(1 << 200)
     ('0x1000', '-0x1000', 'a number of 201 bits')
@@ -262,13 +261,13 @@ def quoted_address(address: int) -> str:
 
 
 def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
-    """Addresses where pinned allocations touch: they are two registrations, and no copy may span them."""
+    """Return the addresses at which pinned allocations touch. No copy may cross from one registration to the next."""
     ordered = sorted(regions, key=lambda region: region.address)
     return tuple(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
 
 
 def seams_within(seams: Sequence[int], region: Region) -> Sequence[int]:
-    """Select the seams between the first byte of a region and its end; they are ascending.
+    """Return the seams from the first byte of a region to its end. ``seams`` must be ascending.
 
     >>> seams_within([0, 64, 128, 192], Region(64, 64))
     [64, 128]

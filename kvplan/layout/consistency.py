@@ -23,20 +23,20 @@ def check_told(
     dtype: str,
     itemsizes: Sequence[int | None],
 ) -> None:
-    """Check a notation, sizes and a dtype against components; of merged layouts, each size must fit one of them.
+    """Check a notation, sizes and a dtype against components; a size of merged layouts must fit one of the layouts.
 
     Args:
-        notations: one, or those of merged layouts.
+        notations: one notation, or the notations of merged layouts.
         sizes: extents by axis, in elements for ``dim``.
-        components: all that the layout holds; it may be a slice.
+        components: all components of the layout, which may be a slice.
         dtype: name of the element type.
-        itemsizes: bytes of an element of each dtype, None where they are unknown.
+        itemsizes: bytes per element of each dtype; None if they are not known.
 
     Raises:
-        LayoutError: the first contradiction.
+        LayoutError: two facts contradict each other.
     """
     axes = {axis for notation in notations for axis in notation.axes}
-    # A view in smaller blocks may have several blocks where the tensors had one, and no axis for them.
+    # A view in smaller blocks may have several blocks, even if its tensors hold one block and have no block axis.
     if unknown := set(sizes) - axes - {"block"}:
         raise LayoutError(f"sizes name {listed(sorted(unknown))}; no notation has such an axis")
     forms = list({id(component.form): component.form for component in components}.values())
@@ -56,12 +56,12 @@ def check_told(
 
 
 def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    """Adapt the sizes of a layout to some of its components; sizes that still fit stay.
+    """Return the sizes of a layout of which only some components are kept. Sizes that still fit stay.
 
     Args:
-        components: the ones that are kept.
-        sizes: of the whole layout.
-        dtype: of the whole layout; of merged layouts there are several.
+        components: the components that are kept.
+        sizes: sizes of the whole layout.
+        dtype: dtype of the whole layout; merged layouts have several.
 
     >>> from kvplan.layout.components import Component, Form
     >>> kept = Component(3, "scale", 0, Form(((9, 64),), ((4, 16),), (), ((8, 1),), headed=False))
@@ -83,9 +83,9 @@ def sizes_of(components: Sequence[Component], sizes: Mapping[str, int], dtype: s
 
 
 def _counts(components: Sequence[Component]) -> dict[str, dict[int, None]]:
-    """Collect the extents of components by axis, in their order. Opaque blocks count as sub-blocks, not as tokens."""
+    """Return the extents of components by axis, in order of the components. Opaque blocks count as sub-blocks."""
     counts: dict[str, dict[int, None]] = {"token": {}, "subblock": {}, "head": {}}
-    heads: dict[tuple[int, str], int] = {}  # of a (layer, part), which several components may hold
+    heads: dict[tuple[int, str], int] = {}  # heads per (layer, part), which several components may hold
     known: dict[int, int] = {}  # heads of a form, by identity
     for component in components:
         form = component.form
@@ -123,14 +123,14 @@ def _check_content(dim: int, forms: Sequence[Form], dtype: str, itemsizes: Seque
 
 
 def check_dtype(dtype: object, itemsize: object) -> tuple[str, tuple[int | None, ...]]:
-    """Check the name of a dtype, and find the bytes of its elements; merged layouts have several.
+    """Check the name of a dtype; return it with the bytes per element. Merged layouts have several dtypes.
 
     Args:
         dtype: a name, or names with `` + `` between them.
-        itemsize: bytes of an element, as the document gives them; None where it gives none.
+        itemsize: bytes per element in the document, or None.
 
     Raises:
-        LayoutError: not a name, or an itemsize that is not the dtype's.
+        LayoutError: the name is not valid, or the itemsize is not the itemsize of the dtype.
     """
     if not isinstance(dtype, str) or not dtype.isprintable():
         raise LayoutError(f"dtype is {quoted(dtype)}; it is a name")

@@ -1,8 +1,8 @@
-"""Check that components of a layout share no byte: by a proof where strides nest, else by a search of bounded work.
+"""Check that components of a layout share no byte: by a proof if strides nest, otherwise by a search of limited work.
 
-In general the question is a bounded subset sum, whose time is exponential in the number of factors. In caches strides
-nest: each is larger than all that it steps over, which one pass over the sorted factors shows. Strides that do not nest
-are searched, each state once, until the budget is used up.
+In general, this is a bounded subset sum, whose time is exponential in the number of factors. But the strides of caches
+nest: each stride is larger than all bytes that it steps over. One pass over the sorted factors proves that. If strides
+do not nest, a search visits every state once, until the budget is used up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ def check_disjoint(components: Sequence[Component], budget: Budget | None = None
     """Check that no byte belongs to two coordinates.
 
     Args:
-        components: all of a layout.
-        budget: of the document that holds them.
+        components: all components of a layout.
+        budget: limits of the work for the whole document that contains the layout.
 
     Raises:
-        LayoutError: a component overlaps itself, or two overlap each other; or strides do not nest, and there are too
-            many cases to search.
+        LayoutError: a component overlaps itself or another component, or the search would take too many steps.
     """
     by_value: dict[Form, Form] = {}
     forms = {key: by_value.setdefault(form, form) for key, form in {id(c.form): c.form for c in components}.items()}
@@ -56,7 +55,7 @@ def _with(component: Component, form: Form) -> Component:
 
 
 def _progression(addresses: Sequence[int]) -> Factors | None:
-    """Express ascending addresses as loops from the first; None where that is not possible.
+    """Return loops from the first address that visit ascending addresses; None if there are no such loops.
 
     >>> _progression((0, 8, 100, 108, 200, 208))
     ((3, 100), (2, 8))
@@ -85,7 +84,7 @@ def _check_strided(components: Sequence[Component], budget: Budget) -> None:
     factors = _without_common(components, factors)
     reach = {key: span(held) for key, held in factors.items()}
     known: dict[tuple[int, int, int], bool] = {}
-    active: list[tuple[int, Component]] = []  # (end, component) of those that the sweep has not passed
+    active: list[tuple[int, Component]] = []  # (end, component), if the sweep has not passed the end
     for component in sorted(components, key=lambda c: c.address):
         key, start = id(component.form), component.address
         if active:
@@ -101,9 +100,9 @@ def _check_strided(components: Sequence[Component], budget: Budget) -> None:
 
 
 def _without_common(components: Sequence[Component], factors: dict[int, Factors]) -> dict[int, Factors]:
-    """Drop the outer factors that all forms share, as long as each step is larger than all bytes inside it.
+    """Drop the outer factors that all forms share, as long as each stride is larger than the bytes inside one step.
 
-    Bytes of one such step cannot meet bytes of the next, so that comparing one step is enough.
+    Bytes of one such step cannot overlap bytes of the next step, so that comparing one step is enough.
 
     >>> here, there = Form(block=((9, 64),), token=(), head=(), dim=((8, 1),)), Form(((9, 64),), (), (), ((4, 1),))
     >>> some = [Component(0, "k", 0, here), Component(0, "v", 32, there)]
@@ -133,14 +132,14 @@ def _meets(one: Component, other: Component, mine: Factors, its: Factors, budget
 
 
 def _check_tables(components: Sequence[Component], budget: Budget) -> None:
-    """Check components whose blocks are in a table, by a sweep over the intervals of (component, block)."""
+    """Check components whose blocks are in a table, by a sweep over the byte range of every (component, block)."""
     forms = {id(c.form): c.form for c in components}
     table = components[0].form.table
     if table is not None and all(form.table == table for form in forms.values()):
         low = min(component.address for component in components)
         high = max(component.address + span(component.form.inner) + 1 for component in components)
         blocks = np.sort(np.array(table, dtype=np.int64))
-        if not np.any(np.diff(blocks) < high - low):  # blocks do not meet, so that comparing one of them is enough
+        if not np.any(np.diff(blocks) < high - low):  # blocks do not overlap, so that comparing one block is enough
             alone = {key: replace(form, block=(), table=None) for key, form in forms.items()}
             _check_strided([replace(c, form=alone[id(c.form)]) for c in components], budget)
             return
@@ -175,14 +174,14 @@ def _check_tables(components: Sequence[Component], budget: Budget) -> None:
 
 
 def _block_offsets(form: Form) -> Int64Array:
-    """Bytes from block 0 to each block."""
+    """Return the bytes from block 0 to each block."""
     if form.table is not None:
         return np.array(form.table, dtype=np.int64)
     return offsets_of(form.block)
 
 
 def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:
-    """Sort factors by stride, the largest first, and bring them to normal form: the set of offsets stays the same.
+    """Return factors in normal form, sorted by stride, the largest first. The set of offsets stays the same.
 
     >>> sorted_factors(((16, 8), (8, 1), (4, 128)))
     ((512, 1),)
@@ -191,7 +190,7 @@ def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:
 
 
 def nests(factors: Factors) -> bool:
-    """Tell whether every stride is larger than all that it steps over, so that no two coordinates share an offset.
+    """Tell whether every stride is larger than the span of all smaller strides. Then no coordinates share an offset.
 
     >>> nests(((4, 64), (64, 1))), nests(((2, 3), (3, 2))), nests(((4, 0),))
     (True, False, False)
@@ -220,13 +219,13 @@ def injective(factors: Factors, budget: Budget | None = None) -> bool:
     ordered = sorted_factors(factors)
     if ordered[-1][1] == 0:
         return False
-    # Two coordinates meet where a leading positive difference is undone by the factors after it.
+    # Two coordinates share an offset if later factors cancel the positive difference of an earlier factor.
     search = _Search([(stride, 1 - count, count - 1) for count, stride in ordered], budget or Budget())
     return not any(search.reaches(k, 0, 1) for k in range(len(ordered)))
 
 
 def meets(a: Factors, b: Factors, distance: int, budget: Budget | None = None) -> bool:
-    """Tell whether two byte sets overlap, where set ``b`` begins ``distance`` bytes after set ``a``.
+    """Tell whether two sets of bytes overlap if set ``b`` begins ``distance`` bytes after set ``a``.
 
     Raises:
         LayoutError: the budget is used up before the answer is known.
@@ -247,7 +246,7 @@ def meets(a: Factors, b: Factors, distance: int, budget: Budget | None = None) -
 
 
 Term = tuple[int, int, int]  # (stride above 0, least multiple, greatest multiple)
-STATE = 8  # steps of the budget for one state of a search; one comparison of a pair costs 1
+STATE = 8  # cost of one state of a search, in steps of the budget; comparing one pair costs 1 step
 
 
 class _Search:
@@ -258,8 +257,8 @@ class _Search:
 
     def __init__(self, terms: list[Term], budget: Budget) -> None:
         self._terms, self._budget = terms, budget
-        self._low, self._high = [0], [0]  # bounds of the sums of the terms from each one on
-        self._common: list[int] = [0]  # the greatest common divisor of their strides
+        self._low, self._high = [0], [0]  # bounds of the sum of each term and all later terms
+        self._common: list[int] = [0]  # the greatest common divisor of the strides of these terms
         self._residue: list[tuple[int, int, int]] = []
         for stride, least, most in reversed(terms):
             self._low.insert(0, self._low[0] + stride * least)
@@ -287,9 +286,9 @@ class _Search:
             return False
         if modulus == 0:  # the last term
             return True
-        # The rest has to be divisible by the later terms: so it is for one multiple in each ``modulus``.
+        # The remaining distance must be divisible by the later terms: that holds for every ``modulus``-th multiple.
         first += (distance // common * inverse - first) % modulus
-        if k + 2 == len(self._terms):  # the rest is a multiple of the last stride, and within its bounds
+        if k + 2 == len(self._terms):  # the remaining distance is a multiple of the last stride, and in bounds
             return first <= last
         for digit in range(first, last + 1, modulus):
             rest = distance - stride * digit

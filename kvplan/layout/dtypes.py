@@ -1,4 +1,4 @@
-"""Bytes of an element, by the names of types in torch, numpy and specs."""
+"""Bytes per element, by the names of types in torch, numpy and specs."""
 
 from __future__ import annotations
 

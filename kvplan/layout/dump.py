@@ -1,7 +1,7 @@
 """Write and read dumps: the layout of a running engine as JSON text, with addresses and strides, and without data.
 
-A dump has every fact of a layout but the memory itself. A layout that is read from a dump keeps the engine's addresses.
-Their memory is not in this process, so that nothing can be moved through them.
+A dump has all facts of a layout, but not its bytes. A layout that is read from a dump has the addresses of the engine's
+process. So it cannot move bytes in this process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LINE = 110  # characters of a line of the file; a value that fits is on one lin
 
 
 def document_of(layout: Built) -> dict[str, Any]:
-    """Write a layout as plain facts, ready for JSON; components that share a form are one entry.
+    """Return a layout as a dict for JSON. Components that share a form are one entry.
 
     >>> from kvplan import KVLayout
     >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 80, "block": 9, "token": 4, "dim": 8}}
@@ -89,7 +89,7 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
 
 
 def text_of(layout: Built) -> str:
-    """Write a dump as the text of its file: JSON, with each short value on one line."""
+    """Return the text of a dump's file: JSON, with each short value on one line."""
     lines: list[str] = []
     _write_lines(document_of(layout), 0, lines)
     return "".join(lines) + "\n"
@@ -125,15 +125,15 @@ def save(layout: Built, path: str | os.PathLike[str]) -> None:
 
 
 def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Built:
-    """Read the layout that a dump holds.
+    """Return the layout that a dump describes.
 
     Args:
-        dump: the content of the file.
-        budget: of the document that the dump is a part of.
+        dump: content of the file.
+        budget: limits of the work for the whole document that contains the dump.
 
     Raises:
-        LayoutError: a value is missing, of another type, or impossible; two values contradict each other; a bound of
-            :mod:`kvplan.base.limits` is passed; or the schema is another one.
+        LayoutError: a value is missing, wrong or too large (:mod:`kvplan.base.limits`), values contradict each other,
+            or the schema is not known.
     """
     budget = budget or Budget()
     _check_schema(dump["schema"])
@@ -176,7 +176,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
 
 
 def _parts(names: Sequence[Any]) -> dict[str, int]:
-    """Number the parts in their order."""
+    """Return the position of every part in the dump's order."""
     order = {_part(name, f"parts[{k}]"): k for k, name in enumerate(names)}
     if len(order) < len(names):
         raise LayoutError("parts name one twice")
@@ -184,7 +184,7 @@ def _parts(names: Sequence[Any]) -> dict[str, int]:
 
 
 def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list[Component]:
-    """Sort components by layer, part and first head. Each is there once; every part has one; equal forms are shared."""
+    """Sort components by layer, part and first head; share equal forms; refuse repeated and missing components."""
     seen: set[tuple[int, str, int]] = set()
     for component in components:
         if component.part not in order:
@@ -210,7 +210,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _notations(text: Any) -> list[Notation]:
-    """Parse the notation; merged layouts have several."""
+    """Parse the notation of a dump; merged layouts have several notations."""
     if not isinstance(text, str):
         raise LayoutError(f"notation is {quoted(text)}; give a text")
     if len(text) > LIMITS.notation_length:

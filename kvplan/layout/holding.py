@@ -1,7 +1,7 @@
 """Check that tensors still have the memory that a layout describes.
 
 A layout keeps its tensors and their storages, so that memory stays allocated when a tensor takes other memory. But a
-storage can be resized in place, which frees its memory. A tensor announces neither change: kvplan has to ask it.
+storage can be resized in place, which frees its memory. A tensor reports neither change, so kvplan must check it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
 
-# Submits that ask the same tensor before the next one is asked. A tensor that was not asked for a while has left the
-# CPU's caches, and asking it takes 0.5 us more.
+# Submits that check one tensor before the next tensor. The first check misses the CPU's caches and takes 0.5 us more.
 SUBMITS = 8
 
 
 class Holding(NamedTuple):
-    """The memory of one tensor when it was described, and the calls that ask for it again.
+    """The memory of one tensor when it was described, and the objects that report its present memory.
 
     Attributes:
-        ask: its ``data_ptr``.
-        address: the answer then; it may lie inside the allocation.
+        ask: method ``data_ptr`` of the tensor.
+        address: address that ``ask`` returned at the description; it may lie inside the allocation.
         storage: the object that keeps the allocation; its ``len`` is in bytes. ``()`` for tensors without a storage.
-        nbytes: bytes of the storage then.
+        nbytes: bytes of the storage at the description.
     """
 
     ask: Callable[[], int]
@@ -34,7 +33,7 @@ class Holding(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any, address: int, storage: Any) -> Holding:
-        """Take down the memory of a tensor as it is now; ``storage`` may be None.
+        """Record the memory that a tensor has now; ``storage`` may be None.
 
         >>> import torch
         >>> tensor = torch.zeros(8, 4)
@@ -51,7 +50,7 @@ class Holding(NamedTuple):
         return cls(tensor.data_ptr, address, storage, nbytes)
 
     def moved(self) -> bool:
-        """Whether the tensor has other memory now, or less or more of it."""
+        """Tell whether the tensor now has other memory, or less or more memory."""
         return self.ask() != self.address or len(self.storage) != self.nbytes
 
 
@@ -60,7 +59,7 @@ def check_held(what: object, held: Iterable[Holding]) -> None:
 
     Args:
         what: the layout, for the message.
-        held: of its tensors.
+        held: records of the layout's tensors.
 
     Raises:
         LayoutError: a tensor has other memory.
@@ -75,12 +74,12 @@ def check_held(what: object, held: Iterable[Holding]) -> None:
 
 
 def questions(src: Sequence[Holding], dst: Sequence[Holding]) -> Iterator[Callable[[], bool]] | None:
-    """Yield without end, for one submit after another, a check of one tensor on each side.
+    """Return an endless iterator of checks. Each submit makes the next check, of one tensor on each side.
 
-    Asking all tensors of 80 layers takes longer than planning. Asking one on each side takes 0.3 us; they take turns.
+    Checking all tensors of 80 layers takes longer than planning. Checking one tensor on each side takes 0.3 us.
 
     Returns:
-        Functions that return whether the memory is as described; None where no tensor can be asked.
+        Functions that return whether the memory is as described; None if there is no tensor to check.
 
     >>> import torch
     >>> tensor = torch.zeros(8, 4)
@@ -99,7 +98,7 @@ def questions(src: Sequence[Holding], dst: Sequence[Holding]) -> Iterator[Callab
 
 
 def _question(one: Holding, other: Holding | None = None) -> Callable[[], bool]:
-    """Check one or two tensors; written out, since a loop or a call would cost as much as the asking."""
+    """Return a check of one or two tensors, written out: a loop or a call would cost as much as the check."""
     ask, address, storage, nbytes = one
     if other is None:
         return lambda: ask() == address and len(storage) == nbytes

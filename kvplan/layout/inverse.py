@@ -1,7 +1,7 @@
 """The inverse map: from byte addresses back to (layer, part, block, token, head, byte).
 
 The map adds up one offset for each digit of each axis. The inverse map is a search over those digits, the largest
-stride first. A branch that cannot reach the wanted address is left out. Where strides nest, one branch is left a level.
+stride first. It skips branches that cannot reach the address. If strides nest, one branch per level remains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvplan.layout.strides import span
 
 BLOCK, TOKEN, HEAD, BYTE = range(4)
 
-Step = tuple[int, int, int, int]  # (axis, coordinates a digit, digits, stride in bytes)
+Step = tuple[int, int, int, int]  # (axis, coordinates per digit, digits, stride in bytes)
 Coordinates = tuple[int, int, int, int]  # (block, token, head, byte), each from 0
 
 
@@ -24,13 +24,13 @@ class Row(NamedTuple):
     """The coordinates of one byte of content.
 
     Attributes:
-        layer: global number.
-        part: its name.
+        layer: global number of the layer.
+        part: name of the part.
         block: block id.
-        token: slot within the block; None where blocks are opaque.
-        head: global number; None where content belongs to no head.
-        byte: within the row of that (token, head), from 0.
-        subblock: number of the opaque sub-block within the block; None where a block has token slots, or is just one.
+        token: slot within the block; None if the block is opaque.
+        head: global number of the head; None if the content belongs to no head.
+        byte: number of the byte within the row of that (token, head), from 0.
+        subblock: number of the opaque sub-block within the block; None if a block has token slots or is one sub-block.
     """
 
     layer: int
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def row_of(component: Component, coordinates: Coordinates) -> Row:
-    """Name the coordinates of a byte of a component."""
+    """Return the coordinates of a byte of a component as a row, with global numbers."""
     form, (block, token, head, byte) = component.form, coordinates
     return Row(
         component.layer,
@@ -57,7 +57,7 @@ def row_of(component: Component, coordinates: Coordinates) -> Row:
 
 
 def find(components: Iterable[Component], address: int) -> tuple[Component, Coordinates, int] | None:
-    """Find the component and coordinates of one byte, and its offset in its block; None of a byte of padding."""
+    """Return the component and coordinates of one byte, and its offset in its block; None for a byte of padding."""
     for component in components:
         first, end = component.hull()
         if not first <= address < end:
@@ -70,17 +70,17 @@ def find(components: Iterable[Component], address: int) -> tuple[Component, Coor
 
 
 def check_rows(looked: int) -> None:
-    """Bound the work of one question about addresses.
+    """Check that one lookup of addresses does not take too much work.
 
     Raises:
-        KVPlanError: too many rows were looked at.
+        KVPlanError: the lookup visits too many rows.
     """
     if looked > LIMITS.rows:
         raise KVPlanError(f"the range crosses more than {LIMITS.rows:,} rows; ask for fewer bytes")
 
 
 def steps_of(form: Form, *, blocks: bool) -> tuple[Step, ...]:
-    """List the factors of the axes inside a block, or of all axes; the largest stride first.
+    """Return the factors of the axes inside a block, or of all axes, as steps; the largest stride first.
 
     >>> steps_of(Form(block=((4, 64),), token=((4, 16),), head=(), dim=((16, 1),)), blocks=True)
     ((0, 1, 4, 64), (1, 1, 4, 16), (3, 1, 16, 1))
@@ -127,12 +127,12 @@ def _moved(where: Coordinates, axis: int, by: int) -> Coordinates:
 
 
 def _reaches(steps: Sequence[Step]) -> list[int]:
-    """For each step, the largest offset that it and the steps after it can make; 0 behind the last."""
+    """Return, for each step, the largest offset that this step and all later steps add up to; at the end, a 0."""
     return [sum((count - 1) * stride for _, _, count, stride in steps[k:]) for k in range(len(steps) + 1)]
 
 
 def blocks_in(form: Form, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Yield (block id, its offset) of the blocks whose first to last byte meets offsets from ``low`` up to ``high``."""
+    """Yield (block id, offset) of every block whose byte range overlaps offsets from ``low`` up to ``high``."""
     reach = span(form.inner)
     if form.table is not None:
         yield from ((block, at) for block, at in enumerate(form.table) if low - reach <= at < high)
@@ -162,7 +162,7 @@ def runs_in(component: Component, start: int, stop: int) -> Iterator[tuple[int, 
 
 
 def last_before(component: Component, address: int) -> int | None:
-    """Find the last byte of content of a component before an address; None where there is none.
+    """Return the address of the last byte of content of a component before an address; None if there is none.
 
     >>> rows = Component(0, "kv", 100, Form(block=(), token=((4, 20),), head=(), dim=((16, 1),)))
     >>> last_before(rows, 120), last_before(rows, 100)
@@ -176,7 +176,7 @@ def last_before(component: Component, address: int) -> int | None:
 
 
 def first_from(component: Component, address: int) -> int | None:
-    """Find the first byte of content of a component at an address or behind it; None where there is none.
+    """Return the address of the first byte of content of a component at an address or after it, or None.
 
     >>> rows = Component(0, "kv", 100, Form(block=(), token=((4, 20),), head=(), dim=((16, 1),)))
     >>> first_from(rows, 116), first_from(rows, 176)
@@ -185,7 +185,7 @@ def first_from(component: Component, address: int) -> int | None:
     form, (first, end) = component.form, component.hull()
     if not first < address < end:
         return first if address <= first else None
-    # Seen from its end, a form has the same steps: the first byte from here on is the last one before there.
+    # Read from its end, a form has the same steps. The first byte after an address is then the last byte before it.
     if form.table is None:
         total, starts = _reaches(steps_of(form, blocks=True))[0], [0]
     else:
@@ -196,7 +196,7 @@ def first_from(component: Component, address: int) -> int | None:
 
 
 def _highest(form: Form, starts: Sequence[int], limit: int) -> int | None:
-    """Largest offset of content that is at most ``limit``; ``starts`` are the entries of a table, or just 0."""
+    """Return the largest offset of content that is at most ``limit``; ``starts`` are the table's entries, or just 0."""
     steps = steps_of(form, blocks=form.table is None)
     reach = _reaches(steps)[0]
     best: int | None = None
@@ -209,7 +209,7 @@ def _highest(form: Form, starts: Sequence[int], limit: int) -> int | None:
 
 
 def highest(steps: Sequence[Step], limit: int) -> int:
-    """Largest offset that is at most ``limit``, which is at least 0.
+    """Return the largest offset that the steps add up to and that is at most ``limit``, which is at least 0.
 
     >>> highest(((1, 1, 4, 20), (3, 1, 16, 1)), 58), highest(((1, 1, 4, 20), (3, 1, 16, 1)), 41)
     (55, 41)

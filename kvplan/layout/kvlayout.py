@@ -1,4 +1,4 @@
-"""KVLayout: the public face of a layout."""
+"""KVLayout, the public class of layouts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class KVLayout:
     """The addresses of all bytes of a KV cache: a strided map from (layer, part, block, token, head).
 
     :meth:`from_tensors`, :meth:`from_spec`, :meth:`merge`, :func:`kvplan.allocate` and the backends' ``describe`` make
-    layouts. A layout is immutable. Two layouts are equal where they hold the same bytes in the same order, even where
-    their notations differ. An axis of extent 1 makes no difference.
+    layouts. A layout is immutable. Two layouts are equal if they hold the same bytes in the same order, even if their
+    notations differ. An axis of extent 1 makes no difference.
 
     Attributes:
         built: the layout as plain data.
-        regions: the allocations that it lies in, in order of address.
+        regions: the allocations that hold the cache, in order of address.
         num_blocks: number of blocks.
-        block_tokens: token slots a block; sub-blocks where no part has token slots.
+        block_tokens: token slots per block; sub-blocks per block if no part has token slots.
         sizes: extent of each axis of the notation, in elements for ``dim``.
         dtype: name of the element type.
-        notation: in normal form.
-        tensors: as they were given; None without tensors.
-        holdings: how to ask the tensors whether they still have their memory.
+        notation: text of the notation, in normal form.
+        tensors: the tensors as they were given; None for a spec, dump or pickle.
+        holdings: records of the tensors' memory, to check that the tensors still have it.
 
     >>> import numpy as np
     >>> layout = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 16, 4, 64), np.float16)] * 1)
@@ -83,23 +83,23 @@ class KVLayout:
         seams: Sequence[int] = (),
         layers: Sequence[int] | None = None,
     ) -> KVLayout:
-        """Describe tensors that exist, by their real strides.
+        """Return the layout of existing tensors, from their real strides.
 
         Args:
             notation: for example ``"layer: block kv token head dim"``; see :mod:`kvplan.layout.notation`.
-            tensors: nested lists or tuples as the notation's left side says, or one tensor. torch tensors, numpy
-                arrays, or anything with their members.
-            sizes: extents in elements, by axis or factor, that shapes do not give (``{"token": 16}``).
-            layer_start: global number of the first layer held.
-            head_start: global number of the first KV head held.
-            part: name of the content where the notation has no kv axis. With a kv axis the parts are ``"k"`` and
+            tensors: one tensor, or nested lists or tuples of tensors, as the left side of the notation says. A tensor
+                is a torch tensor, a numpy array, or an object with the same members.
+            sizes: extents in elements that the shapes do not give, by axis or factor (``{"token": 16}``).
+            layer_start: global number of the first layer in the tensors.
+            head_start: global number of the first KV head in the tensors.
+            part: name of the content if the notation has no kv axis. With a kv axis, the parts are ``"k"`` and
                 ``"v"``, or ``"k_scale"`` and ``"v_scale"`` for ``part="scale"``.
             seams: addresses that no descriptor may cross (boundaries between host registrations).
-            layers: global number of every layer, where they are not consecutive.
+            layers: global number of every layer, if the numbers are not consecutive.
 
         Raises:
             NotationError: the notation does not parse.
-            LayoutError: tensors and notation disagree, tensors differ, bytes overlap, or bytes leave the allocation.
+            LayoutError: tensors do not fit the notation or each other, bytes overlap, or bytes lie outside memory.
 
         >>> import numpy as np
         >>> KVLayout.from_tensors("(block token) head dim", np.zeros((64, 2, 8), np.int8), sizes={"token": 16})
@@ -109,14 +109,13 @@ class KVLayout:
 
     @classmethod
     def from_spec(cls, spec: str | Path | Mapping[str, Any]) -> KVLayout:
-        """Describe a cache without tensors; addresses are made up.
+        """Return the layout that a spec or a dump describes. The addresses of a spec are made up.
 
         Args:
-            spec: a ``.toml`` or ``.json`` file, or its content as a mapping. Also a dump of :meth:`save`, whose
-                addresses are the engine's. Keys of a spec: ``notation`` and ``sizes`` (extents
-                in elements); optional ``dtype``, ``strides`` (elements, in the order of the dims), ``address``,
-                ``device``, ``part``, ``layer_start``, ``layers``, ``head_start``, ``seams``. A list of such mappings
-                under ``layouts`` is merged.
+            spec: a ``.toml`` or ``.json`` file, or its content as a mapping. A dump of :meth:`save` has the engine's
+                addresses. A spec has the keys ``notation`` and ``sizes`` (extents in elements). Optional keys are
+                ``dtype``, ``strides`` (elements, in the order of the dims), ``address``, ``device``, ``part``,
+                ``layer_start``, ``layers``, ``head_start`` and ``seams``. A list of specs under ``layouts`` is merged.
 
         Raises:
             NotationError: the notation does not parse.
@@ -130,14 +129,14 @@ class KVLayout:
 
     @classmethod
     def merge(cls, layouts: Sequence[KVLayout]) -> KVLayout:
-        """Join layouts of separate tensors into one: named extra parts, or more layers.
+        """Join layouts of separate tensors into one layout with more layers or with named extra parts.
 
         Args:
-            layouts: of equal num_blocks and block_tokens, on one device, sharing no (layer, part) and no byte. An
-                opaque part goes with any block_tokens that its sub-blocks divide evenly.
+            layouts: layouts of equal num_blocks and block_tokens, on one device, that share no (layer, part) and no
+                byte. An opaque part may be joined if its number of sub-blocks divides block_tokens.
 
         Raises:
-            LayoutError: layouts differ in blocks, tokens or device; or two of them hold the same part or bytes.
+            LayoutError: layouts differ in blocks, tokens or device; or two layouts hold the same part or bytes.
 
         >>> import numpy as np
         >>> kv = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 64), np.int8), part="ckv")
@@ -153,28 +152,28 @@ class KVLayout:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Global numbers of the layers held, ascending."""
+        """Global numbers of the layers, ascending."""
         return tuple(sorted({c.layer for c in self._components}))
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts held, in the order they were given."""
+        """Names of the parts, in the order in which they were given."""
         return self.built.parts
 
     @cached_property
     def heads(self) -> range:
-        """Global numbers of the KV heads held."""
+        """Global numbers of the KV heads."""
         forms = [c.form for c in self._components if c.form.headed] or [c.form for c in self._components]
         return range(min(f.heads.start for f in forms), max(f.heads.stop for f in forms))
 
     @cached_property
     def block_nbytes(self) -> int:
-        """Bytes of content a block, over all layers and parts; padding excluded."""
+        """Bytes of content per block, over all layers and parts, without padding."""
         return self.built.block_nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of content in all blocks; padding excluded."""
+        """Bytes of content in all blocks, without padding."""
         return self.num_blocks * self.block_nbytes
 
     @property
@@ -184,15 +183,14 @@ class KVLayout:
 
     @property
     def opaque(self) -> bool:
-        """Whether no part has token slots, so that blocks move whole."""
+        """Whether no part has token slots; then blocks move whole."""
         return self.built.opaque
 
     @cached_property
     def addresses(self) -> Literal["memory", "dump", "spec"]:
         """Source of the addresses: ``"memory"`` of this process, ``"dump"`` of another process, or ``"spec"``, made up.
 
-        A layout that is loaded from a pickle has ``"dump"``. It has ``"memory"`` where all of it lies in pools that
-        processes share by name and that are in use.
+        A layout from a pickle has ``"dump"``, or ``"memory"`` if all of it lies in shared pools that are in use.
 
         >>> KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 4, "dim": 8}}).addresses
         'spec'
@@ -208,7 +206,7 @@ class KVLayout:
 
     @cached_property
     def writable(self) -> bool:
-        """Whether every region may be written."""
+        """Whether every region is writable."""
         return all(region.writable for region in self.regions)
 
     @cached_property
@@ -218,16 +216,16 @@ class KVLayout:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """Views: one for each (layer, part), or one for each head of it where heads are separate allocations."""
+        """One component for each (layer, part), or for each of its heads if heads are separate allocations."""
         return self._components
 
     @cached_property
     def geometry(self) -> Geometry:
-        """The layout as the compiler sees it."""
+        """The data of the layout that the compiler reads."""
         return Geometry(self._components, self.num_blocks, self.block_tokens)
 
     def component(self, layer: int, part: str, head: int | None = None) -> Component:
-        """Find the view of one (layer, part), by global number and name; or of one head, where heads are separate."""
+        """Return the component of one (layer, part), or of one head if heads are separate allocations."""
         layer, head = integer("layer", layer), optional_integer("head", head)
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
@@ -245,11 +243,11 @@ class KVLayout:
         """Return the byte address of the first element of one row.
 
         Args:
-            layer: global number.
-            part: ``"k"``, ``"v"``, ``"kv"`` or a named extra.
+            layer: global number of the layer.
+            part: ``"k"``, ``"v"``, ``"kv"`` or the name of an extra.
             block: block id.
-            token: slot within the block; of an opaque part, the number of the sub-block.
-            head: global number; by default the first held.
+            token: slot within the block; in an opaque part, number of the sub-block.
+            head: global number of the head; by default the first head of the layout.
 
         Raises:
             BlockIndexError: the block is out of range.
@@ -263,12 +261,12 @@ class KVLayout:
         return component.address + component.form.block_offset(block) + component.row_offset(token, head)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a dump: every address, stride and fact of this layout as JSON (schema ``kvplan.layout/1``), no data.
+        """Write a dump: all addresses, strides and facts of this layout as JSON (schema ``kvplan.layout/1``).
 
-        Any process reads it with :meth:`from_spec`, as an equal layout through which nothing can be moved.
+        A dump holds no data. :meth:`from_spec` reads it in any process as an equal layout that cannot move bytes.
 
         Args:
-            path: the file, best with suffix ``.json``; it is replaced completely, or not at all.
+            path: path of the file, best with suffix ``.json``. The file is replaced completely or not at all.
 
         Raises:
             LayoutError: the file cannot be written.
@@ -285,15 +283,15 @@ class KVLayout:
     def slice(
         self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
     ) -> KVLayout:
-        """Make a layout over some of the same memory, with the same global numbers.
+        """Return a layout of some layers, heads or parts, over the same memory and with the same global numbers.
 
         Args:
-            layers: global numbers to keep.
-            heads: range of global head numbers to keep, step 1; parts without a head axis are kept whole.
-            parts: names to keep.
+            layers: global numbers of the layers to keep.
+            heads: global numbers of the heads to keep, a range of step 1. Parts without a head axis are kept whole.
+            parts: names of the parts to keep.
 
         Raises:
-            LayoutError: a layer, head or part is not held, or nothing is left.
+            LayoutError: a layer, head or part is not in this layout, or nothing is left.
 
         >>> import numpy as np
         >>> layout = KVLayout.from_tensors("layer block kv token head dim", np.zeros((4, 8, 2, 16, 4, 64), np.int8))
@@ -339,12 +337,12 @@ class KVLayout:
         return f"KVLayout({str(self)!r})"
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: facts, and the bytes of block 0 as a picture."""
+        """Return HTML for notebooks: the facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.fragment import layout_html
 
         return layout_html(self.built, self.layers, self.heads, self.addresses)
 
 
 def _loaded(record: Built) -> KVLayout:
-    """Load a pickled layout: over its shared pools, where all of it lies in pools in use; else as a record."""
+    """Return a pickled layout: over its shared pools if all of it lies in pools in use, otherwise as a record."""
     return KVLayout(mapped(record) or record)

@@ -1,4 +1,4 @@
-"""Join several layouts: all their components, and each region once."""
+"""Join several layouts into one with all their components, and with each region once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
     """Join several layouts; see :meth:`kvplan.KVLayout.merge`.
 
     Args:
-        layouts: at least one.
-        budget: of the document that holds the layouts.
+        layouts: at least one layout.
+        budget: limits of the work for the whole document that contains the layouts.
     """
     if not layouts:
         raise LayoutError("merge of no layouts; give at least one")
@@ -52,7 +52,7 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
 
 
 def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Keep one region for each allocation, with the seams of all layouts and of registrations that touch."""
+    """Return one region per allocation, with the seams of all layouts and of registrations that touch."""
     found: dict[tuple[int, int], Region] = {}
     touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
     for r in regions:

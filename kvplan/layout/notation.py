@@ -2,10 +2,10 @@
 
     "layer: block kv token head dim"
 
-Left of the colon is the nesting of tensors in Python sequences, outermost first. Right of it are the dims of each
-tensor, in the order of its shape. ``(a b)`` is one dim that holds two axes, outer first. ``a.0 ... a.1`` is one axis
-held by two dims, 0 the outer. ``1`` is a dim of extent 1. ``subblock`` stands in the place of ``token`` where the bytes
-of a token are not contiguous: a sub-block is opaque and moves whole.
+Left of the colon is the nesting of tensors in Python sequences, outermost first. Right of the colon are the dims of
+each tensor, in the order of its shape. ``(a b)`` is one dim that holds two axes, outer first. ``a.0 ... a.1`` is one
+axis that two dims hold; 0 is the outer dim. ``1`` is a dim of extent 1. ``subblock`` replaces ``token`` if the bytes of
+a token are not contiguous: a sub-block is opaque and moves whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*(?:\.\w*)?)|(?P<number>\d+)|(?P
 
 
 class Atom(NamedTuple):
-    """One axis inside one dim: all of it (``factor is None``), or factor ``factor`` of it, 0 the outermost.
+    """One axis inside one dim: the whole axis (``factor is None``), or factor ``factor`` of it; 0 is the outermost.
 
     >>> str(Atom("dim", 1))
     'dim.1'
@@ -39,7 +39,7 @@ class Atom(NamedTuple):
         return self.axis if self.factor is None else f"{self.axis}.{self.factor}"
 
 
-Dim = tuple[Atom, ...]  # the axes one dim holds, outer first; () is a dim of extent 1
+Dim = tuple[Atom, ...]  # the axes of one dim, outer first; () is a dim of extent 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Notation:
     """A parsed notation.
 
     Attributes:
-        nesting: the axes left of the colon, outermost first; empty where there is one tensor.
+        nesting: the axes left of the colon, outermost first; empty if there is one tensor.
         dims: the dims of each tensor, in the order of its shape.
 
     >>> parse("kv layer: (block token) 1 dim").nesting
@@ -65,11 +65,11 @@ class Notation:
 
     @property
     def axes(self) -> frozenset[str]:
-        """All axes that are named, on either side of the colon."""
+        """All axes of the notation, on both sides of the colon."""
         return frozenset(self.nesting) | {atom.axis for dim in self.dims for atom in dim}
 
     def factors(self, axis: str) -> tuple[Atom, ...]:
-        """The atoms of an axis right of the colon, outermost factor first.
+        """Return the atoms of an axis right of the colon, outermost factor first.
 
         >>> [str(a) for a in parse("block head token.1 dim token.0").factors("token")]
         ['token.0', 'token.1']
@@ -95,10 +95,10 @@ def parse(text: str) -> Notation:
     """Parse a notation.
 
     Args:
-        text: for example ``"layer: kv block head.0 token head.1 dim"``.
+        text: text such as ``"layer: kv block head.0 token head.1 dim"``.
 
     Raises:
-        NotationError: with the column of the first offence.
+        NotationError: the text is not a notation; the error has the column of the first mistake.
 
     >>> parse("block: layer kv token head dim")
     Notation(nesting=('block',), dims=((Atom(axis='layer', factor=None),), (Atom(axis='kv', factor=None),), \

@@ -1,4 +1,4 @@
-"""Padding of a layout: bytes of its memory that are not content, inside blocks, between and around them."""
+"""Padding of a layout: bytes of its memory that are not content, inside blocks, between blocks and around them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Padding:
 
     Attributes:
         nbytes: padding in the allocations that hold content.
-        between_nbytes, before_nbytes, after_nbytes: the same, by place: between content of one allocation, before its
-            first byte of content, and after its last.
-        unused_nbytes: bytes of allocations that hold nothing of this layout; not counted above.
+        between_nbytes, before_nbytes, after_nbytes: the shares of ``nbytes`` between, before and after all content of
+            one allocation.
+        unused_nbytes: bytes of allocations without content of this layout; not in the counts above.
         memory_nbytes: bytes of the allocations that hold content.
-        block_nbytes: padding of each block: the bytes that one more block takes, less its content. None where blocks
-            have no common number: blocks of a table, or a block axis that is split or lies inside the others.
+        block_nbytes: padding per block: the bytes that one more block takes, less its content. None if blocks have no
+            common number: blocks of a table, or a block axis that is split or lies inside other axes.
     """
 
     nbytes: int
@@ -40,9 +40,9 @@ class Padding:
 
 
 def padding_of(layout: Built) -> Padding:
-    """Count the padding of a layout.
+    """Return the padding of a layout.
 
-    An allocation is the whole storage of a tensor, or a region of a dump; that of a spec ends with its last element.
+    An allocation is the whole storage of a tensor, or a region of a dump. In a spec it ends with the last element.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -75,7 +75,7 @@ def padding_of(layout: Built) -> Padding:
 
 
 def stretches_of(regions: Sequence[Region]) -> list[range]:
-    """Addresses of each allocation; regions that share bytes are views of one.
+    """Return the address range of each allocation. Regions that share bytes are views of one allocation.
 
     >>> stretches_of([Region(0, 64), Region(32, 64), Region(96, 8)])
     [range(0, 96), range(96, 104)]
@@ -84,7 +84,7 @@ def stretches_of(regions: Sequence[Region]) -> list[range]:
 
 
 def _of_each_block(layout: Built) -> int | None:
-    """Padding of one block. Components that interleave share one step from block to block; others have one each."""
+    """Return the padding per block; None if interleaved components have different steps from block to block."""
     taken, reach, step = 0, -1, 0
     for component in sorted(layout.components, key=lambda component: component.address):
         stride = _block_stride(component)
@@ -100,7 +100,7 @@ def _of_each_block(layout: Built) -> int | None:
 
 
 def _block_stride(component: Component) -> int | None:
-    """Bytes from each block to the next, where a block ends before the next begins."""
+    """Return the bytes from each block to the next; None if a block does not end before the next block begins."""
     form = component.form
     if form.table is not None or len(form.block) != 1 or form.block[0][1] <= span(form.inner):
         return None

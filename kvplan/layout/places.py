@@ -1,4 +1,4 @@
-"""Locate addresses: name the content or padding that lies there."""
+"""Name the content or the padding that lies at an address."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ Spans = tuple[tuple[int, int], ...]  # (first, one past the last), ascending
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Some bytes and their coordinates, or their place in the padding. Made by :func:`locate`.
+    """Some bytes of memory: their coordinates, or their position in the padding. :func:`locate` returns places.
 
     Attributes:
-        kind: ``"content"``; ``"padding"``: between content; ``"before"`` or ``"after"`` all content of the region;
-            ``"unused"``: in a region that holds nothing of this layout; ``"outside"`` all regions.
-        address: of the first byte.
-        nbytes: number of bytes; in content and in padding they are not always contiguous.
-        region: number of the region, in order of address; for bytes outside all regions, of the nearest.
-        offset: bytes from the region's first byte; negative, or past the last, for bytes outside.
-        region_nbytes: size of the region.
-        component: the (layer, part) that content belongs to.
-        blocks: block ids of content; all of them hold the tokens, heads and bytes below.
-        tokens: slots within each block; empty where blocks are opaque.
-        heads: global numbers; empty where content belongs to no head.
-        bytes: within each row, as (first, one past the last).
-        after: the content that ends before these bytes, if any in this region.
-        after_nbytes: bytes of no content between that and the first of these.
-        before: the content that begins behind them, if any in this region.
-        before_nbytes: bytes from the first of these to that content.
-        edges: whether ``after`` is the last byte of its block, and ``before`` the first of its.
-        gaps: number of stretches of padding in this place; ``after`` and ``before`` are the neighbours of the first.
-        subblocks: opaque sub-blocks within each block; empty where a block has token slots, or is just one.
+        kind: ``"content"``; ``"padding"`` between content; ``"before"`` or ``"after"`` all content of the region;
+            ``"unused"``: in a region without content of this layout; ``"outside"`` all regions.
+        address: address of the first byte.
+        nbytes: number of bytes; not always contiguous in content and in padding.
+        region: number of the region, in order of address; outside all regions, number of the nearest region.
+        offset: bytes from the start of the region to the first byte; outside, negative or past the region's end.
+        region_nbytes: bytes of the region.
+        component: the component that holds the content; None for padding.
+        blocks: block ids of the content. Every block holds the tokens, heads and bytes below.
+        tokens: token slots within each block; empty if blocks are opaque.
+        heads: global numbers of the heads; empty if the content belongs to no head.
+        bytes: byte ranges within each row, as (first, one past the last).
+        after: the last byte of content before these bytes; None if the region has no content there.
+        after_nbytes: bytes of padding between ``after`` and the first of these bytes.
+        before: the first byte of content after these bytes; None if the region has no content there.
+        before_nbytes: bytes from the first of these bytes to ``before``.
+        edges: whether ``after`` is the last byte of its block, and whether ``before`` is the first byte of its block.
+        gaps: number of gaps in the padding; ``after`` and ``before`` are the neighbours of the first gap.
+        subblocks: opaque sub-blocks within each block; empty if a block has token slots or is one sub-block.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """Coordinates of the first byte of content; None of padding."""
+        """Coordinates of the first byte of the content; None for padding."""
         if self.component is None:
             return None
         token, head = self.tokens[0] if self.tokens else None, self.heads[0] if self.heads else None
@@ -89,19 +89,19 @@ class Place:
 
 
 def locate(layout: KVLayout, address: int, nbytes: int = 1) -> tuple[Place, ...]:
-    """Name the bytes at an address: the inverse of :meth:`kvplan.KVLayout.address`.
+    """Return the coordinates of the bytes at an address: the inverse of :meth:`kvplan.KVLayout.address`.
 
     Args:
-        layout: any layout, also of a dump or a spec.
-        address: of the first byte.
-        nbytes: number of bytes to look at.
+        layout: any layout, also from a dump or a spec.
+        address: address of the first byte.
+        nbytes: number of bytes to look up.
 
     Returns:
-        Places in order of address; every byte is in just one of them. Rows that hold the same tokens, heads and bytes
-        are one place, and so is the padding of a region.
+        Places in order of address. Every byte is in exactly one place. Blocks of one component that hold the same
+        tokens, heads and bytes are one place. All padding of a region is one place, too.
 
     Raises:
-        KVPlanError: not an address, not a size, or a range that crosses too many rows.
+        KVPlanError: the address or the size is not valid, or the range crosses too many rows.
 
     >>> import kvplan
     >>> spec = {"notation": "layer: block token head dim", "address": 4096, "dtype": "fp16",
@@ -121,7 +121,7 @@ def locate(layout: KVLayout, address: int, nbytes: int = 1) -> tuple[Place, ...]
     bounds = [start, *sorted(edges), stop]
     for first, last in pairwise(bounds):
         holding = [k for k, region in enumerate(regions) if region.address <= first < region.end]
-        if holding:  # regions may nest (views of views): the widest tells most
+        if holding:  # regions may nest (views of views): take the widest
             widest = max(holding, key=lambda k: regions[k].nbytes)
             places += _inside(layout, regions[widest], widest, first, last)
         else:
@@ -135,13 +135,13 @@ def _outside(regions: Sequence[Region], start: int, stop: int) -> Place:
     gone = start - regions[below].end if below is not None else INT64_MAX
     left = regions[above].address - stop if above is not None else INT64_MAX
     nearest = below if above is None or (below is not None and gone <= left) else above
-    number = nearest or 0  # a layout has a region, and an address outside is before or behind one
+    number = nearest or 0  # a layout has a region, and an address outside is before or after a region
     offset = start - regions[number].address
     return Place("outside", start, stop - start, number, offset, regions[number].nbytes)
 
 
 def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int) -> list[Place]:
-    """Places of a range inside one region."""
+    """Return the places of a range inside one region."""
     found = [
         place
         for component in layout.components
@@ -154,7 +154,7 @@ def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int
 
 
 def _content(component: Component, region: Region, number: int, start: int, stop: int) -> Iterator[Place]:
-    """Places of one component in a range; blocks and rows of equal coverage are one place."""
+    """Yield the places of one component in a range; blocks and rows of equal coverage are one place."""
     first, end = component.hull()
     if stop <= first or end <= start:
         return
@@ -194,7 +194,7 @@ def _content(component: Component, region: Region, number: int, start: int, stop
 def _boxes(
     rows: dict[tuple[int, int], list[tuple[int, int, int]]],
 ) -> Iterator[tuple[tuple[tuple[int, ...], tuple[int, ...], Spans], int]]:
-    """Join rows into few boxes (tokens, heads, bytes) of equal coverage, each with the offset of its first byte."""
+    """Yield few boxes (tokens, heads, bytes) that hold all rows, each with the offset of its first byte."""
     alike: dict[Spans, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (token, head), held in rows.items():
         spans = tuple(merged((first, last) for first, last, _ in held))
@@ -208,7 +208,7 @@ def _boxes(
 
 
 def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: int, missing: int) -> Place:
-    """The padding of a range inside one region, with the neighbours of its first gap."""
+    """Return the padding of a range inside one region, with the neighbours of its first gap."""
     runs = sorted(run for component in layout.components for run in runs_in(component, start, stop))
     check_rows(len(runs))
     ends = [start, *(end for _, end in runs)]
@@ -230,7 +230,7 @@ def _padding(layout: KVLayout, region: Region, number: int, start: int, stop: in
 
 
 def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
-    """The coordinates of one byte of content, and whether it is the last (or the first) byte of its block."""
+    """Return the coordinates of one byte of content, and whether it is the last (or first) byte of its block."""
     found = find(layout.components, address)
     if found is None:
         raise KVPlanError(f"{address:#x} holds no content")
@@ -239,7 +239,7 @@ def _row_at(layout: KVLayout, address: int, *, last: bool) -> tuple[Row, bool]:
 
 
 def words_of(place: Place) -> str:
-    """Describe a place in one line."""
+    """Return the description of a place in one line."""
     if place.component is not None:
         return _content_words(place, place.component)
     told = nbytes_text(place.nbytes)
@@ -302,13 +302,13 @@ def _neighbours(place: Place) -> str:
 
 
 def row_in_words(row: Row, *, whole_block: bool = False, byte: bool = False, beside: Row | None = None) -> str:
-    """Write coordinates in words.
+    """Return coordinates in words.
 
     Args:
-        row: of content.
-        whole_block: name only the block.
-        byte: name the byte, too.
-        beside: the coordinates that were named just before; common ones are not repeated.
+        row: coordinates of content.
+        whole_block: whether to name only the block.
+        byte: whether to name the byte, too.
+        beside: coordinates that the text names just before. Coordinates that both have are not repeated.
     """
     words = []
     if not whole_block:

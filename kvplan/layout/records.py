@@ -1,8 +1,8 @@
 """Layouts in pickles: facts and addresses, as in a dump, and no memory.
 
-A pickle may be loaded anywhere, and could hold no memory but a copy, at another address. So a loaded layout says that
-its addresses are not of this process's memory, and nothing is moved through it. The exception is a pool that processes
-share by name: while it is in use, a process that loads its layout maps it, and addresses are moved to that mapping.
+A pickle may be loaded in any process, and could hold only a copy of the memory, at another address. So a loaded layout
+is marked as a record, and cannot move bytes. The exception is a pool that processes share by name. While the pool is in
+use, a process that loads its layout maps the pool, and the layout gets the addresses of that mapping.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvplan.layout.strides import Int64Array
 
 
 def record_of(built: Built) -> Built:
-    """Take the tensors out of a layout; its addresses become a record.
+    """Return a layout without its tensors, whose addresses are marked as recorded.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -30,7 +30,7 @@ def record_of(built: Built) -> Built:
 
 
 def mapped(built: Built) -> Built | None:
-    """Move a record to this process's mappings of its pools; None where a region lies in no pool that is in use."""
+    """Return a record at this process's mappings of its pools; None if a region lies in no pool that is in use."""
     pools = dict.fromkeys(region.pool for region in built.regions)
     here: dict[Pool | None, tuple[Pool, Any]] = {}
     for pool in pools:
@@ -43,7 +43,7 @@ def mapped(built: Built) -> Built | None:
         pool, memory = here[region.pool]
         shift = pool.address - region.pool.address if region.pool is not None else 0
         seams = tuple(seam + shift for seam in region.seams)
-        # This process has pinned nothing of it.
+        # This process has not pinned the mapping.
         regions.append(replace(region, address=region.address + shift, pinned=False, seams=seams, owner=memory,
                                recorded=False, pool=pool))  # fmt: skip
     shifts = Shifts.between([region.address for region in built.regions], regions)
@@ -59,8 +59,8 @@ class Shifts(NamedTuple):
     """Distances by which regions that do not overlap were moved.
 
     Attributes:
-        starts: their former addresses, ascending.
-        far: bytes from there to their present addresses.
+        starts: former addresses of the regions, ascending.
+        far: bytes from the former to the present address of each region.
     """
 
     starts: Int64Array
@@ -68,16 +68,16 @@ class Shifts(NamedTuple):
 
     @classmethod
     def between(cls, before: Sequence[int], now: Sequence[Region]) -> Shifts:
-        """Compare former addresses of regions with the regions as they are now, in the same order."""
+        """Return the shifts from former addresses of regions to the present regions, given in the same order."""
         starts = np.array(before, dtype=np.int64)
         order = np.argsort(starts, kind="stable")
         ends = np.array([region.address for region in now], dtype=np.int64)
         return cls(starts[order], (ends - starts)[order])
 
     def of(self, addresses: Int64Array) -> Int64Array:
-        """Bytes by which each of these addresses was moved with its region."""
+        """Return the bytes by which each address was moved with its region."""
         return self.far[np.maximum(np.searchsorted(self.starts, addresses, side="right") - 1, 0)]
 
     def moved(self, addresses: Int64Array) -> Int64Array:
-        """Present addresses of the bytes at former addresses; ascending, each once."""
+        """Return the present addresses of the bytes at former addresses, ascending and without duplicates."""
         return np.unique(addresses + self.of(addresses))

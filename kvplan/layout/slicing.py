@@ -1,7 +1,6 @@
-"""Less of a layout, or the same in smaller blocks, over the same memory.
+"""Slices of a layout, and layouts in smaller blocks, over the same memory.
 
-No byte is copied. Where the factors of the token axis cannot express a view, the result is None. Views of one token
-can always be made.
+No byte is copied. If the token factors cannot express a view, the result is None. Views of one token always exist.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvplan.layout.strides import cut, extent, normal, offset
 
 
 def common_heads(held: Sequence[range]) -> range:
-    """Intersect the heads of one or more holders; the result may be empty.
+    """Return the heads that all ranges have in common; the result may be empty.
 
     >>> common_heads([range(0, 4), range(2, 8)]), len(common_heads([range(0, 2), range(4, 6)]))
     (range(2, 4), 0)
@@ -31,10 +30,10 @@ def common_heads(held: Sequence[range]) -> range:
 
 
 def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], range | None]:
-    """Global numbers of the heads of every (layer, part), over all its components; None without a head axis.
+    """Return the global numbers of the heads of every (layer, part), or None if it has no head axis.
 
     Raises:
-        LayoutError: components of one (layer, part) do not hold consecutive heads.
+        LayoutError: the components of one (layer, part) do not hold consecutive heads.
     """
     ranges: dict[tuple[int, str], list[range | None]] = defaultdict(list)
     for component in components:
@@ -56,7 +55,7 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
     """Slice components to some heads; components without a head axis are kept whole.
 
     Raises:
-        LayoutError: not a range of step 1, heads that are not held, or a range that a split head axis cannot express.
+        LayoutError: ``heads`` is no range of step 1, a head is missing, or a split head axis cannot express the range.
     """
     if not isinstance(heads, range) or heads.step != 1 or not heads:
         raise LayoutError(f"heads is {quoted(heads)}; give a range of step 1 that holds at least one head")
@@ -84,11 +83,11 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
 
 
 def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
-    """Slice a form to some heads; return it with the bytes from the form's first head to the first of these."""
+    """Slice a form to some heads; return it with the bytes from the form's first head to the first of ``heads``."""
     start, count = heads.start - form.head_start, len(heads)
     offsets = [offset(form.head, start + k) for k in range(count)]
     place, factors = 1, []
-    # Rebuild factors from the innermost: factors are kept whole, and the outermost may be cut.
+    # Rebuild the factors from the innermost. All factors are kept whole, but the outermost may be cut.
     for size, stride in reversed(form.head):
         if place == count:
             break
@@ -107,7 +106,7 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
 def sliced(
     layout: Built, held: Sequence[int], names: Sequence[str], layers: Any, heads: range | None, parts: Any
 ) -> Built:
-    """Keep some layers, heads and parts of a layout, which holds ``held`` and ``names``; see ``KVLayout.slice``."""
+    """Keep some layers, heads and parts of a layout of layers ``held`` and parts ``names``; see ``KVLayout.slice``."""
     if layers is not None:
         several = isinstance(layers, Iterable) and getattr(layers, "ndim", True)
         layers = integers("layers", layers if several else (layers,))
@@ -135,7 +134,7 @@ def _subset(name: str, held: Sequence[Any], wanted: Any) -> frozenset[Any]:
 
 
 def stretch_of(layouts: Iterable[Built], most: int) -> int:
-    """Find the largest divisor of ``most`` tokens by which the blocks of all these layouts can be split.
+    """Return the largest divisor of ``most`` tokens by which the blocks of all layouts can be split.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout
@@ -151,8 +150,8 @@ def split_blocks(layout: Built, tokens: int) -> Built | None:
     """Split blocks into smaller ones of ``tokens`` tokens: block ``b`` becomes ``b * n`` to ``b * n + n - 1``.
 
     Args:
-        layout: all its parts have token slots, unless its blocks stay as they are.
-        tokens: a divisor of ``layout.block_tokens``.
+        layout: a layout of which all parts have token slots, unless ``tokens`` is its block_tokens.
+        tokens: token slots per smaller block, a divisor of ``layout.block_tokens``.
 
     >>> import numpy as np
     >>> from kvplan import KVLayout

@@ -1,4 +1,4 @@
-"""Read layouts from specs: TOML, JSON or a mapping, without tensors, with made-up addresses."""
+"""Read layouts from specs (TOML, JSON or mappings), which have made-up addresses and no tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvplan.layout.merging import merged
 from kvplan.layout.notation import Notation, parse
 from kvplan.layout.tensors import TensorFacts
 
-# Separate tensors of a spec begin at multiples of this, as those of a GPU allocator do.
+# Separate tensors of a spec begin at multiples of this number of bytes, as tensors of a GPU allocator do.
 TENSOR_ALIGNMENT = 2 << 20
 _DEVICE = re.compile(r"(cpu|cuda|hip|xpu|npu|tpu|mps)(:[0-9]{1,9})?")
 DEVICE_BASE = {"cuda": 0x7F00_0000_0000}
@@ -34,12 +34,12 @@ _KEYS = frozenset((
 
 
 def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0) -> Built:
-    """Read the layout that a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
+    """Return the layout that a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
 
     Args:
-        spec: a file, or its content.
-        budget: of the document that the spec is a part of.
-        level: depth of ``layouts`` around the spec.
+        spec: path of a file, or its content.
+        budget: limits of the work for the whole document that contains the spec.
+        level: number of nested ``layouts`` lists around the spec.
     """
     content = _load(spec)
     budget = budget or Budget()
@@ -56,7 +56,7 @@ def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None 
 
 
 def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Built:
-    """Merge the entries of ``layouts``. An entry without an address begins behind the last one on its device."""
+    """Merge the entries of ``layouts``. An entry without an address begins after all earlier entries on its device."""
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
         raise LayoutError(f"'layouts' is {quoted(several)}; it is a list of at least one spec")
@@ -146,7 +146,7 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
 
 
 def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
-    """Bound the axes whose coordinates are visited one by one; those of ``block`` and ``dim`` are not."""
+    """Check the extents of ``head`` and ``token``, whose coordinates are visited one by one."""
     for axis, most in (("head", LIMITS.heads), ("token", LIMITS.block_tokens)):
         count = prod(sizes[str(atom)] for atom in notation.factors(axis))
         if count > most:
@@ -158,7 +158,7 @@ def _integer(spec: Mapping[str, Any], key: str, default: int, most: int = INT64_
 
 
 def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Find the extent of every axis and factor of a notation, from sizes alone.
+    """Return the extent of every axis and factor of a notation, from sizes alone.
 
     Raises:
         LayoutError: a size is missing or unknown, or is not a positive integer.
@@ -200,7 +200,7 @@ def shape_of(notation: Notation, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes: the given ones, which are in elements; else those of contiguous tensors."""
+    """Return strides in bytes: the given strides, which are in elements; or the strides of a contiguous tensor."""
     if given is not None:
         right = f"give {len(shape)} integers, in elements, one a dim"
         if not isinstance(given, Sequence) or len(given) != len(shape):

@@ -23,7 +23,7 @@ Loop = tuple[int, int, int]  # (count, source stride, destination stride), strid
 
 
 def extent(factors: Factors) -> int:
-    """Count the coordinates: the product of the extents.
+    """Return the number of coordinates of an axis: the product of the extents.
 
     >>> extent(((4, 100), (16, 2)))
     64
@@ -74,9 +74,9 @@ def offsets_of(factors: Factors) -> Int64Array:
 
 
 def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
-    """Cut an axis into stretches of ``at`` coordinates: factors of the stretches, and of the coordinates of one.
+    """Cut an axis into stretches of ``at`` coordinates.
 
-    None where factors cannot express the cut.
+    Return the factors of the stretches, and the factors inside one stretch; None if factors cannot express the cut.
 
     >>> cut(((4, 100), (16, 2)), 8)
     (((4, 100), (2, 16)), ((8, 2),))
@@ -102,7 +102,7 @@ def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
 
 
 def span(factors: Factors) -> int:
-    """Largest offset of any coordinate (strides are not negative).
+    """Return the largest offset of any coordinate; strides must not be negative.
 
     >>> span(((4, 100), (16, 2)))
     330
@@ -111,7 +111,7 @@ def span(factors: Factors) -> int:
 
 
 class Piece(NamedTuple):
-    """A range of coordinates of two axes: the first offset on each side in bytes, and the loops from there."""
+    """A range of coordinates of two axes: the first offset on each side in bytes, and the loops that begin there."""
 
     src: int
     dst: int
@@ -119,10 +119,10 @@ class Piece(NamedTuple):
 
 
 def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: int) -> list[Piece]:
-    """Common refinement of ``count`` coordinates of two axes, beginning at ``src_start`` and ``dst_start``.
+    """Return the common refinement of ``count`` coordinates of two axes, from ``src_start`` and ``dst_start`` on.
 
-    The pieces together visit every coordinate once. One piece is enough where the radices divide each
-    other; where they do not, the range is cut at the boundaries that do not meet.
+    The pieces together visit every coordinate once. One piece is enough if the radices divide each other. Otherwise
+    the range is cut at the boundaries that do not meet.
 
     >>> refine(((8, 1),), 0, ((2, 100), (4, 1)), 0, 8)
     [Piece(src=0, dst=0, loops=((2, 4, 100), (4, 1, 1)))]
@@ -162,7 +162,7 @@ def refine(src: Factors, src_start: int, dst: Factors, dst_start: int, count: in
 
 
 def check_refined(pieces: int) -> None:
-    """Bound the pieces that splits make where they do not divide each other.
+    """Check the number of pieces of a refinement. It may be large if factors do not divide each other.
 
     Raises:
         IncompatibleLayoutsError: there are too many pieces.
@@ -175,7 +175,7 @@ def check_refined(pieces: int) -> None:
 
 
 def _places(factors: Factors) -> list[int]:
-    """Place value of each factor: the coordinates that one step of it skips; the last is 1."""
+    """Return the place value of each factor: the coordinates that one step of it skips. The last value is 1."""
     places, value = [1], 1
     for count, _ in reversed(factors[1:]):
         value *= count
@@ -184,7 +184,7 @@ def _places(factors: Factors) -> list[int]:
 
 
 def _stride(factors: Factors, start: int, step: int, count: int) -> int | None:
-    """Bytes between coordinates ``step`` apart, if all ``count`` of them from ``start`` agree; else None."""
+    """Return the bytes per ``step`` coordinates, if they are equal for ``count`` steps from ``start``; else None."""
     place = 1
     for size, stride in reversed(factors):
         wrap = place * size
@@ -197,8 +197,8 @@ def _stride(factors: Factors, start: int, step: int, count: int) -> int | None:
 def coalesce(nbytes: int, loops: Sequence[Loop]) -> tuple[int, tuple[Loop, ...]]:
     """Bring a strided copy to normal form: the longest run, then the fewest loops, outermost first.
 
-    A loop joins the run where both strides equal the run's bytes. Two loops become one where, on both sides, each step
-    of the outer begins just where the inner ends.
+    A loop joins the run if both strides equal the run's bytes. Two loops become one if, on both sides, each step of the
+    outer loop begins at the end of the inner loop.
 
     >>> coalesce(1, [(2, 4096, 512), (16, 256, 256), (256, 1, 1)])
     (4096, ((2, 4096, 512),))

@@ -21,12 +21,12 @@ class TensorFacts(NamedTuple):
     """The facts of one tensor that a layout is made of.
 
     Attributes:
-        address: of its first element.
+        address: address of the first element.
         shape: extents in elements.
-        strides: in bytes.
-        itemsize: bytes an element.
-        dtype: its name, without the framework's.
-        region: the allocation it lives in.
+        strides: strides in bytes.
+        itemsize: bytes per element.
+        dtype: name of the element type, without the name of the framework.
+        region: the allocation that holds the tensor.
     """
 
     address: int
@@ -100,7 +100,7 @@ def _numpy_facts(array: Any) -> TensorFacts:
     root_strides = interface.get("strides")
     itemsize = int(array.itemsize)
     low, nbytes = int(interface["data"][0]), 0
-    if root_strides is None:  # C-contiguous: the whole of the root is the allocation
+    if root_strides is None:  # C-contiguous: the root is the whole allocation
         nbytes = int(getattr(root, "nbytes", 0))
     if not nbytes:
         root_itemsize = int(getattr(root, "itemsize", itemsize))
@@ -145,18 +145,17 @@ def _contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _hull(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """First byte and number of bytes from the lowest to the highest element."""
+    """Return the address of the lowest element, and the bytes from there to the end of the highest element."""
     low = sum(min((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
     high = sum(max((size - 1) * stride, 0) for size, stride in zip(shape, strides, strict=True) if size)
     return address + low, high - low + itemsize
 
 
 def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[str, int]]:
-    """Flatten nested sequences by the axes left of the colon; return the extents of those axes, too.
+    """Return the facts of all tensors in nested sequences, and the extents of the axes left of the colon.
 
     Raises:
-        LayoutError: a sequence in the place of a tensor, a tensor in the place of a sequence, or ragged or empty
-            nesting.
+        LayoutError: there is a sequence in place of a tensor or the reverse, or the nesting is ragged or empty.
     """
     extents: dict[str, int] = {}
     level: list[Any] = [tensors]
@@ -182,7 +181,7 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
 
 
 def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
-    """Check that all tensors of one notation have one shape, strides, element size and device.
+    """Check that all tensors of one notation have the same shape, strides, dtype and device.
 
     Raises:
         LayoutError: a tensor differs from tensor 0; or a dim has extent zero.

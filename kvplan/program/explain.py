@@ -13,14 +13,14 @@ from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
-MAX_ROWS = 8  # lines of one kind before the rest is counted
+MAX_ROWS = 8  # lines of one kind; further lines are only counted
 TITLE = 13  # columns
 LEAST_WIDTH = 40
 _TOGETHER = re.compile(r"(?<=\d) (?=B\b)|(?<=\bx) (?=\d)| (?=\|)")  # 8,192 B; x 80(...); a bar ends its line
 
 
 def explain(made: Passes, sides: tuple[str, str], width: int | None = None) -> str:
-    """Show a copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
+    """Return the text of a copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
 
     Args:
         made: the result of each pass.
@@ -61,7 +61,7 @@ def fitted(line: str, width: int | None, indent: int) -> list[str]:
 
 
 def match_lines(pairs: Sequence[Pair], sides: tuple[str, str] = ("the source", "the destination")) -> Iterator[str]:
-    """Describe the pairs of the first pass: their number, layers and parts, and the heads of each side."""
+    """Yield lines about the pairs of the first pass: their number, layers and parts, and the heads of each side."""
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
     parts = ", ".join(dict.fromkeys(pair.part for pair in pairs))
     yield f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}: layers {layers}; parts {parts}"

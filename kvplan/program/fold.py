@@ -27,7 +27,7 @@ def merge_and_fold(runs: list[Run]) -> list[Run]:
 
 
 def _merge(runs: list[Run]) -> list[Run]:
-    """Join runs of equal loops if one begins, on both sides, where the other ends."""
+    """Join runs of equal loops if one run begins, on both sides, at the end of the other run."""
     merged: list[Run] = []
     for run in sorted(runs, key=lambda run: (run.loops, run.dst - run.src, run.src)):
         if merged:
@@ -88,7 +88,7 @@ def _lines(runs: list[Run]) -> Iterator[_Line]:
 
 
 def unrolled(run: Run) -> int:
-    """Count the runs that :func:`limit_loops` makes of one.
+    """Return the number of runs that :func:`limit_loops` makes of one run.
 
     >>> unrolled(Run(0, 0, 8, ((3, 100, 200), (4, 20, 40), (2, 9, 9))))
     2

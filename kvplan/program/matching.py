@@ -1,4 +1,4 @@
-"""The first pass: pair the content that both layouts hold, with the heads that both hold of it."""
+"""The first pass of the compiler: pair the content, and its heads, that both layouts hold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Pair(NamedTuple):
     """Content that both sides hold.
 
     Attributes:
-        layer, part: global number and name; where one side fuses K and V, the name of the side that does not.
+        layer, part: number of the layer, and name of the part; ``"k"`` or ``"v"`` if only one side fuses K and V.
         src, dst: the components that hold the content.
         src_dim, dst_dim: first byte of the content in each side's (token, head) row.
         nbytes: bytes per (token, head).
-        heads: global numbers of the heads both sides hold.
+        heads: global numbers of the heads that both sides hold.
     """
 
     layer: int
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
 
 def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
-    """Pair components by (layer, part), splitting fused K and V where the other side keeps them apart.
+    """Pair components by (layer, part); split fused K and V if the other side keeps them apart.
 
     Raises:
         IncompatibleLayoutsError: only one side holds a layer or part, or content, heads or tokens do not agree.
@@ -61,7 +61,7 @@ def match(src: Geometry, dst: Geometry) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-_Held = list[Component]  # of one (layer, part): one component, or one per head where heads are separate allocations
+_Held = list[Component]  # of one (layer, part): one component, or one per head if heads are separate allocations
 PartMatch = tuple[str, Component, Component, int, int, int]
 
 
@@ -143,7 +143,7 @@ def _check_halves(fused: Component, k: Component, nbytes: tuple[int, int]) -> No
             f"layer {fused.layer}: 'kv' of {content} bytes per (token, head) is not 'k' of {k_nbytes} and 'v' of "
             f"{v_nbytes} one after the other"
         )
-    if fused.form.headed != k.form.headed:  # a latent is no K and V, even where the bytes agree
+    if fused.form.headed != k.form.headed:  # a latent is not K and V, even if the bytes agree
         raise IncompatibleLayoutsError(
             f"layer {fused.layer}: one side holds 'kv' and the other 'k' and 'v', and only one of them has a head "
             "axis; name the heads on both, as in (head dim)"
@@ -198,9 +198,9 @@ def _span(heads: range) -> str:
 
 
 def heads_of(pairs: Iterable[Pair], *, headed: bool = False) -> list[tuple[range, range, range]]:
-    """List the heads that move, with the heads that the source and the destination hold; each case once.
+    """Return the heads that move, with the heads that the source and the destination hold; each case once.
 
-    Where a side holds heads apart, several pairs of one (layer, part) make one range.
+    If a side holds heads apart, several pairs of one (layer, part) make one range.
 
     Args:
         pairs: the pairs that :func:`match` found.

@@ -1,7 +1,7 @@
 """Compile two layouts into a copy program by five passes over plain integers.
 
-The passes are match, refine, coalesce, fuse and analyse. Each takes and returns plain data. :func:`passes` keeps the
-result of each one, and :meth:`kvplan.CopyProgram.explain` prints these.
+The passes are match, refine, coalesce, fuse and analyse. Each pass takes and returns plain data. :func:`passes` keeps
+the result of each pass, and :meth:`kvplan.CopyProgram.explain` prints these results.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Box(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """All pairs of one shape, and the boxes that copy one unit of each."""
+    """All pairs of one shape, and the boxes that copy one unit of each pair."""
 
     pairs: tuple[Pair, ...]
     boxes: tuple[Box, ...]
 
 
 class Coalesced(NamedTuple):
-    """All pairs of one shape, and the runs that copy one unit of each."""
+    """All pairs of one shape, and the runs that copy one unit of each pair."""
 
     pairs: tuple[Pair, ...]
     runs: tuple[Run, ...]
@@ -81,9 +81,9 @@ def passes(src: Geometry, dst: Geometry) -> Passes:
 
 
 def choose_unit(pairs: tuple[Pair, ...], src_tokens: int, dst_tokens: int) -> int:
-    """Choose the token slots per unit: the most that divide both blocks, hold whole sub-blocks and repeat evenly.
+    """Return the most token slots per unit that divide both blocks, hold whole sub-blocks and repeat evenly.
 
-    Where all content is opaque, the number counts sub-blocks.
+    If all content is opaque, the number counts sub-blocks.
 
     Raises:
         IncompatibleLayoutsError: opaque blocks or sub-blocks hold different numbers of tokens.
@@ -120,10 +120,10 @@ def _no_common_subblock(a: Component, b: Component, src_tokens: int, dst_tokens:
 
 
 def _holds_whole(offsets: Int64Array, unit: int, tokens: int) -> bool:
-    """Tell whether units are whole coordinates of an axis, with equal offsets wherever a unit begins.
+    """Tell whether units are whole coordinates of an axis, with the same offsets in every unit.
 
     Args:
-        offsets: bytes from the first coordinate of the axis to each, in one block.
+        offsets: bytes from the first coordinate of the axis to each coordinate, in one block.
         unit: token slots per unit.
         tokens: token slots per block.
     """
@@ -132,7 +132,7 @@ def _holds_whole(offsets: Int64Array, unit: int, tokens: int) -> bool:
 
 
 def _repeats(offsets: Int64Array, unit: int) -> bool:
-    """Tell whether every stretch of ``unit`` coordinates has the same offsets from its first."""
+    """Tell whether every stretch of ``unit`` coordinates has the same offsets from its first coordinate."""
     stretches = offsets.reshape(-1, unit)
     return bool((stretches - stretches[:, :1] == stretches[0]).all())
 

@@ -28,7 +28,7 @@ def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[
 
 
 def merge_ranges(start: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Join disjoint byte ranges that touch; returns first bytes, ascending, and lengths.
+    """Join disjoint byte ranges that touch; return their first bytes, ascending, and their lengths.
 
     >>> merge_ranges(np.array([8, 0, 40]), np.array([8, 8, 4]))
     (array([ 0, 40]), array([16,  4]))
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 class BlockAxis(NamedTuple):
-    """The addresses of the units of one side: ``base + block offset + unit offset``.
+    """The positions of the units of one side: ``base + block offset + unit offset``.
 
     Attributes:
         factors: factors of the block axis, strides in bytes; ignored if there is a ``table``.
@@ -77,13 +77,13 @@ class BlockAxis(NamedTuple):
 
     @property
     def stride(self) -> int | None:
-        """Bytes from block to block; None if that is not one number."""
+        """Bytes from block to block; None if there is no single number."""
         if self.table is not None or len(self.factors) > 1:
             return None
         return self.factors[0][1] if self.factors else 0
 
     def block_offsets(self) -> Int64Array:
-        """Bytes from block 0 to each block."""
+        """Return the bytes from block 0 to each block."""
         if self.table is not None:
             return np.array(self.table, dtype=np.int64)
         if self.stride is not None:
@@ -91,7 +91,7 @@ class BlockAxis(NamedTuple):
         return np.array([offset(self.factors, block) for block in range(self.num_blocks)], dtype=np.int64)
 
     def step(self) -> int:
-        """Greatest common divisor of all distances between units; 0 if there is only one unit."""
+        """Return the greatest common divisor of all distances between units; 0 if there is only one unit."""
         if self.table is not None:
             between = gcd(*self.table)
         else:
@@ -104,7 +104,7 @@ class RunGroup:
     """Runs that share the distances between units, on both sides.
 
     Attributes:
-        src, dst: where the units of each side lie, relative to the bases.
+        src, dst: positions of the units of each side, relative to the bases.
         src_base, dst_base: address of unit 0 of block 0, chosen so that no run has a negative offset.
         runs: the copies of one unit, in order of destination.
     """
@@ -129,7 +129,7 @@ class RunGroup:
         """Source offset, destination offset and bytes of every copy of one unit, loops expanded.
 
         Copies of neighbouring steps of a loop may touch on both sides: the last row of a box and the first of the next.
-        They are one copy here: a list can hold that, a loop cannot.
+        Such copies are one copy here, which a list can express and a loop cannot.
         """
         total = sum(run.copies for run in self.runs)
         src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))
@@ -156,7 +156,7 @@ class RunGroup:
 
     @cached_property
     def runs_by_size(self) -> tuple[tuple[int, Int64Array], ...]:
-        """For each size of copy, its bytes and the offsets (3, copies)."""
+        """For each size of a copy: the bytes, and the offsets (3, copies) of all copies of that size."""
         return tuple((nbytes, np.ascontiguousarray(self.packed[:, self.packed[2] == nbytes])) for nbytes in self.sizes)
 
     @cached_property
@@ -186,7 +186,7 @@ class RunGroup:
 
     @cached_property
     def hulls(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """For source and destination: first byte of a unit and one past its last, relative to the unit's address."""
+        """For each side: first byte of a unit, and the byte after its last, relative to the unit's address."""
         src, dst, size = self.offsets
         return (int(src.min()), int((src + size).max())), (int(dst.min()), int((dst + size).max()))
 
@@ -197,7 +197,7 @@ class Program:
 
     Attributes:
         unit_tokens: token slots per unit, the largest piece of which whole blocks of both sides consist.
-        src_units, dst_units: units per block of each side. A skip counts units and is less than this.
+        src_units, dst_units: units per block of each side. A skip counts units and is less than this number.
         groups: the runs, by distances between units.
         opaque: whether all content is opaque, so that ``unit_tokens`` counts sub-blocks.
     """
@@ -222,7 +222,7 @@ class Program:
 
     @cached_property
     def runs(self) -> int:
-        """Contiguous copies per unit, as the loops have them; descriptors may merge some of these further."""
+        """Contiguous copies per unit, as the loops have them; a list of descriptors may merge some of them."""
         return sum(run.copies for group in self.groups for run in group.runs)
 
     @cached_property
@@ -238,12 +238,12 @@ class Program:
         return common & -common
 
     def extents(self, side: str) -> tuple[int, int, int]:
-        """Count the maximal contiguous byte ranges per unit on one side: number, smallest bytes, largest bytes.
+        """Return the number of maximal contiguous byte ranges per unit on one side, and their least and most bytes.
 
         Args:
             side: ``"src"`` or ``"dst"``.
         """
-        # Groups with the same distances between units on this side lie in one block there, whatever the other side has.
+        # Run groups of equal distances between units on this side lie in one block of it, whatever the other has.
         blocks: dict[BlockAxis, list[tuple[Int64Array, Int64Array]]] = {}
         for group in self.groups:
             src, dst, size = group.offsets
