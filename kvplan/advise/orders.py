@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     Attributes:
         dims: for each content, its dims, outermost first: name and extent (the extent of ``dim`` in bytes).
         block_tokens: token slots per block.
-        distance: pairs of axes that are in the opposite order in the present order.
+        distance: distance from the present order: number of swapped pairs of axes, and 2 for another block size.
     """
 
     dims: tuple[tuple[Content, tuple[tuple[str, int], ...]], ...]
