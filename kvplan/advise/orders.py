@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Candidate]:
-    """Yield every order worth trying for one side.
+    """Yield every order to try for one side.
 
     Args:
         mine: the side that may change.

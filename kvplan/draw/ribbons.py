@@ -9,7 +9,7 @@ from html import escape
 from kvplan.layout.address_ranges import merged
 
 WIDTH, MARGIN, BAND = 960, 24, 30  # pixels: of a picture, around it, and the height of a line of bytes
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colours, which differ for colour-blind readers.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1b1b1b}.small{font-size:11px;fill:#555}"
@@ -41,7 +41,6 @@ class Line:
         for start, end in self.ranges:
             self._starts.append(left)
             left += (end - start) * self._scale + space
-        # An empty line is one frame.
         self._boxes = [self.place(start, end - start) for start, end in self.ranges] or [(self.left, width)]
 
     def place(self, start: int, nbytes: int) -> tuple[float, float]:

@@ -21,7 +21,7 @@ TOUCHING = 0.01  # pixels: tolerance for rounding
 NARROW = 3  # pixels: the inside of narrower cells is not drawn
 EM = 0.6  # average width of a character as a share of the font's size, rounded up
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. In grey, lightness and patterns tell them apart.
+# Okabe and Ito's colours, which differ for colour-blind readers. In grey print, lightness and patterns differ.
 NAMED_COLOURS = {"k": "#0072b2", "v": "#e69f00", "kv": "#56b4e9"}
 OTHER_COLOURS = ("#009e73", "#cc79a7", "#d55e00", "#f0e442")
 # Lines of a pattern of 8 x 8 pixels, over the colour.

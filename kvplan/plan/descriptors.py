@@ -111,7 +111,7 @@ def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
 
 
 def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors, chosen: ModuleType) -> Descriptors:
-    """Merge copies of different runs if, in the units of this plan, one ends on both sides where the other begins."""
+    """Merge copies of different runs if, for this plan's units, one copy ends on both sides where another begins."""
     bounds: list[Int64Array] = []
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
     for merge in possible:

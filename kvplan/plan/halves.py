@@ -1,4 +1,4 @@
-"""Split a plan into two plans: one of its large runs, and one of its small runs."""
+"""Split a plan into two plans: a plan of its large runs, and a plan of its small runs."""
 
 from __future__ import annotations
 

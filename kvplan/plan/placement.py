@@ -59,7 +59,7 @@ def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
 
 
 def block_ids(ids: Any, name: str) -> Int64Array:
-    """Return block ids as a writable C-contiguous int64 array. If the caller's array is one, return that array itself.
+    """Return block ids as a writable C-contiguous int64 array. If the caller's array has this form, return it itself.
 
     Another thread may change the caller's array at any time, and the compiled loops run without Python's lock (GIL).
     Code that reads ids more than once must use :func:`own_block_ids`. :func:`place` reads each id once.

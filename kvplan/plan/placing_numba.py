@@ -88,7 +88,7 @@ def _twice(ids, skip, units, count, seen):
 
 @_compiled
 def _place_side(skip, axes, tables, out, side):
-    """Write the addresses of one side's units. The ids are at the front of the first group's row, so it comes last."""
+    """Write the addresses of one side's units. The first group's row begins with the ids, so it comes last."""
     units = axes.shape[1] - 3
     count = out.shape[2]
     ids = out[0, side]

@@ -164,8 +164,8 @@ def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
     parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
     programs = plan.programs
     if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
-        # A pool may be removed after one layout was loaded and before the other. Submit checks the programs first, so
-        # programs that were loaded while the pool existed are dropped.
+        # A pool may be removed after one layout was loaded and before the other. Submit checks the programs first.
+        # So programs that were loaded while the pool existed are dropped.
         programs = tuple(program for program in programs if not program.movable)
     return replace(plan, parts=parts, seams=seams, programs=programs)
 
@@ -201,7 +201,7 @@ def join(plans: Sequence[Plan]) -> Plan:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """Join plans of which the caller knows that they write no byte twice, and no byte that one of them reads.
+    """Join plans. The caller knows that no byte is written twice, and that no byte is both read and written.
 
     Raises:
         PathError: the plans have different directions.
@@ -255,7 +255,7 @@ def check_not_read(plan: Plan) -> None:
     """Check that a plan writes no byte that it also reads: copies within a plan have no order.
 
     Raises:
-        OverlapError: the plan writes such a byte; the message names the first one.
+        OverlapError: the plan writes such a byte; the message names the first such byte.
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
