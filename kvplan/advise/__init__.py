@@ -1,1 +1,1 @@
-"""Compare two layouts, and advise a better order of axes for one of them."""
+"""Compare two layouts, and find a better order of axes for one of them."""

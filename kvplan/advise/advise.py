@@ -1,4 +1,4 @@
-"""Advise which order of axes on one side would give fewer runs: build each order, compile it, and compare."""
+"""Find the order of axes on one side that gives the fewest runs: build each order, compile it, and compare."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.program.passes import passes
 from kvplan.program.program import Program
 
-FEW = (2, 3)  # layers that are compiled where layers are equal: each further layer adds the difference of the two
+FEW = (2, 3)  # layers to compile if layers are equal: each further layer adds the difference of these two
 SHOWN = 3
 
 
 class Numbers(NamedTuple):
-    """The numbers of a program that orders are compared by.
+    """The numbers of a program by which orders are compared.
 
     Attributes:
         unit_tokens, unit_nbytes: tokens and bytes per unit.
-        runs, run_nbytes: contiguous copies per unit; bytes of the smallest and of the largest.
-        extents: contiguous ranges per unit on the side that may change: number, smallest bytes, largest bytes.
+        runs, run_nbytes: number of runs per unit; bytes of the smallest and of the largest run.
+        extents: extents per unit on the side that may change: their number, smallest bytes and largest bytes.
     """
 
     unit_tokens: int
@@ -36,18 +36,18 @@ class Numbers(NamedTuple):
 
     @property
     def rank(self) -> tuple[Fraction, int]:
-        """Runs per token, so that orders with different units compare; then extents per unit. Less is better."""
+        """Return runs per token (for orders with different units), then extents per unit; smaller is better."""
         return Fraction(self.runs, self.unit_tokens), self.extents[0]
 
 
 class Order(NamedTuple):
-    """One order of the side that may change, and the numbers of its program.
+    """One order of axes for the side that may change, with the numbers of its program.
 
     Attributes:
         notation: the order's notation; if parts differ, each part's notation, joined by ``" + "``.
         block_tokens: token slots per block.
         spec: the spec from which :meth:`kvplan.KVLayout.from_spec` builds it.
-        numbers: the numbers of its program.
+        numbers: numbers of its program.
     """
 
     notation: str
@@ -57,13 +57,13 @@ class Order(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The orders that would be better than the present one.
+    """The orders that are better than the present order.
 
     Attributes:
         change: the side that may change: ``"src"`` or ``"dst"``.
         tried: number of orders that were compiled.
-        present: numbers of the pair as it is; None if it cannot be compiled.
-        orders: at most three better orders, the best first, no two with equal numbers.
+        present: numbers of the present pair; None if the pair cannot be compiled.
+        orders: at most three better orders with different numbers, the best first.
     """
 
     change: str
@@ -73,7 +73,7 @@ class Advice(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A candidate, its runs per token with all layers, and the programs that were compiled to count them."""
+    """A candidate, its runs per token with all layers, and the programs from which they were counted."""
 
     runs: Fraction
     programs: tuple[Program, ...]
@@ -81,11 +81,11 @@ class _Tried(NamedTuple):
 
 
 def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
-    """Try the orders of one side of a pair, and keep the best.
+    """Compile the pair with many orders of one side, and return the best orders.
 
     The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
-    sizes. The other side's own order is a candidate too if it splits an axis. The best order has the fewest runs per
-    token. Ties go to the fewest extents per unit on the side that changes, then to the least distance from the present.
+    sizes. The other side's own order is also a candidate if it splits an axis. The best order has the fewest runs per
+    token; then the fewest extents per unit on the side that changes; then the least distance from the present order.
 
     Args:
         src, dst: the layouts.
@@ -119,7 +119,7 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
         for order in _best_of(list(alike), mine, other, change):
             known = {
                 one.numbers.rank for one in orders
-            }  # of orders with equal numbers, only the closest to the present one
+            }  # of orders with equal numbers, only the closest to the present order
             better = present is None or order.numbers.rank < present.rank
             if len(orders) < SHOWN and better and order.numbers.rank not in known:
                 orders.append(order)
@@ -127,11 +127,11 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
 
 
 def _best_of(tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str) -> Iterator[Order]:
-    """Yield one order per number of extents, fewest first, compiled with all layers; all have equal runs per token."""
+    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first."""
     closest: dict[Fraction, Candidate] = {}
     for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate))):
         closest.setdefault(_grown([Fraction(p.extents(change)[0]) for p in one.programs], other), one.candidate)
-    for _, candidate in sorted(closest.items())[: SHOWN + 1]:  # one of them may be the present order
+    for _, candidate in sorted(closest.items())[: SHOWN + 1]:  # one may be the present order
         spec = spec_of(candidate, mine, mine.layers)
         yield Order(
             notation_of(candidate), candidate.block_tokens, spec, _numbers(KVLayout.from_spec(spec), other, change)
@@ -139,7 +139,7 @@ def _best_of(tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str) 
 
 
 def numbers_of(program: Program, side: str) -> Numbers:
-    """Read the numbers of a program; extents are counted on ``side`` (``"src"`` or ``"dst"``)."""
+    """Return the numbers of a program; extents are counted on ``side`` (``"src"`` or ``"dst"``)."""
     return Numbers(
         program.unit_tokens, program.unit_nbytes, program.runs, program.run_nbytes, program.extents(side)
     )  # fmt: skip
@@ -154,21 +154,21 @@ def _numbers(mine: KVLayout, other: KVLayout, change: str) -> Numbers:
 
 
 class _Layers(NamedTuple):
-    """Some layers of the side that may change, and the other side with as many layers."""
+    """A number of layers of the side that may change, and the other side with the same number of layers."""
 
     mine: tuple[int, ...]
     other: KVLayout
 
 
 def _few_layers(mine: KVLayout, other: KVLayout) -> tuple[_Layers, ...]:
-    """Choose the layers to compile: two small numbers of layers if these tell the rest, otherwise all."""
+    """Return the layers to compile: two small sets of layers if these determine the counts of all, otherwise all."""
     if len(other.layers) > FEW[1] and mine.layers == other.layers and evenly_layered(other):
         return tuple(_Layers(few, other.slice(layers=few)) for few in (mine.layers[:count] for count in FEW))
     return (_Layers(mine.layers, other),)
 
 
 def _compiled(candidate: Candidate, mine: KVLayout, change: str, few: Sequence[_Layers]) -> tuple[Program, ...]:
-    """Compile a candidate with each choice of layers; () if one of them does not compile."""
+    """Compile a candidate with each choice of layers; return () if one choice does not compile."""
     programs = []
     for part in few:
         try:
@@ -181,7 +181,7 @@ def _compiled(candidate: Candidate, mine: KVLayout, change: str, few: Sequence[_
 
 
 def _grown(counts: Sequence[Fraction], other: KVLayout) -> Fraction:
-    """Extend the counts of few layers to all layers."""
+    """Compute the count of all layers from the counts of few layers."""
     if len(counts) == 1:
         return counts[0]
     return counts[1] + (len(other.layers) - FEW[1]) * (counts[1] - counts[0]) / (FEW[1] - FEW[0])

@@ -23,7 +23,7 @@ OUTSIDE = ("block", "unit", "end")
 class Place(NamedTuple):
     """The coordinates of one byte: layer and head by their global numbers, part, block, token slot, byte of the row.
 
-    In an opaque part, the token slot is the number of the sub-block.
+    In an opaque part, the token slot is the sub-block's number.
     """
 
     layer: int
@@ -38,11 +38,11 @@ class Onward(NamedTuple):
     """The content of one side that follows the end of a run.
 
     Attributes:
-        axis: the axis along which content goes on: ``layer``, ``part``, ``token``, ``head`` or ``dim``; ``unit`` or
-            ``block`` if it leaves the unit, ``end`` if no content follows.
-        gap_nbytes: bytes without content before it.
-        lacked: whether the other side does not hold that content.
-        text: the same in words.
+        axis: the axis along which content continues: ``layer``, ``part``, ``token``, ``head`` or ``dim``; ``unit`` or
+            ``block`` if the next content is outside the unit; ``end`` if no content follows.
+        gap_nbytes: bytes without content before the next content.
+        lacked: whether the other side lacks that content.
+        text: all of this in words.
     """
 
     axis: str
@@ -52,14 +52,14 @@ class Onward(NamedTuple):
 
 
 class Break(NamedTuple):
-    """The place where two layouts stop being contiguous together, from the first byte of the destination's unit on.
+    """The first place in the destination's unit at which two layouts stop being contiguous together.
 
     Attributes:
-        nbytes: bytes of the run that ends there.
-        start: the run's first byte.
-        holds: the run's content in words.
+        nbytes: bytes of the run that ends at this place.
+        start: coordinates of the run's first byte.
+        holds: content of the run in words.
         src, dst: the content that follows on each side.
-        axis: the axis that breaks the run; None if the run is the whole unit.
+        axis: the axis that ends the run; None if the run is the whole unit.
     """
 
     nbytes: int
@@ -104,7 +104,7 @@ def first_break(src: KVLayout, dst: KVLayout, made: Passes) -> Break:
 
 
 def _next_run(program: Program, begin: int) -> int:
-    """Return the source address of the run that follows, in the destination, the run at ``begin``."""
+    """Return the source address of the next run: the run that follows the run at ``begin`` in the destination."""
     later = [
         (int(dst), int(src))
         for group in program.groups
@@ -115,9 +115,9 @@ def _next_run(program: Program, begin: int) -> int:
 
 
 def _breaking(src: Onward, dst: Onward) -> str | None:
-    """Choose the axis that breaks a run, or None.
+    """Return the axis that ends a run, or None.
 
-    It is the axis along which the source goes on; or that of the destination, if the source leaves the unit there.
+    It is the axis along which the source continues; or, if the source leaves the unit there, the destination's axis.
     """
     for side in (src, dst):
         if side.lacked:
@@ -129,13 +129,13 @@ def _breaking(src: Onward, dst: Onward) -> str | None:
 
 
 class _Side:
-    """The inverse map of one side: from an address to the content at or after it.
+    """The inverse map of one side, from an address to the content at or after it.
 
     Attributes:
         layout: the side's layout.
         units: units per block.
         halves: for each (layer, part) of the layout, the parts in its rows, each as (first byte in the row, part).
-            Fused K and V are two of them.
+            A row of fused K and V holds two parts.
         heads: for each (layer, part), the heads that move.
         headed: for each (layer, part), whether it has a head axis.
     """
@@ -148,14 +148,14 @@ class _Side:
         for pair in made.pairs:
             held, at = (pair.src, pair.src_dim) if side == "src" else (pair.dst, pair.dst_dim)
             self.halves.setdefault((held.layer, held.part), []).append((at, pair.part))
-            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # heads held apart make several pairs
+            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # separate heads give several pairs
             both = range(min(known.start, pair.heads.start), max(known.stop, pair.heads.stop))
             self.heads[held.layer, pair.part] = both
         self.headed = {(c.layer, part): c.form.headed for c in layout.components
                        for _, part in self.halves.get((c.layer, c.part), [(0, c.part)])}  # fmt: skip
 
     def place(self, address: int) -> Place:
-        """Name the coordinates of a byte of content."""
+        """Return the coordinates of a byte of content."""
         found = find(self.layout.components, address)
         if found is None:
             raise LookupError(f"no content at {address:#x}")  # never: every byte of a run is content on both sides
@@ -167,7 +167,7 @@ class _Side:
         return Place(component.layer, part, block, token, head + component.form.head_start, byte - first)
 
     def onward(self, begin: int, nbytes: int, start: Place, last: Place) -> Onward:
-        """Describe how this side goes on after a run, given the coordinates of its first and last byte."""
+        """Return the content that follows a run on this side; ``start`` and ``last`` are its first and last byte."""
         end = begin + nbytes
         later = (first_from(component, end) for component in self.layout.components)
         at = min((address for address in later if address is not None), default=None)
@@ -193,7 +193,7 @@ class _Side:
         return Onward(axis, at - end, lacked, f"skips {at - end:,} bytes up to {name}")
 
     def _held_as(self, place: Place) -> str:
-        """Name this layout's part that holds a place; a pair may name K where the layout holds fused K and V."""
+        """Return this layout's name of the part of a place: a pair may name K if the layout holds fused K and V."""
         return place.part if place.part in self.layout.parts else "kv"
 
     def _region(self, address: int) -> int:
@@ -216,7 +216,7 @@ def _named(axis: str, last: Place, place: Place) -> str:
 
 
 def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> str:
-    """Describe the content of a run by the axes that it spans whole."""
+    """Describe the content of a run by the axes of which it holds all coordinates."""
     pair = next(p for p in pairs if (p.layer, p.part) == (start.layer, start.part))
     layers = {layer: k for k, layer in enumerate(sorted({p.layer for p in pairs}))}
     parts = {part: k for k, part in enumerate(dict.fromkeys(p.part for p in pairs))}  # layers may hold different parts
@@ -253,7 +253,7 @@ def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> s
 
 
 def untouched(made: Passes) -> Iterator[tuple[str, str]]:
-    """Yield the heads that one side holds and the other lacks: the side (``src``, ``dst``), and a line of text."""
+    """Yield the side (``src`` or ``dst``) that holds heads that the other side lacks, and a line of text on them."""
     for heads, src, dst in heads_of(made.pairs, headed=True):
         for side, held in (("src", src), ("dst", dst)):
             rest = [head for head in held if head not in heads]
@@ -262,9 +262,9 @@ def untouched(made: Passes) -> Iterator[tuple[str, str]]:
 
 
 def evenly_layered(layout: KVLayout) -> bool:
-    """Tell whether layers are equal, evenly spaced and the outermost axis of a unit, so that a few stand for all.
+    """Return whether layers are equal, evenly spaced and outermost in a unit, so that counts of few layers suffice.
 
-    If layers lie inside tokens, heads, or K and V, the last layer may touch the next token; then a few are not enough.
+    If layers lie inside tokens, heads, or K and V, the last layer may touch the next token; then all are needed.
 
     >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 8, "block": 4, "token": 16, "dim": 8}}
     >>> evenly_layered(KVLayout.from_spec(spec))

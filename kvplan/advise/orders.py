@@ -1,4 +1,4 @@
-"""List the orders that one side of a pair could have, as descriptions from which layouts are built."""
+"""List the orders of axes that one side of a pair could have, as specs from which layouts are built."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Factors, extent
 
 MOST_BLOCK_TOKENS = 1024
-MOST_LAYERS_WHOLE = 8  # unequal layers are all compiled; with more layers than this, fewer block sizes are tried
+MOST_LAYERS_WHOLE = 8  # all unequal layers are compiled; if there are more than this, fewer block sizes are tried
 
 
 class Content(NamedTuple):
-    """Parts of one shape.
+    """One or two parts of the same shape.
 
     Attributes:
-        part: name in a spec; with ``kv`` it stands for two parts.
-        kv: whether these are K and V.
-        heads: global numbers; None without a head axis.
+        part: the name in a spec; if ``kv``, it stands for two parts.
+        kv: whether the parts are K and V.
+        heads: global numbers of the heads; None if there is no head axis.
         opaque: whether blocks have no token slots.
         nbytes: bytes per (token, head).
     """
@@ -35,12 +35,12 @@ class Content(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An order before it is compiled.
+    """An order of axes that is not compiled yet.
 
     Attributes:
-        dims: for each content, its dims, outermost first: name and extent (of ``dim`` in bytes).
+        dims: for each content, its dims, outermost first: name and extent (the extent of ``dim`` in bytes).
         block_tokens: token slots per block.
-        distance: distance from the present order.
+        distance: distance from the present order: number of swapped pairs of axes, and 2 for another block size.
     """
 
     dims: tuple[tuple[Content, tuple[tuple[str, int], ...]], ...]
@@ -52,11 +52,11 @@ class Candidate(NamedTuple):
 
 
 def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Candidate]:
-    """Yield every order worth trying for one side.
+    """Yield every order to try for one side.
 
     Args:
         mine: the side that may change.
-        other: the side that does not.
+        other: the side that does not change.
         refused: whether the pair cannot be compiled as it is.
     """
     sizes, present = _block_sizes(mine, other), _storage_order(mine)
@@ -73,7 +73,7 @@ def candidates(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[Ca
 
 
 def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
-    """List the token slots worth trying: the present number, the other side's, and some halves and multiples."""
+    """Return the block sizes to try, in token slots: of this side, of the other side, and some halves and multiples."""
     if mine.opaque and other.opaque:
         return (1,)
     own = other.block_tokens if mine.opaque else mine.block_tokens
@@ -85,7 +85,7 @@ def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
 
 
 def _contents(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[tuple[Content, ...]]:
-    """Yield the contents worth trying: the side's own parts, and the other side's parts if the bytes are the same."""
+    """Yield the contents to try: the side's own parts, and the other side's parts if the bytes are the same."""
     own, theirs = _content(mine), _content(other)
     if own:
         yield own
@@ -99,7 +99,7 @@ def _row_nbytes(layout: KVLayout) -> Fraction:
 
 
 def _content(layout: KVLayout) -> tuple[Content, ...]:
-    """Join parts of one shape; () if a part differs between layers, because one order cannot hold that."""
+    """Return the contents of a layout; () if a part differs between layers, because one order cannot hold that."""
     shapes: dict[str, Content] = {}
     for c in layout.components:
         form = c.form
@@ -121,7 +121,7 @@ def _content(layout: KVLayout) -> tuple[Content, ...]:
 
 
 def _orders(held: Sequence[Content], mine: KVLayout, tokens: int) -> Iterator[tuple[str, ...]]:
-    """Yield the permutations of the axes with an extent above 1; the others keep their usual place."""
+    """Yield the permutations of the axes with an extent above 1; axes of extent 1 keep their usual place."""
     extents = {
         "block": 2,
         "layer": len(mine.layers),
@@ -144,7 +144,7 @@ def _dims(one: Content, order: Sequence[str], tokens: int) -> tuple[tuple[str, i
 
 
 def _storage_order(layout: KVLayout) -> tuple[str, ...]:
-    """List the axes of a layout in the order of memory, the largest stride first."""
+    """Return the axes of a layout in order of memory, the largest stride first."""
     form = layout.components[0].form
     lines: dict[str, list[int]] = {"layer": [], "kv": []}
     first = layout.components[0]
@@ -200,12 +200,12 @@ def _atom(axis: str, number: int, factors: Factors) -> str:
 
 
 def notation_of(candidate: Candidate) -> str:
-    """Write the notation of a candidate; if contents have different notations, all of them."""
+    """Return the notation of a candidate; if contents have different notations, all notations."""
     return " + ".join(dict.fromkeys(" ".join(name for name, _ in dims) for _, dims in candidate.dims))
 
 
 def spec_of(candidate: Candidate, mine: KVLayout, layers: Sequence[int]) -> dict[str, Any]:
-    """Write the spec of a candidate that holds these layers."""
+    """Return the spec of a candidate that holds these layers."""
     blocks = max(mine.num_blocks * mine.block_tokens // candidate.block_tokens, 1)
     specs = [_one_spec(one, dims, mine, blocks, layers) for one, dims in candidate.dims]
     return specs[0] if len(specs) == 1 else {"layouts": specs}

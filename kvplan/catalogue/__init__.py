@@ -1,1 +1,1 @@
-"""Layouts and models of the field by name, as data."""
+"""Layouts of engines and geometries of models by name, as data."""

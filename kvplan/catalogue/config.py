@@ -1,4 +1,4 @@
-"""Read a model's geometry from its config.json, the file that Hugging Face keeps with the weights."""
+"""Read a model's geometry from config.json, the file that Hugging Face stores with the weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvplan.base.reading import json_of, read_whole, why_unread
 from kvplan.catalogue.models import Group, Model, config_defaults
 from kvplan.errors import LayoutError
 
-# Models whose sliding_window holds for every layer, though the file does not say so.
+# Models of which every layer uses sliding_window, although the file does not say so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
 
-# Keys that change the content of a cache and are not read here: if one is set, the answer would be wrong.
+# Keys that change the content of a cache and are not read here: if one is set, the geometry would be wrong.
 NOT_UNDERSTOOD = (
     "attention_chunk_size", "attention_k_eq_v", "attention_types", "attn_type_list", "block_configs", "block_types",
     "compress_rates", "compress_ratios", "conv_L_cache", "cross_attention_layers", "global_head_dim",
@@ -30,13 +30,13 @@ _SCALE_NBYTES = 4  # an fp32 scale after each index row of fp8
 
 
 def read_config(path: str | Path) -> Model:
-    """Read a config.json.
+    """Read a config.json, and return the model's geometry.
 
     Args:
-        path: the file. If it has a ``text_config`` (or ``language_config``), that is the model.
+        path: the file. If it has a ``text_config`` (or ``language_config``), only that is read.
 
     Raises:
-        LayoutError: the file cannot be read, lacks a key, or has a key that is not understood; names the key.
+        LayoutError: the file cannot be read, lacks a key, or has an unknown setting; the message names the key.
     """
     try:
         text = read_whole(Path(path))
@@ -59,10 +59,10 @@ def read_config(path: str | Path) -> Model:
 
 
 def geometry_of(content: Mapping[str, Any]) -> tuple[tuple[Group, ...], int]:
-    """Read the cache groups and the number of layers from a model's config.
+    """Return the cache groups and the number of layers of a model's config.
 
     Raises:
-        LayoutError: a key is missing, wrong or not understood.
+        LayoutError: a key is missing, or its value is wrong or unknown.
 
     >>> groups, layers = geometry_of({"num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": 4096,
     ...                               "num_key_value_heads": 8})
@@ -148,7 +148,7 @@ _TYPES = {
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Name the type of each layer: ``full``, ``sliding`` or ``state``."""
+    """Return the type of each layer: ``full``, ``sliding`` or ``state``."""
     if "layer_types" in config:
         given = config["layer_types"]
         if not isinstance(given, list) or len(given) != layers:
@@ -189,7 +189,7 @@ def _sliding_types(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state(config: Mapping[str, Any], types: Sequence[str]) -> Group:
-    """Read the states of Gated DeltaNet (Qwen3-Next) or Mamba (Jamba): a convolution's last inputs, and the state."""
+    """Return the states of Gated DeltaNet (Qwen3-Next) or Mamba (Jamba): a convolution's last inputs, and the state."""
     if "linear_num_value_heads" in config:
         keys, values = _integer(config, "linear_num_key_heads"), _integer(config, "linear_num_value_heads")
         key_dim, value_dim = _integer(config, "linear_key_head_dim"), _integer(config, "linear_value_head_dim")

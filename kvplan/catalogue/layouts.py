@@ -1,4 +1,4 @@
-"""Layouts of engines and attention backends by name, laid out for a model's geometry."""
+"""Layouts of engines and attention backends by name, built for a model's geometry."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kvplan.layout.notation import parse
 
 @dataclass(frozen=True)
 class NamedLayout:
-    """A layout without extents.
+    """A layout of an engine or attention backend, without extents.
 
     Attributes:
         name: its name on the command line.
-        side: where engines keep it, ``"device"`` or ``"host"``.
+        side: the memory in which engines keep it, ``"device"`` or ``"host"``.
         kind: ``"mha"`` (K and V of each head), ``"mla"`` (one row per token) or ``"state"`` (opaque).
         notation: see :mod:`kvplan.layout.notation`.
-        source: where the fact comes from.
-        split: extents of split axes that models do not give, in elements; ``"tp"`` is the tensor-parallel ranks.
+        source: source of the notation.
+        split: extents, in elements, of split axes that models do not give; ``"tp"`` is the tensor-parallel ranks.
     """
 
     name: str
@@ -37,7 +37,7 @@ class NamedLayout:
     split: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# A state has no tokens and no heads, so there is little to choose.
+# A state has no tokens and no heads, so few orders are possible.
 STATE = {
     "device": NamedLayout("state", "device", "state", "layer: block dim", "one tensor of states a layer"),
     "host": NamedLayout("state-host", "host", "state", "block layer dim", "page-first pool of states"),
@@ -46,7 +46,7 @@ STATE = {
 
 @cache
 def named_layouts() -> dict[str, NamedLayout]:
-    """Read every layout of ``layouts.toml``, by name, in the order of the file.
+    """Return every layout of ``layouts.toml`` by name, in the order of the file.
 
     >>> named_layouts()["page-first"].notation
     'block layer kv token head dim'
@@ -71,22 +71,22 @@ def layout_for(
     rank: int = 0,
     device: str | None = None,
 ) -> KVLayout:
-    """Lay out one tensor-parallel rank's share of a group of layers in a named layout, at made-up addresses.
+    """Build the layout of one tensor-parallel rank's share of a cache group, at virtual addresses.
 
-    A layout that all ranks share (its heads are split by ``"tp"``) is laid out whole and sliced to the rank's heads.
+    If all ranks share the layout (its heads are split by ``"tp"``), the whole layout is sliced to the rank's heads.
 
     Args:
-        named: a layout of :func:`named_layouts`, or made by hand from a notation.
-        geometry: a group of a :class:`~kvplan.catalogue.models.Model`.
+        named: a layout of :func:`named_layouts`, or a layout that the caller makes from a notation.
+        geometry: a cache group of a :class:`~kvplan.catalogue.models.Model`.
         num_blocks: number of blocks.
-        block_tokens: rows per block (tokens, unless the group compresses); 1 for a group of states.
-        dtype: of the cache, as ``"bf16"``, or a packed row format of the group. A group's own dtype comes first.
+        block_tokens: rows per block (tokens, unless the group's rows are compressed); 1 for a group of states.
+        dtype: dtype of the cache, such as ``"bf16"``, or a packed row format. A group's own dtype overrides it.
         tp: number of tensor-parallel ranks.
         rank: number of the rank.
-        device: by default ``"cuda:0"`` or ``"cpu"``, by the layout's side.
+        device: device of the layout; by default ``"cuda:0"`` or ``"cpu"``, by the layout's side.
 
     Raises:
-        LayoutError: the layout is for another kind of group, or neither heads nor ranks divide the other.
+        LayoutError: the layout is for another kind of group, or heads and ranks do not divide each other.
 
     >>> from kvplan.catalogue.models import Group
     >>> layers = Group("full", "mha", tuple(range(80)), dim=128, heads=8)

@@ -1,4 +1,4 @@
-"""Model geometries by name: the layers, heads and groups that determine the bytes of a KV cache."""
+"""Model geometries by name: the layers, heads and cache groups that determine the bytes of a KV cache."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kvplan.errors import LayoutError
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with equal caches; an engine gives each group its own block ids.
+    """A cache group: layers with equal caches. An engine gives each cache group its own block ids.
 
     Attributes:
         name: ``"full"``, ``"sliding"``, ``"index"``, ``"state"``, ...
         kind: ``"mha"`` (K and V for each head), ``"mla"`` (one row per token, no heads) or ``"state"`` (one state of
             fixed size per request).
-        layers: global numbers.
-        dim: elements per row: of one head's K (and as many of V), of an MLA latent, or of one layer's state.
-        heads: KV heads over all ranks; 1 without a head axis.
-        window: tokens that attention looks back on, with the present one; the cache holds these. None for all tokens.
-        row_tokens: tokens that share one row, where rows are compressed.
-        dtype: of the rows if it does not follow the cache's dtype, as ``"uint8"``.
+        layers: global numbers of the layers.
+        dim: elements per row: of one head's K (V has the same number), of an MLA latent, or of one layer's state.
+        heads: KV heads over all ranks; 1 if there is no head axis.
+        window: tokens of the sliding window, the present token included; the cache holds these. None for all tokens.
+        row_tokens: tokens per row; more than 1 if rows are compressed.
+        dtype: dtype of the rows, such as ``"uint8"``, if it differs from the cache's dtype.
         part: the part's name in a layout.
         shards: for a state, the number that the tensor-parallel ranks must divide.
         packed: (name, bytes per row) of quantised row formats.
@@ -46,7 +46,7 @@ class Group:
     packed: tuple[tuple[str, int], ...] = ()
 
     def stored_as(self, dtype: str) -> tuple[int, str]:
-        """Return the elements and dtype of a row in a cache of a dtype, which may name a packed row format.
+        """Return the elements and dtype of a row in a cache of this dtype, which may name a packed row format.
 
         >>> Group("latent", "mla", (0,), dim=576, packed=(("fp8_ds_mla", 656),)).stored_as("fp8_ds_mla")
         (656, 'uint8')
@@ -57,10 +57,10 @@ class Group:
         return self.dim, self.dtype or dtype
 
     def rank_heads(self, tp: int, rank: int = 0) -> range:
-        """Return the global numbers of a tensor-parallel rank's heads; with more ranks than heads, ranks share a head.
+        """Return the global numbers of a tensor-parallel rank's heads. If ranks outnumber heads, ranks share a head.
 
         Raises:
-            LayoutError: neither heads nor ranks divide the other, or there is no such rank.
+            LayoutError: heads and ranks do not divide each other, or there is no such rank.
 
         >>> group = Group("full", "mha", (0,), dim=128, heads=8)
         >>> group.rank_heads(4, 1), group.rank_heads(16, 3)
@@ -80,7 +80,7 @@ class Group:
         return range(first, first + count)
 
     def copies(self, tp: int) -> int:
-        """Count the tensor-parallel ranks that hold the same bytes: all for a latent, ``tp / heads`` for heads.
+        """Return how many tensor-parallel ranks hold the same bytes: all for a latent, ``tp / heads`` for heads.
 
         >>> Group("full", "mla", (0,), dim=576).copies(8), Group("full", "mha", (0,), dim=128, heads=4).copies(8)
         (8, 2)
@@ -90,10 +90,10 @@ class Group:
         return tp if self.kind == "mla" else max(tp // self.heads, 1)
 
     def rank_share(self, elements: int, tp: int) -> int:
-        """Count the elements of a row that one rank holds: its share of a state, all of any other row.
+        """Return the elements of a row that one rank holds: its share of a state, or a whole row of another kind.
 
         Raises:
-            LayoutError: the state cannot be divided among this number of ranks.
+            LayoutError: the state cannot be divided by this number of ranks.
         """
         if self.kind != "state":
             return elements
@@ -104,7 +104,7 @@ class Group:
         return elements // tp
 
     def rows_held(self, tokens: int, block_rows: int) -> int:
-        """Count the rows in the blocks that a request keeps: whole blocks, without those before the window.
+        """Return the rows in the blocks that a request keeps: whole blocks, without the blocks before the window.
 
         >>> Group("sliding", "mha", (0,), dim=64, heads=8, window=128).rows_held(1000, 16)
         144
@@ -118,15 +118,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Model:
-    """One model's geometry.
+    """The geometry of one model's caches.
 
     Attributes:
-        name: as the command line knows it.
+        name: the name on the command line.
         layers: number of all layers, with or without a cache.
-        groups: groups of layers with a cache, the group with most bytes first.
-        source: where the numbers come from.
-        verified: whether the numbers were checked against that source; otherwise they are from memory.
-        note: a remark for readers.
+        groups: cache groups, the group with the most bytes first.
+        source: source of the numbers.
+        verified: whether the numbers were checked against the source; otherwise they are from memory.
+        note: a remark for users.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Model:
 
 @cache
 def models() -> dict[str, Model]:
-    """Read every model of ``models.toml``, by name, in the order of the file.
+    """Return every model of ``models.toml`` by name, in the order of the file.
 
     >>> models()["llama-3.1-70b"].groups[0].heads
     8
@@ -148,7 +148,7 @@ def models() -> dict[str, Model]:
 
 
 def find_model(name: str) -> Model:
-    """Find a model by its name, in upper or lower case.
+    """Return the model of this name, in upper or lower case.
 
     Raises:
         LayoutError: the catalogue has no such model; the message suggests the nearest names.

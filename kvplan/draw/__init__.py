@@ -1,1 +1,1 @@
-"""Pictures as SVG text, HTML and characters, made without a drawing library."""
+"""Pictures as SVG text, as HTML and as characters, made without a drawing library."""

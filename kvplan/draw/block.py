@@ -1,4 +1,4 @@
-"""Describe one block of a layout as plain drawing data: nested bands, gaps between them, and folded bands.
+"""Describe one block of a layout as drawing data: nested bands, gaps between bands, and folds (bands left out).
 
 The data is integers and names. :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw it.
 """
@@ -18,24 +18,24 @@ from kvplan.errors import BlockIndexError
 from kvplan.layout.components import Built
 from kvplan.layout.padding import stretches_of
 
-MAX_CELLS = 7  # bands and gaps of one row; with more, bands are folded, so that every label has room
+MAX_CELLS = 7  # bands and gaps per row; if there are more, bands are folded, so that every label has room
 
 
 @dataclass(frozen=True)
 class Band:
-    """One coordinate of an axis, or one part: the bytes from its first to its last.
+    """The bytes of one coordinate of an axis, or of one part, from the first to the last.
 
     Attributes:
         name: ``"layer 0"``, ``"k"``, ``"token 3"``.
         parts: names of the parts inside, in order of address.
-        nbytes: bytes from the first to the last.
-        content: bytes of this block among them.
+        nbytes: bytes from the first to the last, gaps included.
+        content: bytes of this block, gaps excluded.
         runs: number of maximal contiguous runs inside.
-        axis: axis of the bands inside; empty if they belong to no axis, or there are no bands.
-        count: number of bands inside, with folded ones.
-        stride: bytes from each band inside to the next; None if these differ or there is only one band.
+        axis: axis of the bands inside; empty if they belong to no axis, or if there are no bands.
+        count: number of bands inside, folded bands included.
+        stride: bytes from each band inside to the next; None if the strides differ or there is only one band.
         cells: bands, folds and gaps inside, in order of address; empty for plain bytes.
-        alike: equal for bands that differ only in names.
+        alike: a key; bands that differ only in names have equal keys.
     """
 
     name: str
@@ -51,26 +51,26 @@ class Band:
 
     @property
     def solid(self) -> bool:
-        """Whether the band is one run, or a part of one."""
+        """Return whether the band is one run, or a part of one run."""
         return self.nbytes == self.content
 
     @property
     def each(self) -> Band:
-        """The first band inside."""
+        """Return the first band inside."""
         return next(cell for cell in self.cells if isinstance(cell, Band))
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Bands that are left out.
+    """Bands that the picture leaves out.
 
     Attributes:
         count: number of bands.
-        content: bytes of this block in them.
-        like: the band that stands for them; if they differ, the first one.
-        same: whether all of them are equal to it.
-        gaps: the gaps behind each of them.
-        touching: whether each begins where the band before it ends.
+        content: bytes of this block in these bands.
+        like: the band that stands for these bands; if they differ, the first band.
+        same: whether all these bands are equal to ``like``.
+        gaps: the gaps after each band.
+        touching: whether each band begins where the band before it ends.
     """
 
     count: int
@@ -86,13 +86,13 @@ Cell = Band | Gap | Fold
 
 @dataclass(frozen=True)
 class Zoom:
-    """A row of the drawing: the inside of one band.
+    """A row of the picture, which shows the inside of one band.
 
     Attributes:
-        path: names of the bands around it, the outermost first; empty for the whole block.
+        path: names of the bands around the row, the outermost first; empty for the whole block.
         band: the band whose inside is drawn.
-        parent: index of the row that shows this band as a cell, or None.
-        others: names of further bands that look the same inside.
+        parent: index of the row in which this band is a cell, or None.
+        others: names of other bands that look the same inside.
     """
 
     path: tuple[str, ...]
@@ -103,18 +103,18 @@ class Zoom:
 
 @dataclass(frozen=True)
 class BlockPicture:
-    """The bytes of one block.
+    """The drawing data of one block.
 
     Attributes:
         notation: the layout's notation.
         block, num_blocks: the block's id, and the number of blocks.
         content: bytes of the block, padding excluded.
         runs: number of maximal contiguous runs; runs of two allocations are never joined.
-        run_nbytes: bytes of the smallest and the largest run.
+        run_nbytes: bytes of the smallest and of the largest run.
         allocations: number of allocations with bytes of the block.
-        parts: names, in the order of the layout.
-        stretches: a band for each kind of allocation, which stands for one allocation or for several equal ones.
-        nodes: for each allocation, the block's first byte and its bytes as nested loops.
+        parts: names of the parts, in the order of the layout.
+        stretches: a band for each kind of allocation; it stands for one allocation or for several equal allocations.
+        nodes: for each allocation, the address of the block's first byte, and the block's bytes as nested loops.
     """
 
     notation: str
@@ -130,7 +130,7 @@ class BlockPicture:
 
     @property
     def headline(self) -> str:
-        """The block in one line."""
+        """Return a description of the block in one line."""
         low, high = self.run_nbytes
         sizes = nbytes_between(low, high)
         where = "" if self.allocations == 1 else f", in {self.allocations:,} allocations"
@@ -140,19 +140,19 @@ class BlockPicture:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Names of the gaps that are drawn, in a fixed order."""
+        """Return the names of the gaps that are drawn, in a fixed order."""
         found = {cell.name for zoom in self.rows() for cell in zoom.band.cells if isinstance(cell, Gap)}
         return tuple(name for name in ("padding", "other blocks") if name in found)
 
     def rows(self) -> list[Zoom]:
-        """List the rows to draw, each the inside of a band of an earlier row; bands that look alike are opened once."""
+        """Return the rows to draw. Each shows the inside of a band of an earlier row; of equal bands, only one."""
         rows: list[Zoom] = []
         for band in self.stretches:
             _open(rows, Zoom((), band, None, ()))
         return rows
 
     def each_run(self) -> Iterator[tuple[int, int]]:
-        """Yield address and bytes of every run, allocation by allocation, in order of address in each."""
+        """Yield the address and bytes of every run, allocation by allocation, in order of address."""
         for address, node in self.nodes:
             at, size = -1, 0
             for start, nbytes in runs_of(node, address):
@@ -166,14 +166,14 @@ class BlockPicture:
 
 
 def block_picture(layout: Built, block: int = 0) -> BlockPicture:
-    """Describe what one block of a layout touches, as nested bands.
+    """Return the bytes of one block of a layout, as nested bands.
 
     Args:
-        layout: any layout's plain data.
+        layout: plain data of any layout.
         block: id of the block.
 
     Raises:
-        BlockIndexError: no such block.
+        BlockIndexError: the layout has no such block.
 
     >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "layer: kv block token head dim", "dtype": "bf16",
@@ -192,7 +192,7 @@ def block_picture(layout: Built, block: int = 0) -> BlockPicture:
     held: dict[int, list[Item]] = {}
     for component in layout.components:
         item = item_of(component, block)
-        number = bisect_right(begins, item.address) - 1  # every byte of a component lies in one stretch
+        number = bisect_right(begins, item.address) - 1  # each component lies in one stretch
         held.setdefault(number, []).append(item)
     kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
     for number, items in held.items():
@@ -225,7 +225,7 @@ def _called(items: Sequence[Item]) -> str:
 
 
 def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
-    """Make the band of one allocation, with the padding that follows the block there."""
+    """Return the band of one allocation, with the padding that follows the block in this allocation."""
     band = _band(name, node, address, content)
     inside = band.cells or (_band(parts_of(node)[0], node, address, content),)
     padding = content.padding_after(address + node.span)
@@ -288,7 +288,7 @@ def _band(name: str, node: Node, address: int, content: Content) -> Band:
 
 
 def _open(rows: list[Zoom], row: Zoom) -> None:
-    """Append a row, and the rows of each kind of band in it."""
+    """Append a row, and the rows of each kind of band in this row."""
     rows.append(row)
     here = len(rows) - 1
     kinds: dict[object, list[Band]] = {}
@@ -297,6 +297,6 @@ def _open(rows: list[Zoom], row: Zoom) -> None:
             kinds.setdefault(cell.alike, []).append(cell)
     for alike in kinds.values():
         first = alike[0]
-        # Coordinates of a loop are always alike; that two parts are alike is worth saying.
+        # Coordinates of a loop are always alike, but parts need not be: so the picture names equal parts.
         others = tuple(band.name for band in alike[1:]) if row.band.axis == "part" else ()
         _open(rows, Zoom((*row.path, first.name), first, here, others))

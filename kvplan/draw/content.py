@@ -1,4 +1,4 @@
-"""Find the gaps between the bytes of a block: content of other blocks, or padding."""
+"""Find the gaps between the bytes of a block. A gap is content of other blocks, or padding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Gap:
     """Bytes between bytes of a block.
 
     Attributes:
-        nbytes: all of them.
-        padding: bytes among them that are content of no block.
+        nbytes: all bytes of the gap.
+        padding: bytes of the gap that are content of no block.
     """
 
     nbytes: int
@@ -25,7 +25,7 @@ class Gap:
 
     @property
     def name(self) -> str:
-        """The kind of gap: "padding", or "other blocks" if any content lies there."""
+        """Return "padding", or "other blocks" if the gap holds any content."""
         return "padding" if self.padding == self.nbytes else "other blocks"
 
 
@@ -46,10 +46,10 @@ def below(factors: Factors, end: int) -> int:
 
 
 class Content:
-    """The content of one allocation, of all blocks.
+    """The content of all blocks in one allocation.
 
     Args:
-        layout: the layout's plain data.
+        layout: plain data of the layout.
         memory: addresses of the allocation.
     """
 
@@ -67,14 +67,14 @@ class Content:
         self._nested = all(nests(factors) for factors in {factors for _, factors in self._placed})
 
     def gaps(self, start: int, end: int) -> tuple[Gap, ...]:
-        """Divide the bytes from ``start`` to ``end``, which lie between two bytes of a block, into at most two gaps.
+        """Divide the bytes from ``start`` to ``end``, between two bytes of a block, into at most two gaps.
 
-        The first gap is padding only, up to the next content. The second gap is the rest: content of other blocks, and
-        padding between it. If strides do not nest, content is not counted, and there is one gap.
+        The first gap is padding, up to the next content. The second gap holds content of other blocks, and padding
+        between this content. If strides do not nest, content is not counted, and there is one gap.
         """
         if end <= start:
             return ()
-        if not self._nested:  # strides do not nest, so content is not counted: all of it is padding, or none
+        if not self._nested:  # content is not counted: all bytes are padding, or none are
             gap = ((end - start, 1),)
             met = any(meets(gap, factors, address - start, self._budget) for address, factors in self._placed)
             return (Gap(end - start, 0 if met else end - start),)
@@ -86,7 +86,7 @@ class Content:
         return tuple(gaps)
 
     def padding_after(self, end: int) -> int:
-        """Count the bytes from ``end`` to the next content, or to the end of the allocation."""
+        """Return the bytes from ``end`` to the next content, or to the end of the allocation."""
         following_byte = self._following(end) if self._nested else None
         return (self._end if following_byte is None else following_byte) - end
 

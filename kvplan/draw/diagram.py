@@ -1,4 +1,4 @@
-"""Draw a program as SVG: one unit's runs between source and destination."""
+"""Draw a program as SVG: the runs of one unit between source and destination."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kvplan.program.program import Program, RunGroup
 
 GAP, CAPTION = 72, 20  # heights in pixels: the space that ribbons cross, a line of text
 GROUP = 2 * BAND + GAP + 4 * CAPTION  # height of one run group
-MAX_DRAWN = 160  # runs of one group; of more, evenly chosen ones are drawn
+MAX_DRAWN = 160  # runs per run group; if there are more, evenly chosen runs are drawn
 
 
 def diagram(program: Program, title: str, sides: tuple[str, str]) -> str:
-    """Draw one unit as SVG text: the source's bytes above, the destination's below, and the runs between them.
+    """Draw one unit as SVG text: the source's bytes above, the destination's bytes below, and the runs between them.
 
-    Bytes that the unit does not touch are left out; a small space stands in their place.
+    A small space stands for bytes that the unit does not touch.
 
     Args:
         program: the run groups.
-        title: of the picture, for a screen reader.
+        title: title of the picture, for screen readers.
         sides: the source and the destination in words.
     """
     body = [text_at(MARGIN, 24 + k * CAPTION, side) for k, side in enumerate(sides)]

@@ -1,4 +1,4 @@
-"""Widths of the cells of a row, labels that fit below them, and marks of parts: the same for SVG and for text."""
+"""Widths of the cells of a row, labels that fit below them, and marks of parts; SVG and text use the same code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvplan.draw.words import Label, labels
 
 
 class Fitted(NamedTuple):
-    """The cells of a row with the labels that fit below them.
+    """The widths of a row's cells, and the labels that fit below the cells.
 
     Attributes:
-        labels: of each cell, in the longest words that leave room for all.
-        widths: of each cell, in pixels or columns.
-        exact: whether widths are in proportion to bytes; else each is what its label needs, and some more.
+        labels: label of each cell, in the longest form in which all labels fit.
+        widths: width of each cell, in pixels or columns.
+        exact: whether widths are in proportion to bytes; otherwise each is the width of its label and some more.
     """
 
     labels: list[Label]
@@ -25,12 +25,12 @@ class Fitted(NamedTuple):
 
 
 def fitted(band: Band, room: float, width_of: Callable[[Label], float]) -> Fitted:
-    """Divide a row among its cells: by their bytes where all labels fit then, else by what the labels need.
+    """Divide a row among its cells: in proportion to bytes if all labels then fit, otherwise by the labels' widths.
 
     Args:
         band: the band that the row draws.
         room: width of the row, in pixels or columns.
-        width_of: returns the width of a label, with the space around it.
+        width_of: a function that returns the width of a label, with the space around it.
 
     >>> tokens = tuple(Band(f"token {k}", ("k",), 64, 64, 1) for k in range(2))
     >>> fitted(Band("k", ("k",), 128, 128, 1, "token", 2, 64, tokens), 60, lambda label: max(map(len, label)) + 2)
@@ -54,12 +54,12 @@ def fitted(band: Band, room: float, width_of: Callable[[Label], float]) -> Fitte
 
 
 def divided(cells: Sequence[Cell], room: float) -> list[float]:
-    """Divide some room among cells by the order of magnitude of their bytes."""
+    """Divide a width among cells by the logarithm of their bytes."""
     weights = [log2(2 + (cell.like if isinstance(cell, Fold) else cell).nbytes) for cell in cells]
     return [room * weight / sum(weights) for weight in weights]
 
 
 def told_apart(parts: Sequence[str], named: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
-    """Choose a colour or a character for each part; a named part always has the same."""
+    """Return a colour or a character for each part. A part in ``named`` always has the same mark."""
     rest = [part for part in parts if part not in named]
     return {part: named.get(part) or others[rest.index(part) % len(others)] for part in parts}

@@ -15,11 +15,11 @@ from kvplan.layout.strides import extent
 
 
 def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: str) -> str:
-    """Show a layout as HTML without scripts, links, or styles that reach beyond it.
+    """Return a layout as HTML without scripts or links; its styles do not affect the page around it.
 
     Args:
-        layout: its plain data.
-        layers, heads: global numbers.
+        layout: plain data of the layout.
+        layers, heads: global numbers of its layers and heads.
         addresses: the value of :attr:`kvplan.KVLayout.addresses`.
 
     >>> from kvplan import KVLayout
@@ -53,7 +53,7 @@ def layout_html(layout: Built, layers: Sequence[int], heads: range, addresses: s
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Write how many numbers there are, and the numbers.
+    """Return the count of the numbers, and the numbers, as text.
 
     >>> _numbers([0, 2, 3])
     '3 (0, 2-3)'

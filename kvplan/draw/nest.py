@@ -1,6 +1,6 @@
-"""Turn the bytes of one block into nested loops, the outermost in memory first; pictures are drawn from these.
+"""Turn the bytes of one block into nested loops, from which pictures are drawn; the outermost loop comes first.
 
-The loops are integers and names. Offsets are relative to a node's first byte; its first and last byte are content.
+The loops are integers and names. Offsets are relative to a node's first byte. A node begins and ends with content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvplan.layout.strides import Factors, span
 
 @dataclass(frozen=True)
 class Loop:
-    """One factor of an axis: ``count`` steps of ``stride`` bytes; each step is ``place`` coordinates of the axis."""
+    """One factor of an axis: ``count`` steps of ``stride`` bytes. A step advances ``place`` coordinates of the axis."""
 
     axis: str
     place: int
@@ -29,7 +29,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tally:
-    """Contiguous runs in order of address: their number, bytes of the first and last, (least, most) between them."""
+    """Contiguous runs in order of address: their number, bytes of the first and last, (least, most) of the others."""
 
     count: int
     first: int
@@ -38,12 +38,12 @@ class Tally:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of the smallest and the largest run."""
+        """Return the bytes of the smallest and of the largest run."""
         sizes = [self.first, self.last, *(self.between or ())]
         return min(sizes), max(sizes)
 
     def then(self, other: Tally, *, touching: bool) -> Tally:
-        """Put other runs behind these; if ``touching``, the first of them begins where the last of these ends.
+        """Return these runs followed by the runs of ``other``; if ``touching``, these end where ``other`` begins.
 
         >>> Tally(1, 8, 8).then(Tally(2, 4, 6), touching=True)
         Tally(count=2, first=12, last=6, between=None)
@@ -59,7 +59,7 @@ class Tally:
         return Tally(self.count + other.count - touching, first, last, (min(sizes), max(sizes)) if sizes else None)
 
     def times(self, count: int, *, touching: bool) -> Tally:
-        """Repeat these runs ``count`` times."""
+        """Return these runs, repeated ``count`` times."""
         if count == 1:
             return self
         half = self.times(count // 2, touching=touching)
@@ -75,43 +75,43 @@ class Leaf(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Bytes from the first to the last."""
+        """Return the bytes from the first to the last."""
         return self.nbytes
 
     @property
     def tally(self) -> Tally:
-        """Its one run."""
+        """Return the tally of its one run."""
         return Tally(1, self.nbytes, self.nbytes)
 
     @property
     def content(self) -> int:
-        """Bytes of content."""
+        """Return the bytes of content."""
         return self.nbytes
 
     @property
     def likeness(self) -> object:
-        """Equal for two nodes that differ only in names."""
+        """Return a key that is equal for nodes that differ only in names."""
         return self.nbytes
 
     @property
     def key(self) -> object:
-        """Equal for two nodes that are drawn alike."""
+        """Return a key that is equal for nodes that are drawn alike."""
         return self
 
 
 class _Loops:
-    """Nodes inside a node."""
+    """A node that holds other nodes."""
 
     likeness: cached_property[object]
 
     @cached_property
     def key(self: Any) -> object:
-        """Equal for two nodes that are drawn alike."""
+        """Return a key that is equal for nodes that are drawn alike."""
         return (self.likeness, parts_of(self))
 
 
 class Repeat(_Loops):
-    """The same node ``count`` times, ``stride`` bytes apart; ``names`` has a name for each."""
+    """A node that is repeated ``count`` times, every ``stride`` bytes; ``names`` has the name of each repetition."""
 
     def __init__(self, axis: str, names: Sequence[str], stride: int, child: Node) -> None:
         self.axis, self.names, self.stride, self.child = axis, names, stride, child
@@ -121,17 +121,17 @@ class Repeat(_Loops):
 
     @cached_property
     def tally(self) -> Tally:
-        """The runs inside."""
+        """Return the tally of the runs inside."""
         return self.child.tally.times(self.count, touching=self.stride == self.child.span)
 
     @cached_property
     def likeness(self) -> object:
-        """Equal for two nodes that differ only in names."""
+        """Return a key that is equal for nodes that differ only in names."""
         return (self.axis, self.count, self.stride, self.child.likeness)
 
 
 class Row(_Loops):
-    """Several nodes in order of address: ``(first byte, name, node)``."""
+    """Several nodes in order of address, each as ``(first byte, name, node)``."""
 
     def __init__(self, axis: str, items: Sequence[tuple[int, str, Node]]) -> None:
         self.axis, self.items = axis, tuple(items)
@@ -140,7 +140,7 @@ class Row(_Loops):
 
     @cached_property
     def tally(self) -> Tally:
-        """The runs inside."""
+        """Return the tally of the runs inside."""
         tally = self.items[0][2].tally
         for (at, _, node), (then, _, following) in pairwise(self.items):
             tally = tally.then(following.tally, touching=at + node.span == then)
@@ -148,7 +148,7 @@ class Row(_Loops):
 
     @cached_property
     def likeness(self) -> object:
-        """Equal for two nodes that differ only in names."""
+        """Return a key that is equal for nodes that differ only in names."""
         return (self.axis, tuple((at, node.likeness) for at, _, node in self.items))
 
 
@@ -156,7 +156,7 @@ Node = Leaf | Repeat | Row
 
 
 def parts_of(node: Node) -> tuple[str, ...]:
-    """Name the parts inside, in order of address.
+    """Return the names of the parts inside, in order of address.
 
     >>> parts_of(Row("part", [(0, "k", Leaf("k", 8)), (8, "v", Leaf("v", 8))]))
     ('k', 'v')
@@ -169,7 +169,7 @@ def parts_of(node: Node) -> tuple[str, ...]:
 
 
 def runs_of(node: Node, at: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield first byte and bytes of every piece, in order of address; pieces that touch are not joined.
+    """Yield the first byte and the bytes of every piece, in order of address; pieces that touch are not joined.
 
     >>> list(runs_of(Repeat("token", ["token 0", "token 1"], 16, Leaf("kv", 12))))
     [(0, 12), (16, 12)]
@@ -195,12 +195,12 @@ class Item(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One past the last byte."""
+        """Return the address after the last byte."""
         return self.address + _reach(self.loops)
 
 
 def item_of(component: Component, block: int) -> Item:
-    """Describe the bytes of a block in one component."""
+    """Return the item of a block in one component."""
     form = component.form
     axes = (("subblock" if form.opaque else "token", form.token), ("head", form.head), ("dim", form.dim))
     loops = [loop for axis, factors in axes for loop in _loops(axis, factors)]
@@ -222,7 +222,7 @@ def _reach(loops: Sequence[Loop]) -> int:
 
 
 def nest(items: Sequence[Item]) -> tuple[int, Node]:
-    """Find the first byte of some (layer, part)s of a block, and their bytes as nested loops.
+    """Return the first byte of these (layer, part)s of a block, and their bytes as nested loops.
 
     >>> rows = Item(64, 0, "kv", 0, (Loop("token", 1, 4, 16), Loop("dim", 1, 12, 1)))
     >>> start, node = nest([rows])
@@ -251,7 +251,7 @@ def nest(items: Sequence[Item]) -> tuple[int, Node]:
 
 
 class _Names(Sequence[str]):
-    """Names of the steps of a loop, made on demand: there may be millions."""
+    """The names of the steps of a loop. They are made on demand, because there may be millions of steps."""
 
     def __init__(self, loop: Loop, head_start: int) -> None:
         self._loop, self._start = loop, head_start if loop.axis == "head" else 0
@@ -279,7 +279,7 @@ def _grouped(items: Sequence[Item], axis: str) -> list[tuple[int, int, str, list
 
 
 def _clusters(items: Sequence[Item]) -> list[list[Item]]:
-    """Put items together whose address ranges overlap."""
+    """Return the items in lists; items are in one list if their address ranges overlap."""
     clusters: list[list[Item]] = []
     end = -1
     for item in sorted(items, key=lambda item: item.address):
@@ -323,7 +323,7 @@ def _as_loop(axis: str, group: list[tuple[int, str, Node]]) -> tuple[int, str, N
 
 
 def _woven(low: int, items: Sequence[Item]) -> Node:
-    """List all runs one by one, in order of address, where they cannot be drawn as nested loops.
+    """Return a row of all runs, in order of address, for items that cannot be drawn as nested loops.
 
     Either several (layer, part)s are interleaved, or the strides of one (layer, part) do not nest.
     """

@@ -1,4 +1,4 @@
-"""Build a self-contained HTML page of text, tables and pictures, to be attached to an issue."""
+"""Build a self-contained HTML page of text, tables and pictures, which users attach to an issue."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Section(NamedTuple):
     """One part of a page.
 
     Attributes:
-        title: plain text.
-        body: HTML.
+        title: title as plain text.
+        body: content as HTML.
     """
 
     title: str
@@ -38,11 +38,11 @@ class Section(NamedTuple):
 
 
 def page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Build the whole document.
+    """Return the whole page as HTML.
 
     Args:
-        title, about: plain text.
-        sections: the parts of the page, which begins with links to them.
+        title, about: title and introduction, as plain text.
+        sections: the sections of the page. The page begins with links to them.
 
     >>> made = page("A < B", "today", [Section("Facts", text("1 & 2"))])
     >>> made.startswith("<!doctype html>"), "A &lt; B" in made, "<pre>1 &amp; 2</pre>" in made, "http" in made
@@ -61,17 +61,17 @@ def page(title: str, about: str, sections: Sequence[Section]) -> str:
 
 
 def text(content: str) -> str:
-    """Show text with its spaces and line breaks."""
+    """Return text as HTML that keeps its spaces and line breaks."""
     return f"<pre>{escape(content)}</pre>"
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> str:
-    """Show cells of plain text as a table.
+    """Return cells of plain text as an HTML table.
 
     Args:
         rows: the cells of each row.
-        header: names of the columns; without it, the first cell of each row is its header.
-        right: numbers of the columns that hold numbers.
+        header: names of the columns; if there are none, the first cell of each row is its header.
+        right: indices of the columns that hold numbers, which are aligned right.
 
     >>> table([("blocks", "4")])
     '<table><tr><th>blocks</th><td>4</td></tr></table>'
@@ -91,16 +91,16 @@ def _cell(content: str, *, named: bool, number: bool) -> str:
 
 
 def figure(svg: str, alt: str) -> str:
-    """Embed a picture as an image, so that its styles and names do not reach the page."""
+    """Return an HTML image of a picture. As an image, its styles and names do not affect the page."""
     data = b64encode(svg.encode()).decode()
     return f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 def folded(summary: str, body: str) -> str:
-    """Hide HTML behind a line that opens it with a click."""
+    """Return HTML that is hidden until the user clicks on its summary line."""
     return f"<details><summary>{escape(summary)}</summary>\n{body}</details>"
 
 
 def sides(left: str, right: str) -> str:
-    """Put two pieces of HTML side by side, if there is room."""
+    """Return two pieces of HTML side by side, if the page is wide enough."""
     return f'<div class="sides"><div>{left}</div><div>{right}</div></div>'

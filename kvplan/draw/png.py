@@ -1,14 +1,14 @@
-"""Turn SVG into PNG. Only this file uses cairosvg."""
+"""Convert SVG to PNG. Only this file uses cairosvg."""
 
 from __future__ import annotations
 
 from kvplan.errors import KVPlanError
 
-PIXELS = 1920  # twice the width of the SVG: sharp on dense screens too
+PIXELS = 1920  # twice the width of the SVG, for dense screens
 
 
 def png_of(svg: str) -> bytes:
-    """Draw an SVG as PNG, 1,920 pixels wide, in its light colours.
+    """Convert an SVG to PNG, 1,920 pixels wide, in its colours for light pages.
 
     Raises:
         KVPlanError: cairosvg, or the cairo library that it uses, is not installed.
@@ -17,6 +17,6 @@ def png_of(svg: str) -> bytes:
         from cairosvg import svg2png
     except ModuleNotFoundError:
         raise KVPlanError('PNG needs cairosvg; pip install "kvplan[png]"') from None
-    except OSError:  # the package is installed, the C library is not
+    except OSError:  # the package is installed, but its C library is not
         raise KVPlanError("PNG needs the cairo library as well as cairosvg; on Debian: apt install libcairo2") from None
     return bytes(svg2png(bytestring=svg.encode(), output_width=PIXELS))

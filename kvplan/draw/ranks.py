@@ -1,4 +1,4 @@
-"""Draw a resharding as SVG: blocks of source ranks above, of destination ranks below, and the copies between."""
+"""Draw a resharding as SVG: blocks of source ranks above, blocks of destination ranks below, copies between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvplan.draw.ribbons import BAND, COLOURS, MARGIN, WIDTH, Line, document, ri
 
 GAP, CAPTION = 110, 18  # heights in pixels: the space that ribbons cross, a line of text
 BETWEEN = 14  # pixels between ranks
-MAX_DRAWN = 600  # copies; of more, evenly chosen ones are drawn
+MAX_DRAWN = 600  # copies; if there are more, evenly chosen copies are drawn
 PALETTE = (*COLOURS, "#999933", "#882255")  # eight ranks; Paul Tol's muted olive and wine beside Okabe and Ito's
 
 
@@ -19,8 +19,8 @@ class RankCopy(NamedTuple):
 
     Attributes:
         source, destination: numbers of the ranks, in the order of the picture.
-        src, dst: addresses.
-        nbytes: bytes.
+        src, dst: source and destination address.
+        nbytes: bytes of the copy.
     """
 
     source: int
@@ -34,7 +34,7 @@ class RankPicture(NamedTuple):
     """The data of a picture of ranks.
 
     Attributes:
-        title: of the picture, for a screen reader.
+        title: title of the picture, for screen readers.
         content: the content that is copied, in words.
         blocks: the blocks that are shown, in words.
         names: for every source and every destination rank, two lines of text.
@@ -51,8 +51,7 @@ class RankPicture(NamedTuple):
 def ranks(picture: RankPicture) -> str:
     """Draw some blocks of every rank as SVG text, in order of address, and the copies between them.
 
-    Bytes of a rank that no copy touches are left out; a small space stands in their place. All ranks of a side have
-    one width.
+    A small space stands for bytes of a rank that no copy touches. All ranks of a side have the same width.
     """
     copies = picture.copies
     shown = copies[:: -(-len(copies) // MAX_DRAWN)] if copies else []
@@ -79,7 +78,7 @@ def ranks(picture: RankPicture) -> str:
 
 
 def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[Line]:
-    """Make a line for each rank of one side: the bytes that copies touch."""
+    """Return a line for each rank of one side, with the bytes that copies touch."""
     held: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for one in copies:
         held[one[side]].append((one[2 + side], one[2 + side] + one.nbytes))
@@ -88,7 +87,7 @@ def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[
 
 
 def _name(x: float, y: float, lines: tuple[str, str], colour: str = "") -> Iterator[str]:
-    """Draw two lines of text, the first at ``y`` and behind a sample of the rank's colour."""
+    """Draw two lines of text, the first at ``y`` and after a sample of the rank's colour."""
     if colour:
         yield f'<rect x="{x:.1f}" y="{y - 9}" width="9" height="9" fill="{colour}"/>'
     yield text_at(x + (14 if colour else 0), y, lines[0])

@@ -1,4 +1,4 @@
-"""Draw the bytes of two sides as lines, and copies as ribbons between them; for programs and for ranks."""
+"""Draw the bytes of two sides as lines, and copies as ribbons between the lines; for programs and for ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from kvplan.layout.address_ranges import merged
 
 WIDTH, MARGIN, BAND = 960, 24, 30  # pixels: of a picture, around it, and the height of a line of bytes
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colours, which differ for colour-blind readers.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1b1b1b}.small{font-size:11px;fill:#555}"
@@ -19,12 +19,12 @@ STYLE = (
 
 
 class Line:
-    """Byte ranges from left to right, to scale; a small space stands between ranges that do not touch.
+    """A line of byte ranges from left to right, to scale. A small space separates ranges that do not touch.
 
     Args:
-        ranges: first byte and end of each, in any order; ranges that touch become one.
-        left, top: where the line begins, in pixels.
-        width: of the line, in pixels.
+        ranges: first byte and end of each range, in any order; ranges that touch become one.
+        left, top: position of the line, in pixels.
+        width: width of the line, in pixels.
 
     >>> line = Line([(0, 8), (100, 108), (8, 16)], left=24, top=0, width=100)
     >>> line.ranges, line.place(100, 4)
@@ -41,22 +41,21 @@ class Line:
         for start, end in self.ranges:
             self._starts.append(left)
             left += (end - start) * self._scale + space
-        # An empty line is one frame.
         self._boxes = [self.place(start, end - start) for start, end in self.ranges] or [(self.left, width)]
 
     def place(self, start: int, nbytes: int) -> tuple[float, float]:
-        """Return left edge and width, in pixels, of some bytes of one range."""
+        """Return the left edge and the width, in pixels, of some bytes of one range."""
         k = bisect_right(self.ranges, start, key=lambda held: held[0]) - 1
         return self._starts[k] + (start - self.ranges[k][0]) * self._scale, nbytes * self._scale
 
     def bands(self) -> Iterator[str]:
-        """Draw the ranges as boxes; a line without bytes is one empty box."""
+        """Draw the ranges as boxes. A line without bytes is one empty box."""
         for left, width in self._boxes:
             yield f'<rect class="band" x="{left:.1f}" y="{self.top}" width="{width:.1f}" height="{BAND}"/>'
 
 
 def ribbon(upper: Line, lower: Line, src: int, dst: int, nbytes: int, colour: str) -> Iterator[str]:
-    """Draw one copy: its bytes on both lines, and the ribbon between them."""
+    """Draw one copy: its bytes on both lines, and a ribbon between them."""
     a, b = upper.place(src, nbytes), lower.place(dst, nbytes)
     for (start, width), line in ((a, upper), (b, lower)):
         yield f'<rect x="{start:.1f}" y="{line.top}" width="{max(width, 0.6):.1f}" height="{BAND}" fill="{colour}"/>'
@@ -67,7 +66,7 @@ def ribbon(upper: Line, lower: Line, src: int, dst: int, nbytes: int, colour: st
 
 
 def text_at(x: float, y: float, text: str, *, kind: str = "", anchor: str = "") -> str:
-    """Draw a line of text, with a class, anchored at its start, middle or end.
+    """Draw a line of text with a CSS class; ``x`` is its start, middle or end.
 
     >>> text_at(24, 8, "k < v", kind="small")
     '<text x="24.0" y="8.0" class="small">k &lt; v</text>'

@@ -14,14 +14,14 @@ from kvplan.draw.ribbons import text_at
 from kvplan.draw.words import Label, caption, description, inside_run, place, scale, spoken, verdict
 
 WIDTH, MARGIN = 960, 24
-BAR, CAPTION, LABELS, BETWEEN = 28, 20, 34, 18  # heights: a bar, the line above it, its labels, space to the next row
+BAR, CAPTION, LABELS, BETWEEN = 28, 20, 34, 18  # heights in pixels: bar, line above it, labels, space to the next row
 INNER = WIDTH - 2 * MARGIN
-APART = 14  # pixels between allocations, which may lie far apart
-TOUCHING = 0.01  # pixels, of rounding
+APART = 14  # pixels between allocations
+TOUCHING = 0.01  # pixels: tolerance for rounding
 NARROW = 3  # pixels: the inside of narrower cells is not drawn
 EM = 0.6  # average width of a character as a share of the font's size, rounded up
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. In grey, lightness and patterns tell them apart.
+# Okabe and Ito's colours, which differ for colour-blind readers. In grey print, lightness and patterns differ.
 NAMED_COLOURS = {"k": "#0072b2", "v": "#e69f00", "kv": "#56b4e9"}
 OTHER_COLOURS = ("#009e73", "#cc79a7", "#d55e00", "#f0e442")
 # Lines of a pattern of 8 x 8 pixels, over the colour.
@@ -54,7 +54,7 @@ STYLE = (
 
 
 class Box(NamedTuple):
-    """A cell on the page: its left edge and width in pixels, and the label that fits below it."""
+    """A cell on the page: its left edge and width in pixels, and the label below it."""
 
     cell: Cell
     x: float
@@ -63,7 +63,7 @@ class Box(NamedTuple):
 
 
 def block_svg(picture: BlockPicture) -> str:
-    """Draw the picture as SVG text, 960 wide, for light and dark pages; it loads nothing from elsewhere.
+    """Draw the picture as SVG text, 960 pixels wide, for light and dark pages. It loads no other files.
 
     >>> from kvplan import KVLayout
     >>> from kvplan.draw.block import block_picture
@@ -89,7 +89,7 @@ def block_svg(picture: BlockPicture) -> str:
 
 
 def colours(parts: Sequence[str]) -> dict[str, str]:
-    """Choose a colour for each part; K, V and latents always have the same.
+    """Return a colour for each part. K, V and latents always have the same colours.
 
     >>> colours(("k", "v", "k_scale"))
     {'k': '#0072b2', 'v': '#e69f00', 'k_scale': '#009e73'}
@@ -98,7 +98,7 @@ def colours(parts: Sequence[str]) -> dict[str, str]:
 
 
 def text_width(text: str, size: int) -> float:
-    """Return the most pixels that a text takes."""
+    """Return the maximum width of a text, in pixels."""
     return len(text) * size * EM
 
 
@@ -106,7 +106,7 @@ def text_width(text: str, size: int) -> float:
 
 
 def _body(picture: BlockPicture) -> Iterator[str]:
-    """Yield the elements from the top down, and last the height of the page."""
+    """Yield the elements from top to bottom, and at last the height of the page."""
     fills = {part: f"url(#kvplan-{k}-{colour[1:]})" for k, (part, colour) in _told_apart(picture.parts)}
     yield text_at(MARGIN, 30, _clipped(picture.notation, INNER, 15), kind="head")
     yield text_at(MARGIN, 52, _clipped(picture.headline, INNER, 13))
@@ -227,13 +227,13 @@ def _proportional(boxes: Sequence[Box]) -> bool:
 
 
 def _paint(cell: Cell, x: float, width: float, top: int, fills: dict[str, str]) -> Iterator[str]:
-    """Draw a cell and its inside, as far as it can be seen."""
+    """Draw a cell, and its inside as far as it is visible."""
     if isinstance(cell, Gap):
         yield _rect(x, top, width, 'class="back"')
         yield _rect(x, top, width, f'fill="url(#kvplan-{cell.name.partition(" ")[0]})"')
         return
     if isinstance(cell, Fold):
-        # Three paler bands stand for all of them: there are too many to draw.
+        # Three paler bands stand for the folded bands, which are too many to draw.
         kinds: tuple[Cell, ...] = (cell.like, *cell.gaps)
         strip = (*kinds * 2, cell.like)
         weights = [0.4 if isinstance(inner, Gap) else 1.0 for inner in strip]

@@ -13,7 +13,7 @@ from kvplan.draw.content import Gap
 from kvplan.draw.fitting import Fitted, divided, fitted, told_apart
 from kvplan.draw.words import TIMES, caption, inside_run, place, scale, verdict
 
-NARROWEST = 40  # columns: in fewer, cells cannot be told apart
+NARROWEST = 40  # columns: in fewer columns, cells look the same
 
 
 class Span(NamedTuple):
@@ -46,7 +46,7 @@ ASCII = Characters({"k": "#", "v": "=", "kv": "@"}, "%+&$", "/", ".", "|", "~", 
 
 
 def encodable(encoding: str | None) -> bool:
-    """Tell whether a stream of this encoding has the block characters.
+    """Return whether this encoding has the block characters.
 
     >>> encodable("utf-8"), encodable("latin-1"), encodable(None)
     (True, False, False)
@@ -64,7 +64,7 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     Args:
         picture: made by :func:`kvplan.draw.block.block_picture`.
         width: columns; fewer than 40 count as 40.
-        ascii_only: without block characters.
+        ascii_only: whether to use only ASCII, without block characters.
 
     >>> from kvplan import KVLayout
     >>> from kvplan.draw.block import block_picture
@@ -100,7 +100,7 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
 
 
 def plain(lines: Sequence[Line]) -> str:
-    """Join lines to text without trailing spaces."""
+    """Return lines as text without trailing spaces."""
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
 
 
@@ -122,7 +122,7 @@ def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, wid
 
 
 def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apart: int) -> list[Line]:
-    """Draw the bytes of a row, and two lines of labels."""
+    """Draw the bytes of a row, and two lines of labels below."""
     ends = [round(end) for end in accumulate(fit.widths)]
     bar: list[Span] = []
     names, sizes = "", ""
@@ -142,7 +142,7 @@ def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apar
 
 
 def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:
-    """Draw a cell and its inside, as far as there is room."""
+    """Draw a cell, and its inside as far as there is room."""
     if isinstance(cell, Gap):
         return [Span((chars.padding if cell.name == "padding" else chars.between) * columns, "gap")]
     if isinstance(cell, Fold):

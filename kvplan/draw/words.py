@@ -1,4 +1,4 @@
-"""Labels and captions of a block's picture."""
+"""Texts of a block's picture: labels, captions and descriptions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Label = tuple[str, str]  # a name, and bytes
 
 
 def labels(cell: Cell) -> tuple[Label, ...]:
-    """Write the label of a cell, in full and in shorter forms.
+    """Return the label of a cell, first in full and then in shorter forms.
 
-    For bands and folds, only bytes of the block count, not the gaps inside.
+    The bytes of a band or fold are the bytes of the block, without gaps.
 
     >>> labels(Gap(516096, 0))
     (('other blocks', '516,096 bytes'), ('other blocks', '504 KiB'), ('others', '504 KiB'))
@@ -45,7 +45,7 @@ def spoken(cell: Cell) -> str:
 
 
 def caption(row: Zoom) -> Label:
-    """Write the caption of a row: its axis and count, and the bytes of each coordinate.
+    """Return the caption of a row: its axis and count, and the bytes of each coordinate.
 
     >>> inside = Band("head 0", ("k",), 256, 256, 1)
     >>> token = Band("token 0", ("k",), 512, 512, 1, "head", 2, 256, (inside, inside))
@@ -68,7 +68,7 @@ def caption(row: Zoom) -> Label:
 
 
 def place(row: Zoom) -> str:
-    """Name the band whose inside a row shows.
+    """Return the name of the band whose inside a row shows.
 
     >>> place(Zoom(("layer 0", "k"), Band("k", ("k",), 8, 8, 1), 0, ("v",)))
     'in layer 0, k (v alike)'
@@ -76,18 +76,18 @@ def place(row: Zoom) -> str:
     if not row.path:
         return ""
     alike = f" ({', '.join(row.others)} alike)" if row.others else ""
-    # "layers 0-5" is left out where "layer 0" follows.
+    # "layers 0-5" is left out if "layer 0" follows.
     names = [name for name, after in zip(row.path, (*row.path[1:], ""), strict=True)
              if not (name.startswith("layers ") and after.startswith("layer "))]  # fmt: skip
     return f"in {', '.join(names)}{alike}"
 
 
 def verdict(row: Zoom, *, inside: bool) -> str:
-    """Say how contiguous a row is.
+    """Return the number of runs of a row, in words.
 
     Args:
         row: the row.
-        inside: whether the band around it is contiguous already.
+        inside: whether the band around the row is contiguous.
     """
     if inside:
         return "same run"
@@ -95,11 +95,11 @@ def verdict(row: Zoom, *, inside: bool) -> str:
 
 
 def scale(band: Band, *, proportional: bool) -> str:
-    """Say whether the widths of a row are in proportion to bytes.
+    """Return words on whether the widths of a row are in proportion to bytes.
 
     Args:
         band: the band whose inside the row shows.
-        proportional: whether the widths of its cells are.
+        proportional: whether the widths of the row's cells are in proportion to bytes.
 
     >>> token, pad = Band("token 0", ("k",), 48, 48, 1), Gap(16, 16)
     >>> scale(Band("k", ("k",), 64, 48, 1, "token", 1, None, (token, pad)), proportional=True)
@@ -111,7 +111,7 @@ def scale(band: Band, *, proportional: bool) -> str:
 
 
 def _even(cell: Cell) -> bool:
-    """Tell whether a small cell shows its inside to scale: it does if everything inside has one size."""
+    """Return whether a small cell shows its inside to scale: if all cells inside have the same size."""
     if not isinstance(cell, Band) or not cell.cells or (cell.solid and len(cell.parts) == 1):
         return True
     if any(isinstance(inner, Fold) for inner in cell.cells):
@@ -121,7 +121,7 @@ def _even(cell: Cell) -> bool:
 
 
 def inside_run(rows: list[Zoom], row: Zoom) -> bool:
-    """Tell whether the band around a row is contiguous, so that the row shows a piece of one run."""
+    """Return whether the band around a row is contiguous, so that the row shows a piece of one run."""
     return row.parent is not None and rows[row.parent].band.runs == 1
 
 

@@ -1,4 +1,4 @@
-"""Conflicts between plans: two plans must keep their order if one writes bytes that the other reads or writes."""
+"""Find conflicts: two plans must keep their order if one plan writes bytes that the other plan reads or writes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ READ, WRITTEN = 0, 1  # rows of a part's units
 
 
 def conflict(first: Plan, second: Plan) -> bool:
-    """Tell whether one plan writes a byte that the other reads or writes, so that their order matters.
+    """Return whether one plan writes a byte that the other plan reads or writes, so that their order matters.
 
-    Addresses are compared: memory that is mapped twice counts as two memories.
+    Only addresses are compared: memory that is mapped twice counts as two different memories.
 
     >>> import kvplan, numpy as np
     >>> a, b = (kvplan.KVLayout.from_tensors("block dim", np.zeros((8, 64), np.int8)) for _ in range(2))
@@ -32,26 +32,26 @@ def conflict(first: Plan, second: Plan) -> bool:
 
 
 def _meet(one: Part, side: int, other: Part, its: int) -> bool:
-    """Tell whether the bytes of one side of a part overlap those of one side of another part."""
+    """Return whether one side of a part and one side of another part have a byte in common."""
     mine, theirs = one.units[side], other.units[its]
     if not mine.size or not theirs.size:
         return False
     (low, high), (its_low, its_high) = one.group.hulls[side], other.group.hulls[its]
     if mine.max() + high <= theirs.min() + its_low or theirs.max() + its_high <= mine.min() + low:
         return False
-    if one.group is other.group and side == its:  # two units of one layout are either apart or the same
+    if one.group is other.group and side == its:  # two units of one layout are equal or do not overlap
         return bool(np.isin(mine, theirs).any())
     starts, ends = _union(one, side)
     its_starts, its_ends = _union(other, its)
-    after = np.searchsorted(ends, its_starts, side="right")  # the first run that ends behind each start
+    after = np.searchsorted(ends, its_starts, side="right")  # the first run that ends after each start
     inside = after < ends.size
     return bool((starts[after[inside]] < its_ends[inside]).any())
 
 
 def _union(part: Part, side: int) -> tuple[Int64Array, Int64Array]:
-    """List first bytes and ends of every run of every unit, both ascending.
+    """Return the first byte and the end of every run of every unit, both in ascending order.
 
-    A run that lies inside an earlier run gets that run's end: the bytes covered stay the same.
+    A run that lies inside an earlier run gets the earlier run's end. The covered bytes stay the same.
     """
     offsets, size = part.group.offsets[side], part.group.offsets[2]
     starts = (part.units[side][:, None] + offsets).ravel()

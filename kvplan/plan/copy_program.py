@@ -1,4 +1,4 @@
-"""Compile two layouts into a program that plans transfers between them."""
+"""Copy programs: compile a pair of layouts once, then plan transfers between them by block ids."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
 from kvplan.program.passes import compile_geometry, passes
 from kvplan.program.program import Program
 
-# Programs in use, by the identity of their layouts. A program holds its layouts, so their identities are not reused
-# while the entry lives. The references are weak: nothing here keeps a tensor alive.
+# Programs in use, by the ids of their layouts. A program keeps its layouts alive, so Python does not reuse their ids
+# while the entry exists. The references are weak, so this cache keeps no tensor alive.
 _in_use: WeakValueDictionary[tuple[int, int], CopyProgram] = WeakValueDictionary()
 
 
 def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the contract's name
-    """Compile the copy program from one layout to another; cached on the pair.
+    """Compile the copy program from one layout to another. The program is cached for this pair of layouts.
 
-    Parts are matched by (layer, part), heads by their global numbers, blocks through their common unit of tokens.
+    Components are matched by (layer, part), heads by their global numbers, and blocks by their common unit of tokens.
 
     Args:
         src: layout to read.
         dst: layout to write.
 
     Raises:
-        IncompatibleLayoutsError: one side lacks a layer, a part or all heads, or the block sizes have no common unit.
-        LayoutError: a tensor has other memory than when it was described.
+        IncompatibleLayoutsError: one side lacks a layer or part, no head is common, or block sizes have no common unit.
+        LayoutError: the memory of a tensor has changed since the layout was made from it.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -56,10 +56,10 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
 
 
 def _with_heads_of(layout: KVLayout, other: KVLayout) -> KVLayout:
-    """Reduce a layout to the heads that the other holds too.
+    """Slice a layout to the heads that the other layout also holds.
 
-    A rank may have pinned only these heads of a shared pool. The layouts of a plan decide whether a GPU reaches its
-    memory, so they must not name more than the plan touches.
+    A rank may have pinned only these heads of a shared pool. The executor checks the layouts of a plan to see whether
+    its memory is reachable, so they must contain only memory that the plan touches.
     """
     if layout.heads == other.heads or not all(any(c.form.headed for c in each.components) for each in (layout, other)):
         return layout
@@ -73,15 +73,15 @@ def _with_heads_of(layout: KVLayout, other: KVLayout) -> KVLayout:
 
 
 class CopyProgram:
-    """The copies that bring one unit of a layout into another layout. Made by :func:`kvplan.compile`.
+    """A compiled pair of layouts, which knows how to copy one unit. :func:`kvplan.compile` makes it.
 
     Attributes:
         src, dst: the two layouts.
-        program: the compiled run groups, plain integers.
-        unit_tokens: token slots per unit: the greatest common divisor of both block sizes, or less where that would
-            cut a split token axis unevenly. Where all content is opaque, sub-blocks per unit.
+        program: the compiled run groups, as plain integers.
+        unit_tokens: token slots per unit: the greatest common divisor of both block sizes, or less if that would
+            cut a split token axis unevenly. If all content is opaque, sub-blocks per unit.
         unit_nbytes: bytes per unit.
-        runs: contiguous copies per unit.
+        runs: number of contiguous copies per unit.
         run_nbytes: bytes of the smallest and of the largest run.
         alignment: largest power of two that divides every address, stride and size.
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
@@ -105,7 +105,7 @@ class CopyProgram:
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
         self._of_layers: dict[tuple[int, ...], Program] = {}
-        # Every submit reads these two.
+        # Every submit reads these two, so they are computed here.
         self.movable = src.addresses == dst.addresses == "memory" and dst.writable
         self.questions = questions(src.holdings, dst.holdings)
 
@@ -122,15 +122,15 @@ class CopyProgram:
         """Plan one transfer: find the source and the destination address of every unit.
 
         Args:
-            src_blocks: block ids in the source, in order of tokens; int sequence, numpy array or torch CPU tensor.
-            dst_blocks: block ids in the destination.
+            src_blocks: source block ids in order of tokens: a sequence of int, numpy array or torch CPU tensor.
+            dst_blocks: destination block ids, likewise.
             src_skip: units (not tokens) to skip at the front of the first source block. To begin at token ``t`` of that
-                block, give ``t // program.unit_tokens``; :meth:`explain` prints the unit and the range of skips.
+                block, pass ``t // program.unit_tokens``. :meth:`explain` prints the unit and the range of skips.
             dst_skip: units to skip at the front of the first destination block.
 
         Raises:
-            BlockIndexError: an id outside its blocks, lists that cover different units, or a skip of a block or more.
-            OverlapError: a destination named twice, or memory that the plan both reads and writes.
+            BlockIndexError: an id is out of range, the lists cover different units, or a skip is a block or more.
+            OverlapError: a destination is named twice, or the plan writes memory that it also reads.
 
         >>> import kvplan, numpy as np
         >>> gpu = kvplan.KVLayout.from_tensors("block token dim", np.zeros((16, 16, 8), np.int8))
@@ -152,11 +152,11 @@ class CopyProgram:
         return plan
 
     def ready(self) -> bool:
-        """Tell whether its plans can be moved now; asks one tensor of each side whether it still has its memory."""
+        """Return whether its plans can be moved now. This checks that one tensor of each side still has its memory."""
         return self.movable and (self.questions is None or next(self.questions)())
 
     def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """Compile some layers alone, by their global numbers; the result is kept."""
+        """Compile a program of these layers only, and keep it; the layers are global numbers."""
         program = self._of_layers.get(layers)
         if program is None:
             program = compile_geometry(self.src.slice(layers=layers).geometry, self.dst.slice(layers=layers).geometry)
@@ -164,10 +164,10 @@ class CopyProgram:
         return program
 
     def explain(self, width: int | None = None) -> str:
-        """Show the program after each pass, as text.
+        """Describe the program after each pass, as text.
 
         Args:
-            width: most characters of a line, at least 40; by default each fact is one line of any length.
+            width: maximum characters per line, at least 40; by default each fact is one line of any length.
         """
         from kvplan.program.explain import explain
 
@@ -176,7 +176,7 @@ class CopyProgram:
         return explain(passes(self.src.geometry, self.dst.geometry), (sides[0], sides[1]), width)
 
     def diagram(self) -> str:
-        """Draw one unit's runs between source and destination, as SVG text."""
+        """Draw the runs of one unit between source and destination, and return the picture as SVG text."""
         from kvplan.draw.diagram import diagram
 
         return diagram(self.program, repr(self), (str(self.src), str(self.dst)))

@@ -1,7 +1,6 @@
 """Lower factored plans to flat descriptors or to 2-D rows.
 
-A factored plan is a list of parts: run groups with the addresses of their units. Every lowering describes the same byte
-moves.
+A factored plan is a list of parts: run groups with the addresses of their units. Every lowering copies the same bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.merges import Merge, possible_merges
 from kvplan.program.program import Run, RunGroup
 
-NO_CAP = 2**62  # bytes: more than any descriptor has, and small enough that sums with it stay in int64
+NO_CAP = 2**62  # bytes: larger than any descriptor, and small enough that sums with it stay in int64
 
 
 class Part(NamedTuple):
-    """Some units of one run group.
+    """A run group with the addresses of some of its units.
 
     Attributes:
         group: the runs of each unit.
@@ -34,29 +33,29 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the part moves."""
+        """Return the bytes that the part moves."""
         return self.group.nbytes * int(self.units.shape[1])
 
 
 class Seams(NamedTuple):
-    """Addresses that no descriptor may cross, ascending, on each side."""
+    """The addresses that no descriptor may cross, in ascending order, for each side."""
 
     src: Int64Array
     dst: Int64Array
 
     @property
     def any(self) -> bool:
-        """Whether either side has a seam."""
+        """Return whether either side has a seam."""
         return bool(self.src.size or self.dst.size)
 
 
 def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descriptors:
-    """Lower parts to the fewest contiguous copies; see :meth:`kvplan.Plan.descriptors`.
+    """Lower parts to the fewest descriptors; see :meth:`kvplan.Plan.descriptors`.
 
     Args:
-        parts: parts with units, one for each run group, as :attr:`kvplan.Plan.moving` has them.
-        seams: addresses that no copy may cross.
-        max_nbytes: most bytes of a copy.
+        parts: parts with units, one for each run group, such as :attr:`kvplan.Plan.moving`.
+        seams: addresses that no descriptor may cross.
+        max_nbytes: maximum bytes per descriptor.
     """
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
@@ -73,7 +72,7 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
 
 
 def together(parts: Sequence[Part]) -> Sequence[Part]:
-    """Join the parts of each run group into one; joined plans may have several."""
+    """Join the parts of each run group into one part. Joined plans may have several parts of one run group."""
     held: dict[RunGroup, list[Int64Array]] = {}
     for group, units in parts:
         held.setdefault(group, []).append(units)
@@ -83,7 +82,7 @@ def together(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
-    """Write every copy of every unit; copies of one run that touch from unit to unit are merged."""
+    """Return every copy of every unit. Copies of the same run are merged if they touch from one unit to the next."""
     plain: list[tuple[Int64Array, Int64Array]] = []
     chained: list[tuple[Int64Array, int, Int64Array]] = []
     total = 0
@@ -112,7 +111,7 @@ def _expand(parts: Sequence[Part], chosen: ModuleType) -> Descriptors:
 
 
 def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors, chosen: ModuleType) -> Descriptors:
-    """Merge copies of different runs where the end of one meets the start of the other, in the units of this plan."""
+    """Merge copies of different runs if, for this plan's units, one copy ends on both sides where another begins."""
     bounds: list[Int64Array] = []
     sorted_dst: dict[int, tuple[Int64Array, Int64Array]] = {}
     for merge in possible:
@@ -135,7 +134,7 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors,
 
 
 def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
-    """Cut descriptors at seams, and into pieces no longer than the cap."""
+    """Cut descriptors at seams, and into pieces of at most ``max_nbytes`` bytes."""
     chosen = loops.loops_for(made.size.size)
     if chosen is loops_numpy:
         return loops_numpy.cut(made, *seams, max_nbytes)
@@ -154,13 +153,13 @@ def _column(number: int) -> property:
 
 
 class StridedRows(np.ndarray[tuple[int, int], np.dtype[np.int64]]):
-    """2-D copies as (n, 6) int64, with columns by name.
+    """2-D copies as an (n, 6) int64 array with named columns.
 
     Attributes:
         src, dst: addresses of the first row of each copy.
-        width: bytes of a row.
+        width: bytes per row.
         height: number of rows.
-        src_pitch, dst_pitch: bytes from row to row.
+        src_pitch, dst_pitch: bytes from the start of a row to the start of the next.
 
     >>> rows = np.array([[0, 64, 8, 4, 32, 16]]).view(StridedRows)
     >>> int(rows.height[0]), int(rows.src_pitch[0])
@@ -171,7 +170,7 @@ class StridedRows(np.ndarray[tuple[int, int], np.dtype[np.int64]]):
 
 
 def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
-    """Lower parts to one 2-D copy for each run and unit, with its longest loop as rows; seams cut it to flat rows."""
+    """Lower parts to one 2-D copy per run and unit. Its rows are the run's longest loop; seams cut it to flat rows."""
     blocks = [np.empty((0, 6), dtype=np.int64)]
     for group, units in parts:
         count = units.shape[1]
@@ -188,7 +187,7 @@ def strided(parts: Sequence[Part], seams: Seams) -> StridedRows:
 
 
 def two_dimensional(run: Run) -> list[Run]:
-    """Split a run into 2-D copies: keep its longest forward loop and unroll the other; without a loop, single rows."""
+    """Split a run into 2-D copies: keep its longest forward loop, and unroll all other loops."""
     forward = [loop for loop in run.loops if loop[1] > 0 and loop[2] > 0]
     kept = max(forward, key=lambda loop: loop[0], default=None)
     pieces = [Run(run.src, run.dst, run.nbytes, (kept,) if kept else ())]
@@ -201,7 +200,7 @@ def two_dimensional(run: Run) -> list[Run]:
 
 
 def exploded(rows: Int64Array) -> Descriptors:
-    """Turn rows of 2-D copies into flat descriptors.
+    """Return the flat descriptors of 2-D copies.
 
     >>> [column.tolist() for column in exploded(np.array([[0, 100, 8, 2, 16, 8], [50, 60, 4, 1, 4, 4]]))]
     [[0, 16, 50], [100, 108, 60], [8, 8, 4]]
@@ -214,7 +213,7 @@ def exploded(rows: Int64Array) -> Descriptors:
 
 
 def _cut_rows(table: Int64Array, seams: Seams) -> Int64Array:
-    """Replace every 2-D copy that reaches across a seam by flat rows, cut there."""
+    """Replace every 2-D copy that crosses a seam by flat rows, and cut these at the seam."""
     reach = (table[:, 3] - 1)[:, None] * table[:, 4:6] + table[:, 2:3]
     crossing = np.zeros(len(table), dtype=np.bool_)
     for side, marks in enumerate(seams):

@@ -1,4 +1,4 @@
-"""Split a plan into two: its large runs and its small runs."""
+"""Split a plan into two plans: a plan of its large runs, and a plan of its small runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan, narrowed
 from kvplan.program.program import RunGroup
 
-LARGE_RUN = 64 << 10  # bytes: from here on the copy engine takes a run
+LARGE_RUN = 64 << 10  # bytes: the copy engine moves runs of at least this size
 
 Halves = tuple[Plan | None, Plan | None]
-# Halves of a group live as long as the group, so that their run tables are uploaded once.
+# The halves of a run group are kept as long as the run group, so that their run tables are uploaded once.
 _known: weakref.WeakKeyDictionary[RunGroup, tuple[RunGroup | None, RunGroup | None]] = weakref.WeakKeyDictionary()
 
 
 def halves_of(plan: Plan) -> Halves:
-    """Split a plan into runs of :data:`LARGE_RUN` bytes or more, and smaller runs; None for a half without runs.
+    """Split a plan into runs of at least :data:`LARGE_RUN` bytes and smaller runs; None for a half without runs.
 
     >>> import kvplan, numpy as np
     >>> pages, states = np.zeros((4, 8, 16, 64), np.int8), np.zeros((8, 1, 1 << 17), np.int8)
@@ -44,5 +44,5 @@ def group_halves(group: RunGroup) -> tuple[RunGroup | None, RunGroup | None]:
         large = tuple(run for run in group.runs if run.nbytes >= LARGE_RUN)
         small = tuple(run for run in group.runs if run.nbytes < LARGE_RUN)
         made = [replace(group, runs=runs) if runs else None for runs in (large, small)]
-        known = _known.setdefault(group, (made[0], made[1]))  # of two threads, both get one pair: its table is one
+        known = _known.setdefault(group, (made[0], made[1]))  # two threads get the same pair, hence one run table
     return known

@@ -1,4 +1,4 @@
-"""Split a plan by layers: the same byte moves as several plans, so that one layer arrives before the next."""
+"""Split a plan by layers into several plans that move the same bytes, so that each layer arrives before the next."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Held = dict[RunGroup, list[tuple[Part, Skips]]]
 
 
 def layers_of(plan: Plan) -> tuple[int, ...]:
-    """List the global numbers of the layers that a plan moves, ascending."""
+    """Return the global numbers of the layers that a plan moves, in ascending order."""
     return tuple(sorted({layer for src, _ in plan.layouts for layer in src.layers}))
 
 
 def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
-    """Cut a plan into at most ``count`` plans of consecutive layers, in their order.
+    """Split a plan into at most ``count`` plans of consecutive layers, in order of layers.
 
-    Where some layers alone would have other units than the plan has, the plan stays whole.
+    If a program of fewer layers would have units of another size than the plan's, the plan is not split.
 
     Args:
-        plan: the plan to cut.
-        count: most plans wanted.
+        plan: the plan to split.
+        count: maximum number of plans.
 
     Returns:
         For each plan, the global numbers of its layers, and the plan.
@@ -62,7 +62,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
 
 
 def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
-    """Find the parts that each program of the plan made; None where a part belongs to no program."""
+    """Return each program of the plan with the parts that it made; None if a part belongs to no program."""
     held: Held = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
@@ -75,7 +75,7 @@ def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
 
 
 def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, Skips]] | None:
-    """Place the units of the whole program's parts for the groups of some layers; None where units differ."""
+    """Return the parts of the whole program reduced to the run groups of ``sliced``; None if units differ in size."""
     units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
     if units[0] != units[1]:
         return None

@@ -1,6 +1,6 @@
 """Choose the planner's loops: numba's, or numpy's for a small plan of a process that soon ends.
 
-Numba takes half a second to load. That is worth it for a service, and not for a command that plans once.
+Loading numba takes half a second. A service plans often enough to gain from that; a command that plans once does not.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from types import ModuleType
 
 from kvplan.base.process import compiling
 
-# Contiguous copies: numpy plans this many before numba would be loaded, even if each of them is cut at seams.
+# Contiguous copies. While numba loads, numpy plans at least this many, even if each of them is cut at seams.
 LITTLE = 1 << 16
 
 _sparing: ContextVar[bool] = ContextVar("kvplan_sparing", default=False)
-loaded: ModuleType | None = None  # numba's loops once they are loaded; callers then need not count their work
+loaded: ModuleType | None = None  # numba's loops after they are loaded; callers then need not count their work
 
 
 @contextmanager
 def sparing(*, wanted: bool = True) -> Iterator[None]:
-    """Do not load numba for little work inside this context: for processes that plan once. Results are equal.
+    """Make a context that does not load numba for small plans, for processes that plan once. Results are the same.
 
     >>> with sparing():
     ...     spares(LITTLE), spares(LITTLE + 1)
@@ -37,17 +37,17 @@ def sparing(*, wanted: bool = True) -> Iterator[None]:
 
 
 def spares(work: int) -> bool:
-    """Tell whether numba is not worth loading for this many contiguous copies."""
+    """Return whether this number of contiguous copies is too small to load numba for."""
     return work <= LITTLE and _sparing.get()
 
 
 def loops_for(work: int) -> ModuleType:
-    """Return the loops to call: :mod:`kvplan.plan.loops_numba`, or :mod:`kvplan.plan.loops_numpy` for little work.
+    """Return the module of loops to call: :mod:`kvplan.plan.loops_numba`, or ``loops_numpy`` for a small plan.
 
-    An import statement in the caller would cost a third of a microsecond per call.
+    An import statement in the caller would take a third of a microsecond per call.
 
     Args:
-        work: contiguous copies, or units, that are planned.
+        work: number of contiguous copies, or of units, to plan.
     """
     return loaded or _chosen(work)
 
@@ -70,6 +70,6 @@ def _loaded() -> ModuleType:
 
 
 def load() -> None:
-    """Load numba's loops, and compile those that its cache lacks, so that the first plans do not wait."""
+    """Load numba's loops, and compile every loop that its cache lacks, so that the first plans need not wait."""
     with compiling():
         _loaded().load()

@@ -1,7 +1,7 @@
-"""Compiled loops that count and lower units: unit addresses in, descriptors out.
+"""Compiled loops that turn unit addresses into descriptors, and that count units.
 
-Every loop takes C-contiguous writable int64 arrays, so that numba compiles each once; callers hand in no others.
-:mod:`kvplan.plan.loops_numpy` has the same in numpy.
+Callers pass only C-contiguous writable int64 arrays, so that numba compiles each loop once.
+:mod:`kvplan.plan.loops_numpy` has the same loops in numpy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from kvplan.plan.jit import compiled as _compiled
 from kvplan.plan.placing_numba import place_units
 
-TILE: Final = 1024  # units whose addresses stay in the first-level cache while every run is written
+TILE: Final = 1024  # units; their addresses stay in the L1 cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
@@ -21,17 +21,17 @@ SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 def adjacency(units, nbytes, marks):
     """Count the units that may be adjacent to others on both sides, reading each unit once.
 
-    Units that merge have equal shifts, where a shift is destination minus source. A table of marks finds repeated
-    shifts; two shifts that share a mark count as repeated.
+    A shift is the destination minus the source of a unit. Units that merge have equal shifts. A table of marks finds
+    repeated shifts; two shifts that share a mark count as repeated.
 
     Args:
-        units: (2, n).
+        units: (2, n) addresses.
         nbytes: bytes of the run.
-        marks: uint8 zeros; their number is a power of two, at least 2; overwritten.
+        marks: uint8 zeros, overwritten; their number is a power of two, at least 2.
 
     Returns:
-        Three numbers: units whose next unit lies ``nbytes`` further, or as much before, on both sides; an upper bound
-        of the repeated shifts; and the distance between the outermost destinations.
+        Three numbers: units whose next unit lies ``nbytes`` after or before them on both sides; an upper bound of the
+        repeated shifts; and the distance between the lowest and the highest destination.
     """
     bits = 0
     while (1 << bits) < marks.size:
@@ -54,7 +54,7 @@ def adjacency(units, nbytes, marks):
 
 @_compiled
 def rising(column, first, step, nbytes):
-    """Look at every ``step``-th address from ``first`` on; count those whose next one lies ``nbytes`` further."""
+    """Take every ``step``-th address from ``first`` on, and count the steps that are ``nbytes``."""
     found = np.int64(0)
     for at in range(first + step, column.size, step):
         if column[at] - column[at - step] == nbytes:
@@ -64,7 +64,7 @@ def rising(column, first, step, nbytes):
 
 @_compiled
 def _find(dst, units, slots, shift):
-    """Return the position of the unit with this destination, or -1. Multiplying by SPREAD may wrap around."""
+    """Return the position of the unit with this destination, or -1. The product with SPREAD may wrap around."""
     mask = np.uint64(slots.size - 1)
     slot = (np.uint64(dst) * SPREAD) >> shift
     while slots[slot] >= 0:
@@ -76,15 +76,15 @@ def _find(dst, units, slots, shift):
 
 @_compiled
 def chain(units, nbytes, slots, chains):
-    """Merge units whose runs of ``nbytes`` are adjacent on both sides into chains.
+    """Merge units into chains if their runs of ``nbytes`` are adjacent on both sides.
 
     No two units have the same destination, so a hash table of destinations finds every neighbour without sorting.
 
     Args:
-        units: (2, n).
+        units: (2, n) addresses.
         nbytes: bytes of the run.
-        slots: int32; their number is a power of two, at least 2 n; overwritten.
-        chains: (3, n), written: source and destination of the first unit of each chain, and the chain's bytes.
+        slots: int32, overwritten; their number is a power of two, at least 2 n.
+        chains: (3, n), written: source and destination of the first unit of each chain, and bytes of the chain.
 
     Returns:
         The number of chains.
@@ -127,7 +127,7 @@ def _reach(column):
 
 @_compiled
 def can_meet(before, after, src_gap, dst_gap):
-    """Tell whether the address ranges of two sets of units (2, n) overlap, once ``before`` is moved by the gaps."""
+    """Return whether the address ranges of two sets of units (2, n) overlap after ``before`` is moved by the gaps."""
     for side, gap in ((0, src_gap), (1, dst_gap)):
         low, high = _reach(before[side])
         after_low, after_high = _reach(after[side])
@@ -138,7 +138,7 @@ def can_meet(before, after, src_gap, dst_gap):
 
 @_compiled
 def fill(units, runs, at, out):
-    """Write every run of every unit, run by run.
+    """Write the descriptors of every run of every unit, run by run.
 
     Args:
         units: (2, n) addresses.
@@ -155,7 +155,7 @@ def fill(units, runs, at, out):
         unit_src, unit_dst = units[0, first:last], units[1, first:last]
         for run in range(runs.shape[1]):
             a, b, nbytes = runs[0, run], runs[1, run], runs[2, run]
-            # Slices that begin at 0: an index that could be negative would keep the loop scalar, 3 times slower.
+            # The slices begin at 0. With an index that could be negative, numba does not vectorise: 3 times slower.
             low, high = at + run * count + first, at + run * count + last
             src, dst, size = out[0, low:high], out[1, low:high], out[2, low:high]
             for k in range(last - first):
@@ -167,7 +167,7 @@ def fill(units, runs, at, out):
 
 @_compiled
 def fill_chains(chains, count, runs, at, out):
-    """Write the first ``count`` chains (3, n) of runs of one size, as :func:`fill` writes units."""
+    """Write the descriptors of the first ``count`` chains (3, n) of runs of one size; see :func:`fill`."""
     unit_src, unit_dst, nbytes = chains[0], chains[1], chains[2]
     for run in range(runs.shape[1]):
         a, b = runs[0, run], runs[1, run]
@@ -185,14 +185,14 @@ def stitch(bounds, src, dst, size):
     """Merge, in place, every two descriptors of which one ends and the other begins at an address in ``bounds``.
 
     Args:
-        bounds: destination addresses, ascending, at which the sources are known to meet, too.
-        src, dst, size: (n,) the descriptors; overwritten.
+        bounds: destination addresses, ascending. The caller knows that the sources are adjacent there, too.
+        src, dst, size: (n,) each: the descriptors, overwritten.
 
     Returns:
         The number of descriptors that are left. They are the first ones of the arrays.
     """
     before = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that ends at each bound
-    after = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that begins there
+    after = np.full(bounds.size, -1, dtype=np.int64)  # the descriptor that begins at each bound
     for k in range(dst.size):
         at = np.searchsorted(bounds, dst[k])
         if at < bounds.size and bounds[at] == dst[k]:
@@ -214,14 +214,14 @@ def stitch(bounds, src, dst, size):
 
 @_compiled
 def _next_cut(start, done, seams):
-    """Return the bytes from ``start`` to the first seam beyond ``start + done``, or a very large number."""
+    """Return the bytes from ``start`` to the first seam after ``start + done``, or a very large number."""
     at = np.searchsorted(seams, start + done, side="right")
     return seams[at] - start if at < seams.size else np.int64(2**62)
 
 
 @_compiled
 def split(src_seams, dst_seams, cap, src, dst, size, out_src, out_dst, out_size, write):
-    """Cut descriptors at seams and at ``cap`` bytes; without ``write``, only count the pieces.
+    """Cut descriptors at seams, and into pieces of at most ``cap`` bytes. If not ``write``, only count the pieces.
 
     Returns:
         The number of pieces.
@@ -243,7 +243,7 @@ def split(src_seams, dst_seams, cap, src, dst, size, out_src, out_dst, out_size,
 
 
 def load() -> None:
-    """Compile every loop, or load it from numba's cache, for the types of a plan's arrays; plans nothing."""
+    """Compile every loop for the types of a plan's arrays, or load it from numba's cache. Nothing is planned."""
     none, bits = np.empty(0, np.int64), np.zeros(1, np.uint64)
     units, runs, out = np.zeros((2, 1), np.int64), np.zeros((3, 1), np.int64), np.empty((3, 1), np.int64)
     axes = np.zeros((1, 4), np.int64)

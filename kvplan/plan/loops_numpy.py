@@ -16,7 +16,7 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import merge_adjacent
 
-# Results of placing units, compiled or not.
+# Results of ``place_units``, compiled or not.
 PLACED: Final = 0
 SRC_OUTSIDE: Final = 1
 DST_OUTSIDE: Final = 2
@@ -24,7 +24,7 @@ TWICE: Final = 3
 
 
 class Descriptors(NamedTuple):
-    """Contiguous copies: three int64 arrays, C-contiguous, of equal length.
+    """A list of contiguous copies: three C-contiguous int64 arrays of equal length.
 
     Attributes:
         src: source addresses.
@@ -43,12 +43,12 @@ def flat(
     dst_seams: Int64Array,
     max_nbytes: int | None,
 ) -> Descriptors:
-    """Lower units to the fewest contiguous copies.
+    """Lower units to the fewest descriptors.
 
     Args:
-        parts: source offsets, destination offsets and bytes of runs, and units (2, n).
-        src_seams, dst_seams: ascending addresses that no copy may cross.
-        max_nbytes: most bytes of a copy.
+        parts: for each part, source offsets, destination offsets and bytes of its runs, and its units (2, n).
+        src_seams, dst_seams: addresses, ascending, that no descriptor may cross.
+        max_nbytes: maximum bytes per descriptor.
 
     >>> runs = [np.array(column) for column in ([0, 8], [100, 164], [8, 8])]
     >>> none = np.array([], dtype=np.int64)
@@ -67,7 +67,7 @@ def flat(
 
 
 def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nbytes: int | None) -> Descriptors:
-    """Cut copies at seams, then into pieces of at most ``max_nbytes``.
+    """Cut descriptors at seams, then into pieces of at most ``max_nbytes`` bytes.
 
     >>> none = np.array([], dtype=np.int64)
     >>> cut(Descriptors(np.array([0]), np.array([100]), np.array([30])), np.array([10]), none, 16)
@@ -77,7 +77,7 @@ def cut(made: Descriptors, src_seams: Int64Array, dst_seams: Int64Array, max_nby
     for src, dst, size in zip(*(column.tolist() for column in made), strict=True):
         edges = {0, size}
         for start, seams in ((src, src_seams), (dst, dst_seams)):
-            # A seam at an end may be among these; that end is an edge already.
+            # These may include a seam at the end of a descriptor, which is an edge already.
             first, last = np.searchsorted(seams, (start, start + size))
             edges.update((seams[first:last] - start).tolist())
         step = max_nbytes or size
@@ -98,7 +98,7 @@ def place_units(
     del seen
     count = out.shape[2]
     src_ids, dst_ids = src_ids.copy(), dst_ids.copy()
-    out[0, 0, : src_ids.size], out[0, 1, : dst_ids.size] = src_ids, dst_ids  # the error message reads them there
+    out[0, 0, : src_ids.size], out[0, 1, : dst_ids.size] = src_ids, dst_ids  # the error message reads the ids there
     for ids, num_blocks, kind in ((src_ids, src_blocks, SRC_OUTSIDE), (dst_ids, dst_blocks, DST_OUTSIDE)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_blocks))
         if outside.size:
@@ -135,7 +135,7 @@ def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int
 
 
 def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
-    """Look at every ``step``-th address from ``first`` on; count those whose next one lies ``nbytes`` further.
+    """Take every ``step``-th address from ``first`` on, and count the steps that are ``nbytes``.
 
     >>> rising(np.array([0, 8, 16, 24, 48]), 0, 2, 16)
     1

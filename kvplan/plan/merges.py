@@ -1,8 +1,8 @@
-"""Merges across units: where the end of one run can touch the start of another run of another unit.
+"""Find the merges across units that a program allows: a run of one unit ends where a run of another unit begins.
 
-The compiler has merged adjacent runs inside a unit. Copies of one run that touch from unit to unit are merged while
-they are written. The rest are merges of different runs, such as the last row of a block and the first row of the next.
-The program alone tells which merges are possible; most programs have none.
+The compiler has already merged adjacent runs inside a unit. Copies of the same run that touch from unit to unit are
+merged while they are written. This module finds the merges of different runs, such as the last row of a block and the
+first row of the next block. They depend on the program only, not on block ids; most programs have none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import BlockAxis, RunGroup
 
-# Beyond this many candidates or merges a program is so irregular that sorting its descriptors is faster.
+# If a program has more candidates or merges than this, it is irregular: sorting its descriptors is faster.
 MAX_CANDIDATES = 1 << 20
 MAX_MERGES = 256
 
 
 class Merge(NamedTuple):
-    """All pairs of runs that meet if two units lie a given distance apart.
+    """All pairs of runs that are adjacent if two units have a given distance.
 
     Attributes:
-        before, after: positions of the run groups: of the run that ends, and of the run that begins.
+        before, after: positions of two run groups: of the runs that end, and of the runs that begin there.
         src, dst: bytes from the unit of ``before`` to the unit of ``after``.
-        ends: destination offsets, in the unit of ``before``, at which runs meet.
+        ends: destination offsets, in the unit of ``before``, at which the runs are adjacent.
     """
 
     before: int
@@ -38,7 +38,7 @@ class Merge(NamedTuple):
 
 
 class _Reach(NamedTuple):
-    """Lowest and highest unit address of a group."""
+    """The lowest and the highest unit address of a run group."""
 
     low: int
     high: int
@@ -46,7 +46,7 @@ class _Reach(NamedTuple):
 
 @lru_cache(maxsize=64)
 def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
-    """List every merge that units of these groups can have; None where there are too many candidates."""
+    """Return every merge that units of these run groups can have; None if there are too many candidates."""
     steps = gcd(*(group.src.step() for group in groups)), gcd(*(group.dst.step() for group in groups))
     runs = [_absolute(number, group) for number, group in enumerate(groups)]
     owner, src, dst, size = (np.concatenate(column) for column in zip(*runs, strict=True))
@@ -64,7 +64,7 @@ def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
     # From the unit of the run that ends to the unit of the run that begins.
     src_gap = (src + size)[before] - src[after] + bases[owner[after], 0] - bases[owner[before], 0]
     dst_gap = (dst + size)[before] - dst[after] + bases[owner[after], 1] - bases[owner[before], 1]
-    # A run that meets itself is a chain. Two units of one part never have the same destination.
+    # A run that is adjacent to itself is a chain. Two units of one part never have the same destination.
     own = (before == after) | ((owner[before] == owner[after]) & (dst_gap == 0))
     possible = ~own & _within(groups, "src", owner[before], owner[after], src_gap)
     possible &= _within(groups, "dst", owner[before], owner[after], dst_gap)
@@ -93,9 +93,9 @@ _Pairs = tuple[Int64Array, Int64Array]
 
 
 def _keys(starts: _Pairs, ends: _Pairs, steps: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """Give each (source, destination) address pair a number; pairs that can meet have equal numbers.
+    """Number the (source, destination) address pairs, so that pairs that can be equal have equal numbers.
 
-    Addresses are taken modulo the distance between units; where there is one unit, as they are.
+    Addresses are taken modulo the distance between units. If there is only one unit, they are taken unchanged.
     """
     keys = np.zeros(starts[0].size + ends[0].size, dtype=np.int64)
     for start, end, step in zip(starts, ends, steps, strict=True):
@@ -113,7 +113,7 @@ def _reach(axis: BlockAxis, base: int) -> _Reach:
 def _within(
     groups: tuple[RunGroup, ...], side: str, before: Int64Array, after: Int64Array, gap: Int64Array
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell whether two units of these groups can lie that far apart."""
+    """Return, for each gap, whether two units of these run groups can have this distance."""
     if side == "src":
         reaches = [_reach(group.src, group.src_base) for group in groups]
     else:

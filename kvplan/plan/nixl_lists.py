@@ -1,7 +1,7 @@
-"""Write plans as the descriptor lists of NIXL, the transport between machines that engines use.
+"""Write plans as descriptor lists for NIXL, the transport between machines that engines use.
 
 Checked against the Python API of NIXL 1.5.1. ``prep_xfer_dlist`` takes an (n, 3) array of (address, length, device id),
-or an (n, 5) array with stride and count too. All memory of a list is of one kind.
+or an (n, 5) array that also has stride and count. All memory of a list is of one kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SIDES = ("src", "dst")
 
 
 class NixlList(NamedTuple):
-    """One side of a plan for NIXL's ``prep_xfer_dlist(agent, *made)``.
+    """The list of one side of a plan, for NIXL's ``prep_xfer_dlist(agent, *made)``.
 
     Attributes:
         rows: int64, C-contiguous: (n, 3) of address, length and device id; or (n, 5) with stride and count.
-        memory: NIXL's name of the kind of memory: ``"DRAM"`` or ``"VRAM"``.
+        memory: NIXL's name for the kind of memory: ``"DRAM"`` or ``"VRAM"``.
     """
 
     rows: Int64Array
@@ -33,7 +33,7 @@ class NixlList(NamedTuple):
 
     @property
     def descriptors(self) -> int:
-        """Number of descriptors that NIXL makes of the list, and of indices that it takes: every row ``count`` times.
+        """Return the number of descriptors (and so of indices) that NIXL makes of the list: each row ``count`` times.
 
         >>> NixlList(np.array([[0, 8, 0, 16, 4], [100, 8, 0, 8, 1]]), "DRAM").descriptors
         5
@@ -44,11 +44,11 @@ class NixlList(NamedTuple):
 def nixl_lists(
     made: Descriptors | StridedRows, layouts: Sequence[tuple[KVLayout, KVLayout]]
 ) -> tuple[NixlList, NixlList]:
-    """List both sides of a plan's copies, in one order; see :meth:`kvplan.Plan.nixl`.
+    """Return the lists of both sides of a plan's copies, in the same order; see :meth:`kvplan.Plan.nixl`.
 
     Args:
         made: flat descriptors, or strided rows.
-        layouts: (source, destination) of every joined plan; they tell the device of each address.
+        layouts: (source, destination) of every joined plan, from which the device of each address is found.
     """
     order = _by_destination(made.dst)
     sides: list[tuple[Int64Array, ...]]
@@ -69,12 +69,12 @@ def nixl_lists(
 
 
 def _by_destination(dst: Int64Array) -> Int64Array | slice:
-    """Order rows by destination: destinations are all different, so both sides find the same order."""
+    """Return the order of rows by destination. All destinations differ, so both sides get the same order."""
     return slice(None) if bool((dst[1:] > dst[:-1]).all()) else np.argsort(dst)
 
 
 def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tuple[str, Int64Array | int]:
-    """Find the kind of memory of one side, and the number of the GPU of each address."""
+    """Return the kind of memory of one side, and the number of the GPU of each address."""
     numbers = {layout.device: memory_of(layout.device, side) for layout in layouts}
     kinds = {memory for memory, _ in numbers.values()}
     if len(kinds) > 1:

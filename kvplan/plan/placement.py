@@ -1,6 +1,6 @@
-"""Turn block ids, as engines give them, into unit addresses.
+"""Compute the addresses of units from the block ids of an engine.
 
-A unit is the largest stretch of tokens of which whole blocks of both sides consist; a block holds one or several.
+A unit is the largest stretch of tokens of which whole blocks of both sides consist; a block holds one or several units.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _INT64 = np.dtype(np.int64)
 
 
 class Side(NamedTuple):
-    """One side of a program, as the placing loop reads it.
+    """One side of a program as arrays, for the loop that places units.
 
     Attributes:
         axes: (groups, 3 + units per block) int64: base address, block stride, row of ``tables`` or -1, unit offsets.
-        tables: (tables, blocks) int64: bytes from block 0 to each block, where blocks have no one stride.
+        tables: (tables, blocks) int64: bytes from block 0 to each block, if the blocks have no constant stride.
         units: units per block.
         num_blocks: number of blocks.
     """
@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
 
 def sides(program: Program) -> tuple[Side, Side]:
-    """Write both sides of a program as arrays."""
+    """Return both sides of a program as arrays."""
     return (
         _side([(g.src, g.src_base) for g in program.groups], program.src_units),
         _side([(g.dst, g.dst_base) for g in program.groups], program.dst_units),
@@ -59,17 +59,17 @@ def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
 
 
 def block_ids(ids: Any, name: str) -> Int64Array:
-    """Read block ids as a writable C-contiguous int64 array: the caller's own array, if it is one.
+    """Return block ids as a writable C-contiguous int64 array. If the caller's array has this form, return it itself.
 
-    Another thread may change the caller's array at any time, and loops over it run without the interpreter's lock. Code
-    that reads ids more than once takes :func:`own_block_ids`; :func:`place` reads them once.
+    Another thread may change the caller's array at any time, and the compiled loops run without Python's lock (GIL).
+    Code that reads ids more than once must use :func:`own_block_ids`. :func:`place` reads each id once.
 
     Args:
         ids: a sequence of int, a numpy array of any integer type (also read-only or strided), or a torch CPU tensor.
-        name: the caller's name for them, for messages.
+        name: name of the caller's argument, for messages.
 
     Raises:
-        BlockIndexError: the ids are not one-dimensional, not integers, ragged, or past int64.
+        BlockIndexError: the ids are not one-dimensional, not integers, ragged, or larger than int64 allows.
 
     >>> block_ids([3, 1, 2], "src_blocks")
     array([3, 1, 2])
@@ -91,14 +91,14 @@ def block_ids(ids: Any, name: str) -> Int64Array:
     if array.dtype.kind not in "iu":
         raise BlockIndexError(f"{name} holds {array.dtype}; block ids are integers")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        array = array.copy()  # the copy that is checked is the copy that is used
+        array = array.copy()  # another thread may change the original after the check
         if int(array.max()) > np.iinfo(np.int64).max:
             raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
     return np.array(array, dtype=np.int64, order="C")
 
 
 def own_block_ids(ids: Any, name: str) -> Int64Array:
-    """Read block ids as an array of their own: no other thread can change ids that were checked.
+    """Return a copy of block ids, so that no other thread can change them after they were checked.
 
     >>> given = np.array([3, 1, 2])
     >>> own_block_ids(given, "src_blocks") is given
@@ -109,7 +109,7 @@ def own_block_ids(ids: Any, name: str) -> Int64Array:
 
 
 def skipped_units(src_skip: Any, dst_skip: Any) -> tuple[int, int]:
-    """Read both skips as Python ints: with numpy integers, bytes and counts could wrap around.
+    """Return both skips as Python ints. With numpy integers, bytes and counts could wrap around.
 
     Raises:
         BlockIndexError: a skip is not an integer.
@@ -134,14 +134,14 @@ def count_units(
 ) -> int:
     """Count the units that both id lists cover.
 
-    A list may begin ``skip`` units inside its first block and end inside its last block. Beyond that, both lists must
-    cover the same units. A unit may be smaller than the blocks of both sides.
+    A list may begin ``skip`` units inside its first block, and end inside its last block. Otherwise both lists must
+    cover the same number of units. A unit may be smaller than the blocks of both sides.
 
     Args:
         src, dst: block ids.
-        src_skip, dst_skip: units.
+        src_skip, dst_skip: units to skip at the front of the first block.
         units: units per block, of each side.
-        program: names the size of a unit in messages.
+        program: the program, if messages should name the size of a unit.
 
     Raises:
         BlockIndexError: a skip is a block or more, or the lists cover different numbers of units.
@@ -170,12 +170,12 @@ def count_units(
 
 
 def _unit(program: Program | None) -> str:
-    """Name the size of a unit, at the end of a message."""
+    """Return the words for the size of a unit, for the end of a message."""
     return "" if program is None else f" (skips count units; a unit is {program.unit_words})"
 
 
 class _Scratch(threading.local):
-    """One bit per destination unit, all zero between calls; each thread has its own."""
+    """One bit per destination unit, all zero between calls. Each thread has its own array of bits."""
 
     def __init__(self) -> None:
         self.words = np.zeros(64, dtype=np.uint64)
@@ -192,10 +192,10 @@ _scratch = _Scratch()
 def place(
     src: Side, dst: Side, src_ids: Int64Array, dst_ids: Int64Array, src_skip: int, dst_skip: int, count: int
 ) -> Int64Array:
-    """Find the addresses of ``count`` units: (groups, 2, units) int64, source and destination.
+    """Return the source and destination addresses of ``count`` units, as (groups, 2, units) int64.
 
     Raises:
-        BlockIndexError: an id is negative or past the last block.
+        BlockIndexError: an id is negative or larger than the last block id.
         OverlapError: a destination unit is named twice.
     """
     out = np.empty((src.axes.shape[0], 2, count), dtype=np.int64)
@@ -215,7 +215,7 @@ def place(
 
 
 def outside(name: str, ids: Int64Array, at: int, num_blocks: int) -> BlockIndexError:
-    """Make the error of an id outside the blocks.
+    """Return the error for an id that is out of range.
 
     >>> outside("src", np.array([0, 8]), 1, 8)
     BlockIndexError('src_blocks[1] is 8; src blocks are 0 to 7')

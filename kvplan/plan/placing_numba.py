@@ -1,7 +1,7 @@
-"""Compiled loops that place units: block ids in, unit addresses out.
+"""Compiled loops that compute unit addresses from block ids.
 
-Every loop takes C-contiguous writable int64 arrays, so that numba compiles each once; :mod:`kvplan.plan.placement`
-hands in no others. :mod:`kvplan.plan.loops_numpy` has the same in numpy.
+:mod:`kvplan.plan.placement` passes only C-contiguous writable int64 arrays, so that numba compiles each loop once.
+:mod:`kvplan.plan.loops_numpy` has the same loops in numpy.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kvplan.plan.loops_numpy import DST_OUTSIDE, PLACED, SRC_OUTSIDE, TWICE
 
 @_compiled
 def _copy_outside(given, num_blocks, row):
-    """Copy ids to the front of a row; return the position of the first id outside the blocks, or -1.
+    """Copy ids to the front of a row, and return the position of the first id that is out of range, or -1.
 
-    No lock is held here, and another thread may change its array meanwhile. So each id is read once, and the copy is
-    checked and used.
+    No lock is held here, so another thread may change ``given`` meanwhile. So each id is read once, and the copy of it
+    is checked and used.
     """
     ids = row[: given.size]
     for at in range(given.size):
         ids[at] = given[at]
     last, signs = num_blocks - 1, np.int64(0)
     for at in range(ids.size):  # by position: numba does not vectorise a loop over the ids themselves
-        signs |= ids[at] | (last - ids[at])  # negative where the id is negative or past the last block
+        signs |= ids[at] | (last - ids[at])  # negative if the id is negative or larger than the last block id
     if signs >= 0:
         return -1
     for at in range(ids.size):
@@ -35,7 +35,7 @@ def _copy_outside(given, num_blocks, row):
 
 @_compiled
 def _twice_blocks(ids, seen):
-    """Find a block that is named twice, as :func:`_twice` does, where blocks hold one unit."""
+    """Return the first block that is named twice, or -1; the same as :func:`_twice` for blocks of one unit."""
     found = np.int64(-1)
     done = ids.size
     for at in range(ids.size):
@@ -53,7 +53,7 @@ def _twice_blocks(ids, seen):
 
 @_compiled
 def _twice(ids, skip, units, count, seen):
-    """Return the first unit (block * units + unit) named twice, or -1; ``seen`` is all zeros before and after."""
+    """Return the first unit (block * units + unit) that is named twice, or -1. ``seen`` is zero before and after."""
     rising = True
     for at in range(1, ids.size):
         if ids[at] <= ids[at - 1]:
@@ -61,7 +61,7 @@ def _twice(ids, skip, units, count, seen):
             break
     if rising:
         return -1
-    if units == 1:  # true for most pairs, and faster: no units to count inside a block
+    if units == 1:  # true for most pairs, and faster
         return _twice_blocks(ids, seen)
     found = np.int64(-1)
     done = np.int64(0)
@@ -88,18 +88,18 @@ def _twice(ids, skip, units, count, seen):
 
 @_compiled
 def _place_side(skip, axes, tables, out, side):
-    """Write the addresses of one side's units. Its ids lie at the front of the first group's row, written last."""
+    """Write the addresses of one side's units. The first group's row begins with the ids, so it comes last."""
     units = axes.shape[1] - 3
     count = out.shape[2]
     ids = out[0, side]
     if units > 1 or axes[0, 2] >= 0:
-        ids = ids[: (skip + count - 1) // units + 1].copy()  # the units of a block would overwrite the ids behind it
+        ids = ids[: (skip + count - 1) // units + 1].copy()  # the units of a block would overwrite the ids after it
     for group in range(axes.shape[0] - 1, -1, -1):
         base, stride, row = axes[group, 0], axes[group, 1], axes[group, 2]
         target = out[group, side]
         if units == 1 and row < 0:
             start = base + axes[group, 3]
-            if group == 0:  # reads and writes by one name, so that numba vectorises a loop that overwrites its input
+            if group == 0:  # one name for reads and writes: numba then vectorises a loop that overwrites its input
                 for at in range(count):
                     target[at] = start + target[at] * stride
             else:
@@ -121,11 +121,11 @@ def place_units(
 ):
     """Fill ``out`` (groups, 2, units) with unit addresses; see :func:`kvplan.plan.placement.place`.
 
-    Each given id is read once; copies in ``out[0]`` are checked and used. No list is longer than the units that it
-    covers. The copy of an id outside the blocks stays there for the error message.
+    Each id is read once, and its copy in ``out[0]`` is checked and used. A list has at most one id per unit that it
+    covers. If an id is out of range, its copy stays in ``out[0]`` for the error message.
 
     Returns:
-        (PLACED, 0), or the error and its place: (SRC_OUTSIDE or DST_OUTSIDE, position), or (TWICE, unit number).
+        (PLACED, 0); or the error and its position: (SRC_OUTSIDE or DST_OUTSIDE, position) or (TWICE, unit number).
     """
     at = _copy_outside(src_ids, src_blocks, out[0, 0])
     if at >= 0:

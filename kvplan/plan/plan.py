@@ -1,4 +1,4 @@
-"""Plans: the bytes that one transfer moves, kept factored until descriptors are asked for."""
+"""Plans: the bytes that one transfer moves. A plan stays factored until the caller lowers it to descriptors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def direction_of(src: KVLayout, dst: KVLayout) -> str:
-    """Name the direction: ``"load"`` host to device, ``"store"`` back, ``"host"`` or ``"device"`` inside one."""
+    """Return ``"load"`` (host to device), ``"store"`` (device to host), or ``"host"`` or ``"device"`` (within one)."""
     src_host, dst_host = src.device == "cpu", dst.device == "cpu"
     if src_host:
         return "host" if dst_host else "load"
@@ -33,12 +33,12 @@ def direction_of(src: KVLayout, dst: KVLayout) -> str:
 
 
 class PlannedBy(Protocol):
-    """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` keeps this protocol.
+    """The program that made a plan, as plans and executors use it; :class:`kvplan.CopyProgram` implements it.
 
     Attributes:
-        src, dst: layouts to read and to write; the first tells which layers the program moves.
+        src, dst: layouts to read and to write; the program moves the layers of ``src``.
         program: the run groups of the plan's parts.
-        movable: whether both layouts are memory of this process, and the destination may be written.
+        movable: whether both layouts are memory of this process, and the destination is writable.
     """
 
     src: KVLayout
@@ -47,26 +47,26 @@ class PlannedBy(Protocol):
     movable: bool
 
     def ready(self) -> bool:
-        """Tell whether a plan can be moved now; asks one tensor of each side whether it still has its memory."""
+        """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
 
     def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """Compile some layers alone, by their global numbers."""
+        """Compile a program of these layers only; the layers are global numbers."""
 
 
-@dataclass(eq=False, repr=False)  # not frozen: that would double the time of its making
+@dataclass(eq=False, repr=False)  # not frozen: a frozen object takes twice the time to make
 class Plan:
-    """The byte moves of one transfer. Made by :meth:`kvplan.CopyProgram.plan` or :func:`join`; never changed.
+    """The bytes that one transfer moves, made by :meth:`kvplan.CopyProgram.plan` or :func:`join`. A plan never changes.
 
     Attributes:
-        parts: run groups and the addresses of their units; the factored form.
+        parts: run groups with the addresses of their units; the factored form.
         units: number of units moved, over all joined plans.
         nbytes: bytes moved.
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
-        layouts: (source, destination) of every joined plan; they keep the memory alive.
+        layouts: (source, destination) of every joined plan; these references keep the memory alive.
         seams: addresses that no descriptor may cross.
-        skips: for every part, the units of its first source block and of its first destination block that lie before
-            its first unit. The other units follow in order, so this tells which units share a block.
-        programs: the programs that made it; they keep compiled data alive.
+        skips: for every part, the units that the plan skips in the first source block and in the first destination
+            block. The units follow in order, so these numbers determine which units share a block.
+        programs: the programs that made the plan; these references keep compiled data alive.
     """
 
     parts: tuple[Part, ...]
@@ -80,7 +80,7 @@ class Plan:
 
     @cached_property
     def moving(self) -> Sequence[Part]:
-        """The parts that have units, and one part for each run group: lowering and counting read these."""
+        """Return the parts that have units, joined to one part per run group, for lowering and counting."""
         if len(self.parts) == 1 and self.parts[0].units.shape[1]:
             return self.parts
         return together([part for part in self.parts if part.units.shape[1]])
@@ -89,14 +89,14 @@ class Plan:
         return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
-        """Lower the plan to the fewest contiguous copies, in any order.
+        """Lower the plan to the fewest descriptors, in no particular order.
 
         Args:
-            max_nbytes: the most bytes that one descriptor may have; None for no limit.
+            max_nbytes: maximum bytes per descriptor; None for no limit.
 
         Returns:
-            Addresses and bytes as three int64 arrays. No two descriptors could be merged, except across a seam or
-            beyond ``max_nbytes``.
+            Source addresses, destination addresses and bytes, as three int64 arrays. Descriptors that touch on both
+            sides are merged, except across a seam or beyond ``max_nbytes``.
 
         Raises:
             KVPlanError: ``max_nbytes`` is not a positive integer.
@@ -114,7 +114,7 @@ class Plan:
     def strided(self) -> StridedRows:
         """Lower the plan to 2-D copies: rows of (src, dst, width, height, src_pitch, dst_pitch), in bytes.
 
-        No row reaches across a seam. A copy without a loop has height 1.
+        No row crosses a seam. A copy without a loop has height 1.
 
         >>> import kvplan, numpy as np
         >>> a = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -125,18 +125,18 @@ class Plan:
         return strided(self.parts, self.seams)
 
     def nixl(self, side: str, *, strided: bool = False) -> NixlList:
-        """List one side for NIXL: ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
+        """Return the list of one side for NIXL: ``prep_xfer_dlist(agent, *plan.nixl("src"))``.
 
-        Row ``k`` of one side belongs to row ``k`` of the other: both are in ascending order of destination.
+        Row ``k`` of ``"src"`` belongs to row ``k`` of ``"dst"``: both lists are in ascending order of destination.
 
         Args:
             side: ``"src"`` or ``"dst"``.
-            strided: rows of (address, length, device id, stride, count), which NIXL takes from 1.5 on, in place of
-                (address, length, device id).
+            strided: whether rows are (address, length, device id, stride, count), which NIXL accepts from 1.5 on;
+                otherwise they are (address, length, device id).
 
         Raises:
             KVPlanError: the side is neither ``"src"`` nor ``"dst"``.
-            PathError: one side has memory of CPU and GPU, or of a device that is neither.
+            PathError: one side has both CPU and GPU memory, or memory of another kind of device.
 
         >>> import kvplan, numpy as np
         >>> mine = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((4, 8, 64), np.int8))
@@ -159,34 +159,34 @@ class Plan:
 
 
 def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
-    """Load a pickled plan; its addresses move as far as the regions of its layouts did."""
+    """Make a plan from its pickled values; its addresses move as far as the regions of its layouts moved."""
     plan = Plan(*values)
     parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
     programs = plan.programs
     if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
-        # A pool may have gone after one layout was loaded and before the other. Submits ask the programs first, so
-        # those that still believe in the pool are dropped.
+        # A pool may be removed after one layout was loaded and before the other. Submit checks the programs first.
+        # So programs that were loaded while the pool existed are dropped.
         programs = tuple(program for program in programs if not program.movable)
     return replace(plan, parts=parts, seams=seams, programs=programs)
 
 
 def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
-    """Make a plan of only these parts, given with their skips; units and layouts stay the same."""
+    """Return a plan of only these parts, which are given with their skips. Its units and layouts stay the same."""
     parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
     nbytes = sum(part.nbytes for part in parts)
     return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
 
 
 def join(plans: Sequence[Plan]) -> Plan:
-    """Join several plans into one submission, for example those of a hybrid model's KV-cache groups.
+    """Join several plans into one plan, for example the plans of a hybrid model's KV-cache groups.
 
     Args:
-        plans: plans of one direction; plans that move nothing are left out.
+        plans: plans of one direction; plans without bytes are left out.
 
     Raises:
         KVPlanError: there are no plans.
         PathError: the plans have different directions.
-        OverlapError: two plans write the same byte, or one writes what another reads.
+        OverlapError: two plans write the same byte, or one plan writes a byte that another plan reads.
     """
     if isinstance(plans, Plan) or not all(isinstance(plan, Plan) for plan in plans):
         raise KVPlanError("join takes a sequence of plans, as CopyProgram.plan makes them")
@@ -201,7 +201,7 @@ def join(plans: Sequence[Plan]) -> Plan:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """Join plans that are known to write no byte twice and no byte that one of them reads.
+    """Join plans. The caller knows that no byte is written twice, and that no byte is both read and written.
 
     Raises:
         PathError: the plans have different directions.
@@ -222,7 +222,7 @@ def unite(plans: Sequence[Plan]) -> Plan:
 
 
 def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int) -> Int64Array:
-    """Collect the seams of one side of all plans, and the seams where registrations of different layouts touch."""
+    """Return the seams of all plans on one side, and the seams between touching regions of different layouts."""
     regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
     touching = np.array(touching_seams(list(regions.values())), dtype=np.int64)
     return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
@@ -232,7 +232,7 @@ def check_written_once(plan: Plan) -> None:
     """Check that no two parts of a plan write the same byte.
 
     Raises:
-        OverlapError: two parts do; names the first such byte.
+        OverlapError: two parts write the same byte; the message names the first such byte.
     """
     hulls = []
     for group, units in plan.parts:
@@ -255,7 +255,7 @@ def check_not_read(plan: Plan) -> None:
     """Check that a plan writes no byte that it also reads: copies within a plan have no order.
 
     Raises:
-        OverlapError: it does; names the first such byte.
+        OverlapError: the plan writes such a byte; the message names the first such byte.
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
@@ -263,7 +263,7 @@ def check_not_read(plan: Plan) -> None:
     order = np.argsort(made.src)
     starts = made.src[order]
     reach = np.maximum.accumulate((made.src + made.size)[order])
-    # For each write, the last read that begins before the write ends: does any read up to there reach into the write?
+    # For each write: the last read that begins before the write ends. Check whether a read up to it overlaps the write.
     last = np.searchsorted(starts, made.dst + made.size, side="left") - 1
     clash = np.flatnonzero((last >= 0) & (reach[np.maximum(last, 0)] > made.dst))
     if clash.size:
@@ -272,7 +272,7 @@ def check_not_read(plan: Plan) -> None:
 
 
 def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
-    """Tell whether the allocations of two layouts overlap, where both describe memory of this process."""
+    """Return whether two layouts describe memory of this process, and their allocations overlap."""
     if src.device != dst.device or {src.addresses, dst.addresses} != {"memory"}:
         return False
     spans = sorted([(r.address, r.end, 0) for r in src.regions] + [(r.address, r.end, 1) for r in dst.regions])

@@ -1,4 +1,4 @@
-"""Move the addresses of a pickled plan as far as its layouts moved; :mod:`kvplan.layout.records` is for layouts."""
+"""Move the addresses of a pickled plan as far as its layouts moved. :mod:`kvplan.layout.records` pickles layouts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvplan.program.program import Run, RunGroup
 if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
 
-Starts = tuple[tuple[int, ...], ...]  # per side, the address of every region when pickled; () without a shared pool
+Starts = tuple[tuple[int, ...], ...]  # per side, each region's address before pickling; () without a shared pool
 
 
 def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
-    """List where the regions of a plan's layouts begin in this process; () if no region lies in a shared pool."""
+    """Return the addresses of the regions of a plan's layouts in this process; () if no region is in a shared pool."""
     if not any(region.pool for pair in layouts for layout in pair for region in layout.regions):
         return ()
     return tuple([tuple(region.address for pair in layouts for region in pair[side].regions) for side in (0, 1)])
@@ -29,7 +29,7 @@ def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
 def moved(
     parts: tuple[Part, ...], seams: Seams, layouts: Sequence[tuple[KVLayout, KVLayout]], starts: Starts
 ) -> tuple[tuple[Part, ...], Seams]:
-    """Move the parts and seams of a plan as far as the regions of its layouts moved since :func:`starts_of`."""
+    """Return the parts and seams of a plan, moved as far as its layouts' regions have moved since :func:`starts_of`."""
     if not starts:
         return parts, seams
     src, dst = (
@@ -41,9 +41,9 @@ def moved(
 
 
 def _moved_group(group: RunGroup, src: Shifts, dst: Shifts) -> tuple[RunGroup, Int64Array]:
-    """Move the runs of a group with their regions; also returns how far its units move, (2, 1) int64.
+    """Move the runs of a run group with their regions; return the group and the bytes that its units move, (2, 1).
 
-    All blocks of a run lie in one pool. Runs of one group may lie in several pools, whose distances change.
+    All blocks of a run are in one pool. The runs of one group may be in several pools, whose distances change.
     """
     src_offset, dst_offset, nbytes = group.offsets
     src_far, dst_far = src.of(src_offset + group.src_base), dst.of(dst_offset + group.dst_base)

@@ -1,8 +1,8 @@
-"""Lay units out in a ring, packed as the host has them, so that the host's side is a few large copies.
+"""Place units in a ring, packed in the order of the host, so that the host's side is a few large copies.
 
-A granule is a host block where possible, otherwise a unit. Its contiguous byte ranges on the host (extents) stand one
-after another in the ring. A copy between host and cache becomes two: an extent between host and ring, and a run between
-ring and cache.
+A granule is a host block if possible, otherwise a unit. Its extents (contiguous byte ranges on the host) follow one
+another in the ring. A copy between host and cache becomes two copies: an extent between host and ring, and a run
+between ring and cache.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ GRAIN = 256  # bytes: extents and granules begin at multiples of this in the rin
 
 @dataclass(frozen=True, eq=False)
 class Staging:
-    """The way of one run group through a ring.
+    """The places of one run group's units in a ring, and the copies to and from the ring.
 
     Attributes:
         granule_units: units per granule: all units of a host block, or one.
         unit_hosts: bytes from a granule's host address to the host address of each of its units.
-        unit_rings: bytes from a granule's ring address to the address from which each unit's runs are counted.
+        unit_rings: bytes from a granule's ring address to the address at which each unit's run offsets begin.
         runs: (3, n) int64, for every copy of one unit: offset in the ring, offset in the cache, bytes.
         extents: (3, m) int64, for every extent of a whole granule: bytes from the granule's host address, bytes from
             its ring address, bytes.
@@ -46,7 +46,7 @@ class Staging:
     host: Int64Array
 
     def part(self, first: int, last: int) -> Int64Array:
-        """List the extents of units ``first`` to ``last`` of a granule, at their places in the whole one; (3, m)."""
+        """Return the extents (3, m) of units ``first`` to ``last``, at their offsets in the whole granule."""
         if last - first == self.granule_units:
             return self.extents
         made = self._parts.get((first, last))
@@ -66,10 +66,10 @@ class Staging:
 
 
 def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
-    """Lay the runs of a group out in a ring.
+    """Place the runs of a run group in a ring.
 
-    A host block is one granule if the runs of all its units keep their distances in the ring. They do if the units of
-    a block are contiguous together, or each by itself.
+    A host block is one granule if the runs of all its units keep their distances in the ring. That is so if the units
+    of a block are contiguous together, or if each unit is contiguous.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))
@@ -87,7 +87,7 @@ def stage(group: RunGroup, *, host_is_src: bool) -> Staging:
 
 
 def _stage(steps: int, units: Int64Array, host: Int64Array, cache: Int64Array, size: Int64Array) -> Staging:
-    """Make a granule of these units; if they do not keep their distances, of one unit."""
+    """Place these units in the ring as one granule. If they do not keep their distances, a granule is one unit."""
     starts = (units[:, None] + host).ravel()
     at, lengths = merge_ranges(starts, np.tile(size, units.size))
     padded = -(-lengths // GRAIN) * GRAIN
@@ -107,7 +107,7 @@ _known: weakref.WeakKeyDictionary[RunGroup, dict[bool, Staging]] = weakref.WeakK
 
 
 def staging_of(group: RunGroup, direction: str) -> Staging:
-    """Lay a group out for the ring of a ``"load"``, or of any other direction; the result is kept with the group.
+    """Return the staging of a run group for a ``"load"`` or another direction. It is kept with the run group.
 
     >>> import kvplan
     >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 16, 64), np.int8))

@@ -1,4 +1,4 @@
-"""Plan the KV-cache groups of one model as one transfer; each group has its own blocks, block ids and start."""
+"""Plan all KV-cache groups of one model as one transfer. Each group has its own blocks, block ids and start."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Plans(Protocol):
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens per unit; skips count units."""
+        """Return the tokens per unit; skips count units."""
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
-        """Plan one transfer."""
+        """Plan one transfer of this cache group."""
 
 
 class Groups:
-    """Plans for a hybrid model: full attention, sliding windows, states and indexer rows in one submission.
+    """A planner for a hybrid model: full attention, sliding windows, states and indexer rows move as one plan.
 
-    Every group has its own program between its own layouts. Block sizes may differ. Groups may overlap in memory, as
-    vLLM 0.33 places them: their block ids differ. A group without blocks moves nothing.
+    Every cache group has its own program between its own layouts. Block sizes may differ. Groups may share memory, as
+    in vLLM 0.33, because their block ids differ. A group without blocks moves nothing.
 
     Args:
-        programs: one per group, made by :func:`kvplan.compile`, or pairs of a :func:`kvplan.reshard`.
+        programs: one program per cache group: made by :func:`kvplan.compile`, or a pair from :func:`kvplan.reshard`.
 
     Raises:
         LayoutError: there are no programs, or an entry is not a program.
@@ -73,24 +73,23 @@ class Groups:
         src_first: Sequence[int] | None = None,
         dst_first: Sequence[int] | None = None,
     ) -> Plan:
-        """Plan one transfer of all groups.
+        """Plan one transfer of all cache groups.
 
-        If one side has larger blocks, a list of the other side may begin in the middle of such a block. The position of
-        the list's first block in the request tells how far.
+        If one side has larger blocks, the other side's list may begin in the middle of such a block. The arguments
+        ``src_first`` and ``dst_first`` determine the distance from the start of that block.
 
         Args:
-            src_blocks, dst_blocks: for every group, block ids in order of tokens; both empty if it moves nothing.
-            src_first: for every group, how many source blocks of the request lie before the first of ``src_blocks``
+            src_blocks, dst_blocks: for every group, block ids in order of tokens; both empty to move nothing.
+            src_first: for every group, number of source blocks of the request before the first of ``src_blocks``
                 (vLLM's ``block_indices``); 0 by default.
-            dst_first: the same for the destination; by default the destination block that holds the first source
-                token, or 0 if ``src_first`` is not given either.
+            dst_first: the same for the destination; by default the block that holds the first source token.
 
         Returns:
-            One plan: one submission, one completion.
+            One plan for all groups, which is submitted once and completes once.
 
         Raises:
-            BlockIndexError: there is not one list per group, or ids, positions or lengths do not fit; names the group.
-            OverlapError: a destination is written twice, also by two groups that overlap in memory.
+            BlockIndexError: a group has no list, or ids, positions or lengths do not fit; the message names the group.
+            OverlapError: a destination is written twice, by one group or by two groups that share memory.
         """
         lists = self._one_a_group("src_blocks", src_blocks), self._one_a_group("dst_blocks", dst_blocks)
         firsts = self._one_a_group("src_first", src_first), self._one_a_group("dst_first", dst_first)
@@ -117,7 +116,7 @@ class Groups:
         return entries
 
     def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
-        """Count the units of each side's first block that lie before the first token in both lists."""
+        """Return, for each side, the units of its first block that lie before the first token of the transfer."""
         spans, unit = self._spans[group], self.programs[group].unit_tokens
         src = (_counted("src_first", src_first) or 0) * spans[0]
         first = _counted("dst_first", dst_first)

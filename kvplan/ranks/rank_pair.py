@@ -1,4 +1,4 @@
-"""Plan the transfer from one rank to another: compile each share, and choose blocks by turn and tokens by rank."""
+"""Plan the transfer from one rank to another: compile each share, choose blocks by turn, and choose tokens by rank."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kvplan.ranks.shards import Shard, Share
 
 
 class _Tokens(NamedTuple):
-    """One side of a transfer: block ids, and tokens of the sequence to skip in the first block."""
+    """One side of a transfer: its block ids, and the tokens of the sequence to skip in its first block."""
 
     ids: Int64Array
     skip: int
 
 
 class PairProgram:
-    """A program that moves content from one source rank to one destination rank. Made by :func:`kvplan.reshard`.
+    """A program that moves content from one source rank to one destination rank. :func:`kvplan.reshard` makes it.
 
     Attributes:
         src, dst: the two shards.
-        shares: the content that moves, as products of layers, parts and heads, each with its turn.
-        unit_tokens: tokens of the sequence per unit, in which skips count; the same for all pairs of one resharding.
+        shares: the content that moves; each share is a product of layers, parts and heads, with its turn.
+        unit_tokens: tokens of the sequence per unit; skips count units. All pairs of a resharding have the same unit.
         spans: tokens of the sequence per block id of the source and of the destination. Blocks without token slots
-            stand for as many tokens as blocks of the other side.
+            stand for the same number of tokens as blocks of the other side.
     """
 
     def __init__(self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int) -> None:
@@ -48,7 +48,7 @@ class PairProgram:
         self.spans = spans[0] or spans[1] or unit_tokens, spans[1] or spans[0] or unit_tokens
         self._moves = tuple(move for share in pieces for move in _moves(src, dst, share))
         for move in self._moves:
-            _ = move.program  # incompatible layouts are refused here, not by the first plan
+            _ = move.program  # raises an error for incompatible layouts here, not in the first plan
         whole = (c for move in self._moves for c in move.program.src.components if c.form.opaque)
         self._moves_whole = next(whole, None)
         held = self.spans if not (src.layout.opaque and dst.layout.opaque) else (src.span_tokens, dst.span_tokens)
@@ -65,11 +65,11 @@ class PairProgram:
 
     @property
     def programs(self) -> tuple[CopyProgram, ...]:
-        """The compiled copy program of each share."""
+        """Return the compiled copy programs of all shares; a share has one or several."""
         return tuple(move.program for move in self._moves)
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
-        """Plan this pair's part of a transfer: blocks whose turn it is, and tokens that both ranks hold.
+        """Plan this pair's share of a transfer: the blocks of this source's turn, and the tokens that both ranks hold.
 
         Args:
             src_blocks, dst_blocks: block ids of the two ranks, in order of tokens. Under context parallelism a block id
@@ -77,8 +77,8 @@ class PairProgram:
             src_skip, dst_skip: units of :attr:`unit_tokens` to skip at the front of the first block.
 
         Raises:
-            BlockIndexError: an id outside its blocks, lists that cover different tokens, or a skip of a block or more.
-            OverlapError: a destination named twice, or memory that the plan both reads and writes.
+            BlockIndexError: an id is out of range, the lists cover different tokens, or a skip is a block or more.
+            OverlapError: a destination is named twice, or the plan writes memory that it also reads.
         """
         src_skip, dst_skip = skipped_units(src_skip, dst_skip)
         src, dst = own_block_ids(src_blocks, "src_blocks"), own_block_ids(dst_blocks, "dst_blocks")
@@ -88,7 +88,7 @@ class PairProgram:
         for name, ids, side in (
             ("src", src, self.src),
             ("dst", dst, self.dst),
-        ):  # ids of other ranks' turns are checked too
+        ):  # also checks ids of other ranks' turns
             wrong = np.flatnonzero((ids < 0) | (ids >= side.layout.num_blocks))
             if wrong.size:
                 raise outside(name, ids, int(wrong[0]), side.layout.num_blocks)
@@ -108,7 +108,7 @@ class PairProgram:
                 raise BlockIndexError(
                     f"{name}_skip is {skip}; {self._moves_whole} has no token slots and moves whole blocks, so it is 0"
                 )
-        # The common tokens were found for lists that begin together. A side that holds all tokens has period 1.
+        # The common tokens hold for lists that begin at the same token. A side that holds all tokens has period 1.
         rounds, apart = gcd(self.src.period, self.dst.period), (src_skip - dst_skip) * self.unit_tokens
         if apart % rounds:
             raise BlockIndexError(
@@ -117,7 +117,7 @@ class PairProgram:
             )
 
     def told(self) -> list[str]:
-        """Describe each share in words."""
+        """Return one line of words for each share."""
         lines = []
         for share in self.shares:
             words = [f"layer{'s' * (len(share.layers) > 1)} {number_ranges(share.layers)}", " ".join(share.dst_parts)]
@@ -147,12 +147,12 @@ def _check_once(ids: Int64Array) -> None:
 
 
 def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
-    """Make moves of a share: one, or several where split head axes on both sides allow no slice of its heads."""
+    """Yield the moves of a share: one; or several, if head axes are split so that no slice has exactly its heads."""
     whole = share._replace(heads=None)
     if share.heads is None:
         yield _Move(src, dst, whole, *_layouts(src, dst, whole))
         return
-    for sliced in (None, dst, src):  # slicing one side is enough: compile moves the heads that both hold
+    for sliced in (None, dst, src):  # slicing one side is enough: compile moves the common heads
         try:
             layouts = _layouts(src, dst, whole if sliced is None else share, sliced)
         except LayoutError:
@@ -163,7 +163,7 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
     middle = (share.heads.start + share.heads.stop) // 2
     yield from _moves(src, dst, share._replace(heads=range(share.heads.start, middle)))
     headed = {c.part for side in (src, dst) for c in side.layout.components if c.form.headed}
-    rest = share._replace(  # parts without heads went with the first half
+    rest = share._replace(  # parts without heads are in the first half
         src_parts=tuple(part for part in share.src_parts if part in headed),
         dst_parts=tuple(part for part in share.dst_parts if part in headed),
         heads=range(middle, share.heads.stop),
@@ -172,13 +172,13 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
 
 
 def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:
-    """Tell whether two layouts hold just these heads in common; a layout without a head axis holds any one head."""
+    """Return whether these are the common heads of two layouts. A layout without a head axis matches any one head."""
     named = [layout.heads for layout in layouts if any(c.form.headed for c in layout.components)]
     return not named or heads == common_heads(named)
 
 
 def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) -> tuple[KVLayout, KVLayout]:
-    """Slice both layouts to the layers and parts of a share, and one of them to its heads."""
+    """Slice both layouts to the layers and parts of a share, and the layout of ``sliced`` to its heads."""
     return (
         _cut(src.layout, share.layers, share.src_parts, share.heads if sliced is src else None),
         _cut(dst.layout, share.layers, share.dst_parts, share.heads if sliced is dst else None),
@@ -186,22 +186,22 @@ def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) 
 
 
 def _cut(layout: KVLayout, layers: tuple[int, ...], parts: tuple[str, ...], heads: range | None) -> KVLayout:
-    """Slice a layout; if nothing is cut away, return the layout itself, so that its compiled programs are reused."""
+    """Slice a layout. If the slice is the whole layout, return the layout itself, so that its programs are reused."""
     if heads is None and set(layers) == set(layout.layers) and set(parts) == set(layout.parts):
         return layout
     return layout.slice(layers=layers, heads=heads, parts=parts)
 
 
 class _Move:
-    """A compiled share. It plans whole blocks where possible, otherwise stretches of tokens that both ranks hold."""
+    """A compiled share. It plans whole blocks if possible, otherwise stretches of tokens that both ranks hold."""
 
     def __init__(self, src: Shard, dst: Shard, share: Share, src_layout: KVLayout, dst_layout: KVLayout) -> None:
         self._share = share
         self._opaque = src_layout.opaque or dst_layout.opaque
         self._src = replace(src, layout=src_layout)
         self._dst = replace(dst, layout=dst_layout)
-        # Suppose that only one side's tokens are dealt to ranks, and blocks of the other side hold whole rounds. Then
-        # this rank's tokens are a view of the other side, and whole blocks are planned.
+        # If only one side deals its tokens to ranks, and blocks of the other side hold whole rounds, then the rank's
+        # tokens are a view of the other side, and whole blocks are planned.
         self._period = 1
         self._whole: tuple[KVLayout, KVLayout] | None = self._src.layout, self._dst.layout
         if src.cp_size > 1 and dst.cp_size > 1:
@@ -217,11 +217,11 @@ class _Move:
 
     @cached_property
     def program(self) -> CopyProgram:
-        """The program of whole blocks, or, where these cannot be planned, of the longest stretches."""
+        """Return the program of whole blocks; if whole blocks cannot be planned, that of the longest stretches."""
         return compile(*self._whole) if self._whole is not None else self._of_stretches(self._stretch(0))
 
     def plan(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
-        """Plan a number of tokens of the sequence."""
+        """Plan the transfer of ``tokens`` tokens of the sequence."""
         own = self._cp if self._whole is not None else 1  # tokens of the sequence per token of this rank
         whole = self._whole is not None and not any(
             skip % self._period or skip // own % self.program.unit_tokens for skip in (src.skip, dst.skip)
@@ -236,7 +236,7 @@ class _Move:
         return self._plan_turns(src.ids, dst.ids, skips, count)
 
     def _plan_turns(self, src: Int64Array, dst: Int64Array, skips: tuple[int, int], count: int) -> Plan:
-        """Plan whole destination blocks whose turn it is, and the source units that belong there."""
+        """Plan the whole destination blocks of this source's turn, from the source units with the same tokens."""
         program, turn = self.program, self._share.turn
         per_src, per_dst = (max(side.block_tokens // program.unit_tokens, 1) for side in (program.src, program.dst))
         mine = dst % turn.ranks == turn.number
@@ -256,7 +256,7 @@ class _Move:
         return compile(_split(self.program.src, unit), self.program.dst)
 
     def _stretch(self, skip: int) -> int:
-        """Return the most tokens that follow one another on both sides, in every block."""
+        """Return the largest number of tokens that follow one another on both sides, in every block."""
         most = gcd(self._src.turn_tokens, self._dst.turn_tokens, skip)
         return stretch_of((self._src.layout.built, self._dst.layout.built), most)
 
@@ -266,7 +266,7 @@ class _Move:
         return self._stretches[stretch]
 
     def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
-        """Plan the stretches that both ranks hold, one by one, in blocks whose turn it is."""
+        """Plan each stretch that both ranks hold, in the destination blocks of this source's turn."""
         stretch = self._stretch(gcd(src.skip, dst.skip))
         at = np.arange(tokens // stretch) * stretch
         turn, kept = self._share.turn, np.ones(len(at), dtype=bool)
@@ -281,7 +281,7 @@ class _Move:
 
 
 def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
-    """View the tokens of a context-parallel rank in another layout's blocks; None if blocks cut a round."""
+    """Return a view of a context-parallel rank's tokens in another layout's blocks; None if a block cuts a round."""
     if layout.block_tokens % rank.period:
         return None
     view = some_tokens(layout.built, rank.cp_rank, rank.cp_size, rank.interleave)
@@ -290,6 +290,6 @@ def _own_tokens(layout: KVLayout, rank: Shard) -> KVLayout | None:
 
 def _split(layout: KVLayout, tokens: int) -> KVLayout:
     view = split_blocks(layout.built, tokens)
-    if view is None:  # stretch_of and compile refuse such stretches before
+    if view is None:  # not reached: stretch_of and compile raise an error before
         raise KVPlanError(f"blocks of {layout} cannot be split into {tokens} tokens")
     return KVLayout(view, tensors=layout.tensors)

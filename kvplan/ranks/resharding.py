@@ -1,6 +1,6 @@
-"""Reshard the caches of n ranks into caches of m: compile every pair of ranks, and give each byte one writer.
+"""Reshard the caches of n ranks into caches of m ranks: compile every pair of ranks; each byte has one writer.
 
-A pair's share is a slice of both layouts, compiled like any other pair. A rank's turn is a choice among block ids.
+A share of a pair is a slice of both layouts, compiled as usual. A rank's turn selects block ids of the destination.
 Under context parallelism, a rank's tokens are a view of the other side's blocks.
 """
 
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from kvplan.draw.ranks import RankPicture
 
 Side = KVLayout | Shard
-MOST_SHOWN = 8  # blocks of one rank in a picture
+MOST_SHOWN = 8  # maximum blocks per rank in a picture
 
 
 def reshard(
     sources: Side | Sequence[Side], destinations: Side | Sequence[Side], *, complete: bool = True
 ) -> Resharding:
-    """Compile programs that bring the caches of some ranks into those of others, or into a pool of any topology.
+    """Compile programs that copy the caches of source ranks to destination ranks, or to a pool of any topology.
 
-    Ranks are layouts with global numbers of layers and heads. Tensor parallelism is ``head_start``, pipeline
-    parallelism ``layer_start``, and context parallelism a :class:`kvplan.Shard`. Several sources may hold the same
-    content: replicated heads, latents, indexer rows. They move it in turns: of ``n`` such sources, number ``k`` moves
-    the destination's block ids that leave remainder ``k`` when divided by ``n``. Every destination is written whole,
-    also where two destinations hold the same content. Other content of the sources is not read.
+    Ranks are layouts with global numbers of layers and heads. Give ``head_start`` for tensor parallelism,
+    ``layer_start`` for pipeline parallelism, and a :class:`kvplan.Shard` for context parallelism. Several sources may
+    hold the same content, such as replicated heads, latents or indexer rows. These ``n`` sources take turns: source
+    ``k`` moves the destination's block ids with remainder ``k`` modulo ``n``. Every destination is written completely,
+    also if two destinations hold the same content. Other content of the sources is not read.
 
-    A rank in another process is described from its spec. Its programs compile, but only plans between ranks of this
-    process can be executed.
+    Make the layout of a rank in another process from its spec. Its programs compile, but an executor moves only plans
+    between ranks of this process.
 
     Args:
         sources: layouts or shards to read, one per rank.
-        destinations: layouts or shards to write, one per rank; no two share a byte.
-        complete: refuse destinations with content that no source holds; if False, such content stays as it is.
+        destinations: layouts or shards to write, one per rank; no two destinations share a byte.
+        complete: whether content of a destination that no source holds is an error; if False, it is not written.
 
     Returns:
-        A mapping from (source, destination), by their places in the arguments, to a :class:`PairProgram`. Pairs
-        without common content have no entry.
+        A mapping from (source, destination), the positions in the arguments, to a :class:`PairProgram`. Pairs without
+        common content have no entry.
 
     Raises:
         IncompatibleLayoutsError: no source holds some content of a destination, or a pair has no common unit.
-        LayoutError: an argument is not a layout or a shard, or sources deal the same tokens in two ways.
+        LayoutError: an argument is not a layout or shard, or sources deal the same tokens to ranks in different ways.
         OverlapError: two destinations share bytes.
 
     >>> import kvplan, numpy as np
@@ -94,7 +94,7 @@ def _check_apart(destinations: Sequence[Shard]) -> None:
     """Check that no two destinations share a byte.
 
     Raises:
-        OverlapError: two destinations do.
+        OverlapError: two destinations share a byte.
     """
     for (i, a), (j, b) in combinations([(k, shard.layout) for k, shard in enumerate(destinations)], 2):
         if not shares_memory(a, b):
@@ -123,7 +123,7 @@ def _different_content(a: KVLayout, b: KVLayout) -> bool:
 
 
 class Resharding(Mapping[tuple[int, int], "PairProgram"]):
-    """Programs by (source, destination). Made by :func:`kvplan.reshard`.
+    """A mapping from (source, destination) to the program of this pair. :func:`kvplan.reshard` makes it.
 
     Attributes:
         sources, destinations: the ranks of both sides.
@@ -157,7 +157,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
     def plan(
         self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0
     ) -> dict[tuple[int, int], Plan]:
-        """Plan one transfer for every pair, where all ranks of a side use the same block ids.
+        """Plan one transfer for every pair, if all ranks of a side use the same block ids.
 
         Args:
             src_blocks, dst_blocks: block ids in order of tokens.
@@ -174,7 +174,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         return {pair: program.plan(src_blocks, dst_blocks, src_skip, dst_skip) for pair, program in self.items()}
 
     def diagram(self) -> str:
-        """Draw the first layer and part as SVG text: some blocks of every rank, and the copies between them."""
+        """Draw some blocks of every rank and the copies between them, for the first layer and part, as SVG text."""
         from kvplan.draw.ranks import ranks
 
         return ranks(_picture_of(self))
@@ -193,7 +193,7 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
 
 
 def _picture_of(resharding: Resharding) -> RankPicture:
-    """Collect the names of all ranks, and the copies of some blocks, for the first layer and part that moves."""
+    """Return the names of all ranks and the copies of some blocks, for the first layer and part that moves."""
     from kvplan.draw.ranks import RankCopy, RankPicture
 
     sides = resharding.sources, resharding.destinations
@@ -226,21 +226,21 @@ def _picture_of(resharding: Resharding) -> RankPicture:
 
 
 def _block_counts(program: PairProgram, turns: int) -> tuple[int, int]:
-    """Count the blocks of two ranks to show: they hold the same tokens, with a destination block for each turn."""
+    """Return how many blocks of two ranks to show. They hold the same tokens, with a destination block per turn."""
     spans = program.spans
     tokens = lcm(*spans)
     tokens *= -(-turns * spans[1] // tokens)
     shards = program.src, program.dst
     most = [min(shard.layout.num_blocks, MOST_SHOWN) * span for shard, span in zip(shards, spans, strict=True)]
     large = max(spans)
-    if min(most) < large:  # one large block, of which the small blocks hold a part
+    if min(most) < large:  # one large block; the small blocks hold a part of its tokens
         return (1, most[1] // spans[1]) if spans[0] == large else (most[0] // spans[0], 1)
     tokens = min(tokens, min(most) // large * large)
     return tokens // spans[0], tokens // spans[1]
 
 
 def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
-    """Slice one layer and some parts of a rank, at made-up addresses: a picture moves nothing, and may overlap."""
+    """Slice one layer and some parts of a rank, at virtual addresses, because the layouts of a picture may overlap."""
     layout = shard.layout
     if layer not in layout.layers or not set(parts) <= set(layout.parts):
         return None
@@ -250,7 +250,7 @@ def _one_part(shard: Shard, layer: int, parts: tuple[str, ...]) -> Shard | None:
 
 
 def _name_of(number: int, shard: Shard, layer: int) -> tuple[str, str]:
-    """Name a rank by its number, and by its heads and tokens of a layer; without the layer, by its layers."""
+    """Return two lines: a rank's number, and its heads and tokens of a layer (its layers, if it lacks that layer)."""
     name, layout = f"rank {number}", shard.layout
     if layer not in layout.layers:
         return name, f"layers {number_ranges(layout.layers)}"

@@ -1,4 +1,4 @@
-"""Shards: the layers, heads and tokens that each rank's cache holds, and how ranks share the work of moving them."""
+"""Shards: the layers, heads and tokens that each rank's cache holds, and the shares that each source rank moves."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Heads = range | None  # None for content that belongs to no head
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's cache under context parallelism: its layout, and the tokens of a sequence that it holds.
+    """One rank's cache under context parallelism: its layout, and which tokens of a sequence it holds.
 
-    Tokens are dealt to ``cp_size`` ranks in turn, ``interleave`` at a time: token ``t`` lies on rank
-    ``t // interleave % cp_size``. Consecutive blocks of a rank's list hold its tokens in order. So a block id stands
-    for ``block_tokens * cp_size`` tokens of the sequence, of which this rank holds its share. With an interleave of
-    ``block_tokens``, whole blocks are dealt.
+    Tokens are dealt to ``cp_size`` ranks in rounds, ``interleave`` tokens at a time: rank
+    ``t // interleave % cp_size`` holds token ``t``. Consecutive blocks of a rank's list hold its tokens in order. So a
+    block id stands for ``block_tokens * cp_size`` tokens of the sequence, of which this rank holds ``block_tokens``.
+    If ``interleave`` is ``block_tokens``, each rank gets whole blocks.
 
     Args:
-        layout: the rank's layout; layers and heads by their global numbers.
+        layout: the rank's layout, with global numbers of layers and heads.
         cp_rank: number of the rank, from 0.
-        cp_size: ranks that share the tokens; with 1 the rank holds every token.
-        interleave: tokens of one turn; divides the layout's block_tokens.
+        cp_size: number of ranks that share the tokens; if 1, the rank holds every token.
+        interleave: consecutive tokens that a rank gets per round; divides the layout's block_tokens.
 
     Raises:
-        LayoutError: a number is out of range, or content is opaque, so that its tokens cannot be told apart.
+        LayoutError: a number is out of range, or content is opaque, so that it cannot be split by tokens.
 
     >>> import numpy as np
     >>> cache = KVLayout.from_tensors("block token dim", np.zeros((8, 16, 64), np.int8))
@@ -70,30 +70,30 @@ class Shard:
 
     @property
     def span_tokens(self) -> int:
-        """Tokens of the sequence per block id, over all ranks."""
+        """Return the tokens of the sequence per block id, over all ranks."""
         return self.layout.block_tokens * self.cp_size
 
     @property
     def period(self) -> int:
-        """Tokens until the same rank has its turn again; 1 if the rank holds every token."""
+        """Return the tokens of one round over all ranks; 1 if the rank holds every token."""
         return self.interleave * self.cp_size if self.cp_size > 1 else 1
 
     @property
     def turn_tokens(self) -> int:
-        """Tokens that follow one another both in the sequence and in this cache."""
+        """Return how many tokens follow one another both in the sequence and in this cache."""
         return self.interleave if self.cp_size > 1 else self.layout.block_tokens
 
     def holds(self, token: Int64Array) -> NDArray[np.bool_]:
-        """Tell which tokens of a block's span lie on this rank."""
+        """Return, for each of these tokens of a block's span, whether this rank holds it."""
         held: NDArray[np.bool_] = token // self.interleave % self.cp_size == self.cp_rank
         return held
 
     def slot(self, token: Int64Array) -> Int64Array:
-        """Return the slots of the rank's block that hold these tokens."""
+        """Return the token slots of the rank's block that hold these tokens."""
         return token // (self.interleave * self.cp_size) * self.interleave + token % self.interleave
 
     def meets(self, other: Shard) -> bool:
-        """Tell whether any token lies on both ranks."""
+        """Return whether both ranks hold a common token."""
         token = np.arange(0, lcm(self.period, other.period), gcd(self.turn_tokens, other.turn_tokens))
         return bool(np.any(self.holds(token) & other.holds(token)))
 
@@ -104,20 +104,20 @@ class Shard:
 
 
 class Turn(NamedTuple):
-    """The turn of one of several ranks with the same content: block ids with remainder ``number`` modulo ``ranks``."""
+    """The turn of one of several replicas: it moves the block ids with remainder ``number`` modulo ``ranks``."""
 
     number: int
     ranks: int
 
 
 class Share(NamedTuple):
-    """Content that one source moves to one destination in its turn: a product of layers, parts and heads.
+    """The content that one source moves to one destination in its turn: a product of layers, parts and heads.
 
     Attributes:
-        turn: tells the block ids.
-        layers: global numbers.
-        src_parts, dst_parts: names on each side; ``"kv"`` on one may meet ``"k"`` and ``"v"`` on the other.
-        heads: global numbers, or None if the parts have no heads.
+        turn: the block ids that the source moves.
+        layers: global numbers of layers.
+        src_parts, dst_parts: names of the parts on each side; ``"kv"`` on one side matches ``"k"`` and ``"v"``.
+        heads: global numbers of heads, or None if the parts have no heads.
     """
 
     turn: Turn
@@ -128,7 +128,7 @@ class Share(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Content of one layer and one destination part that one source moves in its turn."""
+    """The content of one layer and one destination part that one source moves in its turn."""
 
     turn: Turn
     src_parts: tuple[str, ...]
@@ -139,18 +139,18 @@ class _Piece(NamedTuple):
 def shares(
     sources: Sequence[Shard], destinations: Sequence[Shard], *, complete: bool
 ) -> dict[tuple[int, int], tuple[Share, ...]]:
-    """Share the work among the sources, so that every byte of every destination has one writer.
+    """Divide the content among the sources, so that every byte of every destination has one writer.
 
     Args:
         sources, destinations: the ranks of both sides.
-        complete: refuse destinations with content that no source holds.
+        complete: whether content of a destination that no source holds is an error.
 
     Returns:
-        For each (source, destination) with common content, the shares of the source.
+        For each (source, destination) with common content, the shares that the source moves.
 
     Raises:
         IncompatibleLayoutsError: no source holds some content of a destination, or one side does not name its heads.
-        LayoutError: sources deal the tokens of the same content in two ways.
+        LayoutError: sources deal the tokens of the same content to ranks in different ways.
     """
     held = [_held(shard.layout) for shard in sources]
     wanted = [_held(shard.layout) for shard in destinations]
@@ -177,7 +177,7 @@ def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
 
 
 def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:
-    """Name the parts that hold a part: ``"kv"`` on one side may be ``"k"`` and ``"v"`` on the other."""
+    """Return the names of the parts that hold a part: ``"kv"`` may be held as ``"k"`` and ``"v"``, or the reverse."""
     if (layer, part) in held:
         return (part,)
     if part == "kv" and (layer, "k") in held and (layer, "v") in held:
@@ -188,10 +188,10 @@ def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tupl
 def _check_one_head(
     sources: Sequence[Mapping[tuple[int, str], Heads]], destinations: Sequence[Mapping[tuple[int, str], Heads]]
 ) -> None:
-    """Check that content without a head axis on one rank is one and the same head on all ranks.
+    """Check that content without a head axis on one rank has at most one head on all ranks.
 
     Raises:
-        IncompatibleLayoutsError: other ranks hold several heads, so the rank must name its own.
+        IncompatibleLayoutsError: other ranks hold several heads, so the layout of the rank must name its own head.
     """
     for layer, part in {key: None for held in destinations for key in held}:
         named = {held[layer, name] for held in (*sources, *destinations) for name in _names(held, layer, part)}
@@ -206,7 +206,7 @@ def _check_one_head(
 def _offer(
     held: Mapping[tuple[int, str], Heads], layer: int, part: str, wanted: Heads
 ) -> tuple[tuple[str, ...], Heads] | None:
-    """Find the source's parts that hold a destination's part, and their common heads; None without any."""
+    """Return the source's parts that hold a destination's part, and the common heads; None if nothing is common."""
     names = _names(held, layer, part)
     if not names:
         return None
@@ -218,9 +218,9 @@ def _offer(
 
 
 def _split_heads(wanted: Heads, offers: Mapping[int, Heads]) -> Iterator[tuple[Heads, tuple[int, ...]]]:
-    """Split heads into ranges that the same sources hold; yields each range with its sources."""
+    """Split heads into ranges, each held by the same sources; yield each range with its sources."""
     ranges = {s: heads for s, heads in offers.items() if heads is not None}
-    if wanted is None or len(ranges) < len(offers):  # one rank has no head axis: it is one head, the same on all ranks
+    if wanted is None or len(ranges) < len(offers):  # a rank without a head axis: all ranks have the same head
         yield next(iter(ranges.values()), wanted), tuple(offers)
         return
     edges = sorted(
@@ -269,7 +269,7 @@ def _check_held(
 
 
 def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
-    """Number the ranks that hold the same tokens, so that they take turns."""
+    """Number the ranks that hold the same tokens, and return the turn of each rank."""
     alike: dict[int, list[int]] = defaultdict(list)
     for s in among:
         alike[sources[s].cp_rank].append(s)
@@ -277,7 +277,7 @@ def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
 
 
 def _products(layers: Mapping[int, list[_Piece]]) -> Iterator[Share]:
-    """Join the pieces of all layers into few products: first equal layers, then equal parts."""
+    """Join the pieces of all layers into few products: first layers with equal pieces, then parts with equal heads."""
     alike: dict[tuple[_Piece, ...], list[int]] = defaultdict(list)
     for layer, pieces in layers.items():
         alike[tuple(pieces)].append(layer)
