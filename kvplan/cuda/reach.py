@@ -76,7 +76,7 @@ class Reach:
         )
 
     def _walk(self, region: Region, first: int, last: int) -> tuple[str, list[int]]:
-        """Visit all registrations of a range. Return why some memory is pageable, or "", and the registrations' ends."""
+        """Visit all registrations of a range. Return why some memory is pageable, or "", and the ends inside it."""
         ask = self._device.pointer
         at, seams = first, []
         while at < last:
