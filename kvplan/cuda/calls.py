@@ -126,8 +126,7 @@ def issue(entries, rows, columns, function, config, attributes, first):
         attributes, first: address of a CUmemcpyAttributes, and of the index of the first copy that it is for: 0.
 
     Returns:
-        The row that failed, its code, and the descriptor of its batch that the driver names, or -1. If all calls
-        succeeded: n, 0 and -1.
+        The row that failed, its code, and the descriptor that its batch names, or -1; n, 0 and -1 if all succeeded.
     """
     config = config.copy()
     cell = np.zeros(6, dtype=np.int64)  # three arguments, and their addresses

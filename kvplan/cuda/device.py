@@ -185,10 +185,7 @@ class Device:
         return module.value or 0, function.value or 0
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
-        """Launch a kernel with one pointer argument.
-
-        Triton's kernels may have two scratch pointers after their own argument. These are passed as null pointers.
-        """
+        """Launch a kernel with one pointer argument, and null for the two scratch pointers that Triton may add."""
         cell = getattr(self._cell, "arguments", None)
         if cell is None:
             values = (c_uint64 * 3)()

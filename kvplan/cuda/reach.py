@@ -31,7 +31,7 @@ class Facts(NamedTuple):
 
 
 class Reach:
-    """The facts of layouts, from one look at the driver per layout. Pageable memory is looked at again each time."""
+    """The facts of layouts. The driver is called once per layout, but every time if the layout's memory is pageable."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

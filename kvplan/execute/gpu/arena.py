@@ -70,7 +70,7 @@ class Arena:
         while True:
             if free:
                 one = free[-1]  # the piece given back last, which may still be in the CPU's cache
-                del free[-1]  # from here to the end of append neither a signal nor another thread comes between
+                del free[-1]  # from here to the end of append no signal handler and no other thread runs
                 if held is not None:
                     held.append(one)
                 return one[1]

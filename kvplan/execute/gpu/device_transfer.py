@@ -55,7 +55,7 @@ class Flights:
             if not first._retire() or not first._settled:
                 break
             if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
-                self.calls -= first.launches  # from here to the end of popleft no signal is looked at
+                self.calls -= first.launches  # no signal handler runs from here to the end of popleft
                 self.flying.popleft()
         last = self.last
         if last is not None and last._over:
@@ -188,7 +188,7 @@ class DeviceTransfer(Loans, Awaited):
             end: the event behind its work.
             flights: transfers in flight on its lane.
         """
-        self._begin, self._end = begin, end  # from here to the end of append no signal is looked at
+        self._begin, self._end = begin, end  # no signal handler runs from here to the end of append
         flights.last = self
         flights.calls += self.launches
         flights.flying.append(self)
@@ -254,7 +254,7 @@ class DeviceTransfer(Loans, Awaited):
                 return self._cancelled
             self._error = error
             self._cancelled = self._over = issued.happened = (
-                True  # from here to the end of count() no signal is looked at
+                True  # no signal handler runs from here to the end of count()
             )
             try:
                 count("cancelled")
@@ -305,7 +305,7 @@ class DeviceTransfer(Loans, Awaited):
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
             ended, count = (result, self.plan.direction), self.resources.tally.ends.append
             if not self._over:  # otherwise a signal handler has ended it
-                self._result, self._over = result, True  # from here to the end of count() no signal is looked at
+                self._result, self._over = result, True  # no signal handler runs from here to the end of count()
                 count(ended)
         self._over = True
         self._give_back()

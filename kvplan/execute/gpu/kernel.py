@@ -4,8 +4,7 @@ A kernel has one argument, the address of a header. It reads the header in place
 the addresses of the units, which it reads in place, too, and to the items: the pieces of one unit. Every (unit, item)
 is one row of a tile. A program copies one tile of rows at a time, so that many rows are in flight at once. A launch
 depends on nothing but its header. So a captured launch copies the units that its header names at the replay.
-
-No other file imports Triton.
+Only this file imports Triton.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ class Lane(Flights):
                 wait_for_issue(one, transfer, self.wake)
             if problem is None and not transfer._over:
                 self._wait_for_room()
-        except BaseException as error:  # noqa: BLE001  # where the transfer was cancelled, its error is of no interest
+        except BaseException as error:  # noqa: BLE001  # ignored if the transfer was cancelled
             problem = error
         self.waiting = None
         with self.lock:  # this submit may be nested in another submit, which may still be issuing

@@ -90,11 +90,11 @@ class Reaper:
 
     def own(self, executor: object) -> None:
         """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
-        self._owner = weakref.ref(executor, self.alarm.calls.put)  # one call of C
+        self._owner = weakref.ref(executor, self.alarm.calls.put)  # a single C call
 
     def stop(self) -> None:
         """Let the thread end after all transfers have ended."""
-        self._stopped = True  # from here to the end of put no signal is looked at
+        self._stopped = True  # no signal handler runs from here to the end of put
         self.alarm.calls.put(None)
 
     def _serve(self) -> None:

@@ -153,7 +153,7 @@ class Loans:
         while True:
             if events:
                 event = events[-1]
-                del events[-1]  # from here to the end of append neither a signal nor another thread comes between
+                del events[-1]  # from here to the end of append no signal handler and no other thread runs
                 borrowed.append(event)
                 return event
             aside(self._make_event)
@@ -176,7 +176,7 @@ class Loans:
             owner: the new owner.
         """
         pieces, borrowed = [*self._pieces[:-1], *old_pieces], [*self._borrowed[:-events], *old_events]
-        place[key] = owner  # from here to the end of the next line no signal is looked at
+        place[key] = owner  # no signal handler runs from here to the end of the next line
         self._pieces, self._borrowed = pieces, borrowed
 
     def _return_loans(self) -> None:
@@ -186,7 +186,7 @@ class Loans:
             if not pieces:  # checked at each turn, since a signal handler may have given all pieces back
                 break
             held = pieces[-1]
-            del pieces[-1]  # from here to the end of append no signal is looked at
+            del pieces[-1]  # no signal handler runs from here to the end of append
             held[0].append(held)
         borrowed = self._borrowed
         self._borrowed = empty  # likewise

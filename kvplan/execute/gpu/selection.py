@@ -230,7 +230,7 @@ class Selection:
     def _best(self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics) -> cost.Candidate:
         every = self._candidates(plan, sides, counts, statistics)
         if every[0].refused:
-            if len({one.refused for one in every}) == 1:  # one reason for all paths, whose text names every path
+            if len({one.refused for one in every}) == 1:  # all paths have the same reason, which names them
                 raise PathError(every[0].refused)
             reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
             raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")

@@ -192,7 +192,7 @@ class Tables:
             if device.driver.cuEventQuery(table.fresh) == NOT_READY:
                 device.wait(stream, table.fresh)
                 return
-            fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+            fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
             self._events.append(fresh)
 
 
@@ -200,6 +200,6 @@ def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target:
     """Give back the memory and the event of a table, after its run group is deleted. No transfer uses the table."""
     slots.give(source)
     memory.give(target)
-    fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+    fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
     if fresh:
         events.append(fresh)
