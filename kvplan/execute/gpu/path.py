@@ -110,8 +110,8 @@ class Path(Protocol):
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
 
-        All work of the transfer must run after the work that the first stream already has, and before any work that the
-        second stream gets later.
+        All work of the transfer must run after the work already issued on the first stream. It must also run before any
+        work that is issued on the second stream later.
         """
         del direction
         return lane.copy, lane.copy

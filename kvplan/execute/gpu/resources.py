@@ -29,7 +29,7 @@ class Limits:
         batch_copies: most copies per batched call. The engine begins when the call returns, so large batches are cut
             into slices. A call of 52,000 copies has crashed a driver (580).
         batch_nbytes: copies of fewer bytes from host memory get one driver call each. If a batch has copies of up to
-            24 KiB in several sizes, it loses bytes, or ends the context or the process: the driver writes these
+            24 KiB in several sizes, it loses bytes, or ends the context or the process. The driver writes these
             bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200
             (``benchmarks/gpu/batch_bytes.py``). The size was the same on every GPU measured.
         calls_in_flight: calls of one transfer between two events; at most twice as many are in flight on a stream. The
