@@ -1,4 +1,4 @@
-"""Compiled loops that call the driver, without the interpreter between two calls: copies, or calls given as rows."""
+"""Compiled loops that call the driver without the Python interpreter: for copies, and for calls listed as rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvplan.plan.jit import compiled as _compiled
 
 WORD, CODE = ir.IntType(64), ir.IntType(32)
 
-# A call as a row: which, one operand or two, its stream. A launch has its header's address; a record and a wait their
-# event; a copy its column of the descriptors; a batch its first, and the one behind its last. APART stands for a batch
-# that cannot be one call: the caller of issue() splits the rows there. The loop that writes rows is in this file, too:
-# numba keeps compiled code, with these numbers in it, until the file changes.
+# A row has four words: the kind of call, two operands, the stream. The operands: for a record or a wait, the event; for
+# a launch, the address of the header; for a copy, the index of the descriptor; for a batch, the index of its first
+# descriptor and the index after its last. APART is a batch that cannot be one call: the caller of issue() splits the
+# rows there. schedule() must be in this file: numba keeps compiled code, with these numbers, until the file changes.
 RECORD: Final = 0
 WAIT: Final = 1
 LAUNCH: Final = 2
@@ -24,12 +24,12 @@ COPY: Final = 3
 BATCH: Final = 4
 APART: Final = 5
 NAMES = ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync")
-STREAM_WORD: Final = 4  # of a CUlaunchConfig
+STREAM_WORD: Final = 4  # index of the stream in a CUlaunchConfig
 
 
 @intrinsic
 def _call(typingctx: Any, entry: Any, arguments: Any) -> Any:
-    """``entry(*arguments)`` of a C function at an address, which returns an int; a tuple of int64."""
+    """Call the C function at the address ``entry``, which returns an int, with a tuple of int64 arguments."""
     del typingctx, entry
     count = len(arguments)
 
@@ -44,15 +44,15 @@ def _call(typingctx: Any, entry: Any, arguments: Any) -> Any:
 
 @_compiled
 def copy_each(entry, dst, src, size, stream):
-    """One call for each descriptor, until one fails.
+    """Make one call for each descriptor, until a call fails.
 
     Args:
-        entry: address of ``int (*)(uint64 dst, uint64 src, size_t nbytes, void *stream)``, which is cuMemcpyAsync.
-        dst, src, size: (n,) int64.
-        stream: its handle.
+        entry: address of cuMemcpyAsync: ``int (*)(uint64 dst, uint64 src, size_t nbytes, void *stream)``.
+        dst, src, size: (n,) int64: destination, source and bytes of each descriptor.
+        stream: handle of the stream.
 
     Returns:
-        The index of the call that failed, and its code; n and 0 where all succeeded.
+        The index of the call that failed, and its code; n and 0 if all calls succeeded.
     """
     for k in range(size.size):
         code = _call(entry, (dst[k], src[k], size[k], stream))
@@ -69,22 +69,22 @@ def _put(rows, at, call, one, end, stream):
 
 @_compiled
 def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, rows):
-    """Write down the calls that send chunks through the ring: one stream fills a slot, another empties it.
+    """List the calls that move chunks through the ring: one stream fills a slot, and another stream empties it.
 
     Args:
-        load: whether the host is the source; its first chunk then brings along what the kernels read.
-        edges: (chunks + 1,) where the extents of each chunk begin.
-        most: extents of one batch; chunks of more are put down as :data:`APART`.
-        first_slot: where the first chunk goes.
-        busy: (slots,) whether something in flight still uses the slot; from ``first_slot`` on, in the chunks' order.
-        filled, freed: (slots,) the events behind what was last put in a slot, and behind what last took it out.
-        copy, kernel, other: streams of the copy engine, of the kernels, and of every other chunk's kernel.
-        fork: an event, where ``other`` is to begin behind what ``kernel`` has been given; 0 where it need not.
-        header, step: address of the first chunk's launch, and bytes to the next one's.
+        load: whether the host is the source; then the first chunk also copies headers and unit addresses to the GPU.
+        edges: (chunks + 1,) index of the first extent of each chunk.
+        most: most extents per batch; a chunk with more extents becomes an :data:`APART` row.
+        first_slot: slot of the first chunk.
+        busy: (slots,) whether a transfer in flight still uses the slot; from ``first_slot`` on, in the chunks' order.
+        filled, freed: (slots,) for each slot, the event after its last write, and after its last read.
+        copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
+        fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
+        header, step: address of the first chunk's launch header, and bytes from one header to the next.
         rows: (7 * chunks + 4, 4) int64, written.
 
     Returns:
-        How many rows there are, and how many of them are APART.
+        The number of rows, and the number of rows that are APART.
     """
     slots, chunks, at, apart = filled.size, edges.size - 1, 0, 0
     for chunk in range(chunks):
@@ -96,7 +96,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 call = BATCH if edges[chunk + 1] - edges[chunk] <= most else APART
                 apart += call == APART
                 at = _put(rows, at, call, edges[chunk], edges[chunk + 1], copy)
-                if load and chunk == 0:  # behind the copies, so that they begin sooner
+                if load and chunk == 0:  # after the extents, so that their copies begin sooner
                     at = _put(rows, at, COPY, 0, 0, copy)
             else:
                 if chunk == 0 and fork:
@@ -115,23 +115,22 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
 
 @_compiled
 def issue(entries, rows, columns, function, config, attributes, first):
-    """Calls one after another, until one fails.
+    """Make the calls of the rows in order, until a call fails.
 
     Args:
         entries: (5,) int64: addresses of the functions :data:`NAMES`.
         rows: (n, 4) int64: the calls.
-        columns: (3, m) int64: source, destination and bytes of the descriptors that they copy.
-        function: of the launches, which take the address of a header and two null pointers.
-        config: (7,) int64: their CUlaunchConfig; the stream is filled in.
-        attributes, first: addresses of a CUmemcpyAttributes, and of the number 0: it holds from the first copy on.
+        columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
+        function: kernel that is launched, with the address of a header and two null pointers as arguments.
+        config: (7,) int64: CUlaunchConfig of the launches; the loop fills in the stream.
+        attributes, first: address of a CUmemcpyAttributes, and of the index of the first copy that it is for: 0.
 
     Returns:
-        The row that failed, its code, and the descriptor of its batch that the driver names, or -1; n, 0 and -1 where
-        all succeeded.
+        The row that failed, its code, and the descriptor that its batch names, or -1; n, 0 and -1 if all succeeded.
     """
     config = config.copy()
-    cell = np.zeros(6, dtype=np.int64)  # three arguments, and where they are
-    for k in range(3):  # as one expression of arrays, it would take numba two seconds to compile
+    cell = np.zeros(6, dtype=np.int64)  # three arguments, and their addresses
+    for k in range(3):  # an array expression would take numba two seconds to compile
         cell[3 + k] = cell.ctypes.data + 8 * k
     failed = np.zeros(1, dtype=np.int64)
     src, dst, size = columns[0].ctypes.data, columns[1].ctypes.data, columns[2].ctypes.data
@@ -161,7 +160,7 @@ def issue(entries, rows, columns, function, config, attributes, first):
 
 
 def load() -> None:
-    """Compile all loops, or load them from numba's cache, for the arrays that they are given; calls nothing."""
+    """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
     empty, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
     copy_each(0, empty, empty, empty, 0)

@@ -1,7 +1,7 @@
 """One GPU through the CUDA driver: contexts, streams, events, memory, copies, launches.
 
-Every call of the driver is made here, by the entry points of ``driver.py``, with plain integers (addresses and
-handles). Arrays of descriptors go to the driver as they are, without an object for each.
+The methods call the entry points of ``driver.py`` with plain integers: addresses and handles. They pass arrays of
+descriptors to the driver without a Python object for each descriptor.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-MAX_SHAPES = 64  # launch shapes that a thread keeps ready: converting their numbers costs more than the call
+MAX_SHAPES = 64  # launch shapes that a thread keeps: to convert their numbers takes longer than the call
 
 
 class Device:
-    """One GPU through its primary context, which torch and others share.
+    """One GPU through its primary context, which torch and other libraries share.
 
     Args:
-        ordinal: its number among those visible.
+        ordinal: number of the GPU among the visible ones.
 
     Raises:
-        TransferError: no driver, or no such device.
+        TransferError: there is no driver, or no such device.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -83,17 +83,17 @@ class Device:
         self._patient: set[int] = set()
 
     def attribute(self, which: int) -> int:
-        """Read an attribute of the device."""
+        """Return an attribute of the device."""
         value = c_int()
         self.driver.check("cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(byref(value), which, self._number))
         return value.value
 
     def current(self) -> _Current:
-        """Make it the calling thread's device within a ``with``; the device before comes back afterwards."""
+        """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
         return _Current(self)
 
     def stream(self, *, urgent: bool = False) -> int:
-        """Make a stream that does not wait for the legacy default stream; an urgent one has the highest priority."""
+        """Create a stream that does not wait for the legacy default stream. If urgent, it has the highest priority."""
         cu, least, greatest, made = self.driver, c_int(), c_int(), c_void_p()
         cu.check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange(byref(least), byref(greatest)))
         priority = greatest.value if urgent else least.value
@@ -103,13 +103,13 @@ class Device:
         return made.value or 0
 
     def event(self) -> int:
-        """Make an event that keeps the time."""
+        """Create an event that records the time."""
         made = c_void_p()
         self.driver.check("cuEventCreate", self.driver.cuEventCreate(byref(made), 0))
         return made.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """Record an event behind what the stream has."""
+        """Record an event on a stream, behind all work issued on it so far."""
         cu = self.driver
         patient = self._patient and get_ident() in self._patient
         code = (cu.cuEventRecord_patient if patient else cu.cuEventRecord)(event, stream)
@@ -117,7 +117,7 @@ class Device:
             self.driver.check("cuEventRecord", code)
 
     def wait(self, stream: int, event: int) -> None:
-        """Let a stream wait for what the event was last recorded behind."""
+        """Let a stream wait for the last record of an event."""
         cu = self.driver
         patient = self._patient and get_ident() in self._patient
         code = (cu.cuStreamWaitEvent_patient if patient else cu.cuStreamWaitEvent)(stream, event, 0)
@@ -125,14 +125,14 @@ class Device:
             self.driver.check("cuStreamWaitEvent", code)
 
     def seconds(self, begin: int, end: int) -> float:
-        """Seconds between two events that have passed."""
+        """Return the seconds between two events that have passed."""
         taken = c_float()
         self.driver.check("cuEventElapsedTime", self.driver.cuEventElapsedTime(byref(taken), begin, end))
         return max(taken.value, 0.0) / 1e3
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Within a ``with``, the calling thread lets others run while the driver's queue is full."""
+        """Let other threads run, within a ``with``, while the calling thread waits for room in the driver's queue."""
         self._patient.add(get_ident())
         try:
             yield
@@ -140,13 +140,13 @@ class Device:
             self._patient.discard(get_ident())
 
     def capturing(self, stream: int) -> bool:
-        """Whether a stream is being captured into a graph."""
+        """Return whether a stream is being captured into a graph."""
         status = c_int()
         code = self.driver.cuStreamIsCapturing(stream, byref(status))
         return code == SUCCESS and status.value != 0
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate memory of the device; returns its address."""
+        """Allocate GPU memory, and return its address."""
         made = c_uint64()
         with Uncaptured(self):
             code = self.driver.cuMemAlloc_v2(byref(made), nbytes)
@@ -154,11 +154,11 @@ class Device:
         return made.value
 
     def free(self, address: int) -> None:
-        """Free memory of the device."""
+        """Free GPU memory."""
         self.driver.cuMemFree_v2(address)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Allocate pinned memory that every device reaches under the same address."""
+        """Allocate pinned memory that every device reaches at the same address, and return this address."""
         made = c_void_p()
         with Uncaptured(self):
             code = self.driver.cuMemHostAlloc(byref(made), nbytes, PORTABLE | DEVICE_MAP)
@@ -170,13 +170,13 @@ class Device:
         self.driver.cuMemFreeHost(address)
 
     def pointer(self, address: int, attribute: int) -> int | None:
-        """Read an attribute of an address; None where the driver does not know the address."""
+        """Return an attribute of an address; None if the driver does not know the address."""
         value = c_uint64()
         code = self.driver.cuPointerGetAttribute(byref(value), attribute, address)
         return value.value if code == SUCCESS else None
 
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
-        """Load a compiled module; returns its handle and its function's. ``shared``: bytes of shared memory."""
+        """Load a compiled module with ``shared`` bytes of shared memory; return the handles of module and function."""
         cu, module, function = self.driver, c_void_p(), c_void_p()
         cu.check("cuModuleLoadData", cu.cuModuleLoadData(byref(module), image))
         cu.check("cuModuleGetFunction", cu.cuModuleGetFunction(byref(function), module, name.encode()))
@@ -185,10 +185,7 @@ class Device:
         return module.value or 0, function.value or 0
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
-        """Launch a kernel of one pointer argument.
-
-        Triton's kernels may declare two scratch pointers behind their own argument; null pointers stand ready for them.
-        """
+        """Launch a kernel with one pointer argument, and null for the two scratch pointers that Triton may add."""
         cell = getattr(self._cell, "arguments", None)
         if cell is None:
             values = (c_uint64 * 3)()
@@ -209,16 +206,16 @@ class Device:
             self.driver.check("cuLaunchKernelEx", code)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """Copy some bytes, on a stream."""
+        """Copy ``nbytes`` bytes, on a stream."""
         code = self.driver.cuMemcpyAsync(dst, src, nbytes, stream)
         if code:
             self.driver.check("cuMemcpyAsync", code, f"{nbytes} bytes from {src:#x} to {dst:#x}")
 
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
-        """Make independent copies in one call; ``dst``, ``src``, ``size`` are addresses of int64 arrays of ``count``.
+        """Make independent copies in one call; ``dst``, ``src``, ``size`` are addresses of ``count`` int64 numbers.
 
         Raises:
-            DriverError: with ``at``, the index of the first copy that is wrong.
+            DriverError: the call failed; ``at`` is the index of the first copy with an error, if the driver names it.
         """
         failed = c_size_t(count)
         code = self.driver.cuMemcpyBatchAsync(
@@ -229,10 +226,10 @@ class Device:
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
 
     def copy_each(self, dst: Int64Array, src: Int64Array, size: Int64Array, stream: int) -> None:
-        """Make a call for each of (n,) copies, in a compiled loop.
+        """Make one call for each of (n,) copies, in a compiled loop.
 
         Raises:
-            DriverError: with ``at``, the index of the copy that failed; those before it are issued.
+            DriverError: a copy failed; ``at`` is its index. All copies before it are issued.
         """
         entry = ctypes.cast(self.driver.cuMemcpyAsync, c_void_p).value
         at, code = self._calls.copy_each(entry, dst, src, size, stream)
@@ -244,12 +241,12 @@ class Device:
 
         Args:
             rows: (n, 4) int64, the calls; see :mod:`kvplan.cuda.calls`.
-            columns: (3, m) int64: source, destination and bytes of the descriptors that they copy.
-            kernel: of their launches: function, threads of a program, bytes of shared memory.
-            programs: of a launch.
+            columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
+            kernel: the kernel that they launch: function, threads per program, bytes of shared memory.
+            programs: number of programs per launch.
 
         Raises:
-            DriverError: with ``at``, the index of the descriptor where a batch names one; calls before it are issued.
+            DriverError: a call failed; all calls before it are issued. ``at`` is the descriptor that a batch names.
         """
         function, threads, shared = kernel
         config = np.frombuffer(LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
@@ -261,24 +258,24 @@ class Device:
             self.driver.check(call, code, what, at if at >= 0 else None)
 
     def load_loops(self) -> None:
-        """Load the compiled loops, and compile them where that has not been done."""
+        """Load the compiled loops. Compile them if that has not been done."""
         self._calls.load()
 
     @cached_property
     def _calls(self) -> ModuleType:
-        """The compiled loops, loaded with the first such call."""
+        """Return the module of the compiled loops. The first use imports it."""
         from kvplan.cuda import calls
 
         return calls
 
     @cached_property
     def _entries(self) -> Int64Array:
-        """Addresses of those calls; 0 for a call that the driver does not have."""
+        """Return the addresses of the functions that the loops call; 0 for a function that the driver does not have."""
         entries = [getattr(self.driver, name) for name in self._calls.NAMES]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
     def copy_2d(self, parameters: int, stream: int) -> int:
-        """Make a 2-D copy; ``parameters`` is the address of a CUDA_MEMCPY2D. Returns the driver's code."""
+        """Make a 2-D copy, and return the driver's code. ``parameters`` is the address of a CUDA_MEMCPY2D."""
         return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
@@ -288,7 +285,7 @@ _ATTRIBUTES_AT, _FIRST_AT = ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIR
 
 
 class _Current:
-    """A device made current, for the calling thread."""
+    """A ``with`` in which a device is current for the calling thread."""
 
     __slots__ = ("_before", "_device")
 
@@ -303,7 +300,7 @@ class _Current:
         if self._before != self._device.context:
             try:
                 cu.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._device.context))
-            except BaseException:  # also of a signal's handler: undo the half that was done
+            except BaseException:  # a signal handler may raise here: restore the previous context
                 cu.cuCtxSetCurrent(self._before)
                 raise
 
@@ -315,7 +312,7 @@ class _Current:
 
 
 class Uncaptured:
-    """Within a ``with``, calls that a capture in any thread would forbid are allowed to this one."""
+    """A ``with`` in which this thread may make calls that a graph capture in any thread would forbid."""
 
     __slots__ = ("_driver", "_mode")
 
@@ -326,7 +323,7 @@ class Uncaptured:
     def __enter__(self) -> None:
         try:
             self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
-        except BaseException:  # of a signal's handler: undo the half that was done
+        except BaseException:  # a signal handler may raise here: restore the previous mode
             self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
             raise
 

@@ -1,4 +1,4 @@
-"""The entry points of the CUDA driver: found, typed, and named when they fail."""
+"""The entry points of the CUDA driver, with their types; and the error that names a call that failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from kvplan.errors import TransferError
 
 SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
-BATCH_VERSION = 12080  # the entry point of 12.8 says where a batch failed; later forms do not
+BATCH_VERSION = 12080  # the entry point of 12.8 tells which copy of a batch failed; later versions do not
 PORTABLE, DEVICE_MAP = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
 HOST_MEMORY = 1  # CUmemorytype
@@ -19,7 +19,7 @@ MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
 NON_BLOCKING = 1
 RELAXED = 2  # CUstreamCaptureMode
-ORDER_STREAM = 1  # of CUmemcpySrcAccessOrder; ANY reads early, and gains nothing that could be measured
+ORDER_STREAM = 1  # CUmemcpySrcAccessOrder; ANY reads the source early, and was not measurably faster
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
@@ -62,8 +62,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuGetProcAddress_v2": (c_char_p, POINTER(c_void_p), c_int, c_uint64, POINTER(c_int)),
 }
-# Calls of less than a microsecond, which wait only where a stream has a thousand things to do. They keep the
-# interpreter's lock: releasing and taking it costs more than the call, and much more where other threads want it.
+# Calls of less than 1 us. They only wait if about 1,000 calls are pending on a stream. They keep the interpreter's
+# lock: to release and take it takes longer than the call, and much longer if other threads wait for it.
 _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
     "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode",
@@ -74,7 +74,7 @@ _BATCH = ctypes.CFUNCTYPE(
 
 
 class Attributes(ctypes.Structure):
-    """CUmemcpyAttributes: source access order, location hints (left empty), flags."""
+    """CUmemcpyAttributes: source access order, location hints (empty) and flags."""
 
     _fields_ = (
         ("order", c_int),
@@ -87,7 +87,7 @@ class Attributes(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig: a kernel's grid, without attributes."""
+    """CUlaunchConfig: grid, blocks, shared memory and stream of a launch, without attributes."""
 
     _fields_ = (
         ("grid_x", c_uint),
@@ -104,12 +104,12 @@ class LaunchConfig(ctypes.Structure):
 
 
 class DriverError(TransferError):
-    """A call of the driver that failed.
+    """The error of a driver call that failed.
 
     Attributes:
-        call: its name.
-        code: what it returned.
-        at: index of the first offending copy of a batch, where the driver knows it.
+        call: name of the call.
+        code: error code that the call returned.
+        at: index of the first copy with an error, if the driver or the loop knows it.
     """
 
     def __init__(self, message: str, call: str, code: int, at: int | None = None) -> None:
@@ -120,7 +120,7 @@ class DriverError(TransferError):
 
 
 class Driver:
-    """The entry points of one loaded driver, as attributes by their names."""
+    """The entry points of one loaded driver, as attributes with their names."""
 
     def __init__(self, path: str) -> None:
         library, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
@@ -138,11 +138,11 @@ class Driver:
         self.version = version.value
         self.cuMemcpyBatchAsync = self._entry(b"cuMemcpyBatchAsync", BATCH_VERSION)
 
-    def __getattr__(self, name: str) -> Any:  # what __init__ sets, for type checkers
+    def __getattr__(self, name: str) -> Any:  # for type checkers: __init__ sets the attributes
         raise AttributeError(name)
 
     def _entry(self, symbol: bytes, version: int) -> Any:
-        """An entry point by name and version, or None. The driver may say success and give NULL."""
+        """Return an entry point by name and version, or None. The driver may return success, but no address."""
         address, status = c_void_p(), c_int()
         code = self.cuGetProcAddress_v2(symbol, byref(address), version, 0, byref(status))
         return _BATCH(address.value) if code == SUCCESS and address.value else None
@@ -153,7 +153,7 @@ class Driver:
             raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code, at)
 
     def name(self, code: int) -> str:
-        """The error's name, number and meaning."""
+        """Return the name, number and meaning of an error code."""
         name, meaning = c_char_p(), c_char_p()
         self.cuGetErrorName(code, byref(name))
         self.cuGetErrorString(code, byref(meaning))
@@ -162,7 +162,7 @@ class Driver:
 
 @functools.cache
 def driver() -> Driver:
-    """The driver of this process.
+    """Load the driver, once per process.
 
     Raises:
         TransferError: there is no driver, or it does not start.

@@ -1,4 +1,4 @@
-"""The driver's handles of streams and events of torch, or of any library that names them so."""
+"""The driver's handles of streams and events, from objects of torch or of a library with the same attributes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def stream_handle(stream: Any) -> int | None:
-    """The driver's handle of a stream of torch, or of whatever follows its names; None where it is no stream."""
+    """Return the handle of a stream of torch, or with ``__cuda_stream__``; None if the object is not a stream."""
     handle = getattr(stream, "cuda_stream", None)
     if isinstance(handle, int):
         return handle
@@ -18,15 +18,15 @@ def stream_handle(stream: Any) -> int | None:
 
 
 def event_handle(event: Any) -> int | None:
-    """The driver's handle of an event, 0 for one that was never recorded; None where it is no event of CUDA."""
+    """Return the handle of an event, 0 if it was never recorded; None if the object is not a CUDA event."""
     handle = getattr(event, "cuda_event", None)
     return handle if isinstance(handle, int) else None
 
 
 def current_stream(ordinal: int) -> int | None:
-    """Handle of torch's current stream on a device, or None where torch is not loaded or has not begun with CUDA."""
+    """Return the handle of torch's current stream on a device; None if torch is not loaded or has not begun CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the cost
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # takes a tenth of the time
     return int(raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream)

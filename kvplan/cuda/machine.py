@@ -1,4 +1,4 @@
-"""Facts of a GPU and its link: the key of a device profile, and the first thing that the doctor asks."""
+"""Facts of a GPU and its link to the host. They are the key of a device profile, and ``kvplan doctor`` shows them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvplan.errors import TransferError
 
 ROOT = Path("/")
 
-# GT/s of a lane, as sysfs writes them, by generation from 1.
+# GT/s per lane, as sysfs writes it, of PCI Express generations 1, 2, ...
 _SPEEDS = ("2.5", "5", "8", "16", "32", "64", "128")
 _WIDTHS = frozenset(
     {1, 2, 4, 8, 12, 16, 32}
-)  # lanes that PCI Express knows; sysfs says 0 or 255 where it does not know
+)  # numbers of lanes in PCI Express; sysfs gives 0 or 255 for an unknown number
 
 _NVML: dict[str, tuple[Any, ...]] = {
     "nvmlInit_v2": (),
@@ -34,13 +34,13 @@ _NVML: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The PCI Express link of a GPU; a number that neither NVML nor sysfs tells is None.
+    """The PCI Express link of a GPU; an unknown value is None.
 
     Attributes:
-        generation: now; an idle GPU lowers it.
-        width: lanes now.
-        most_generation: of GPU and slot, where NVML tells; else of the GPU.
-        most_width: lanes, likewise.
+        generation: current generation; an idle GPU lowers it.
+        width: current number of lanes.
+        most_generation: highest generation of GPU and slot, from NVML; without NVML, of the GPU.
+        most_width: largest number of lanes, from the same sources.
     """
 
     generation: int | None = None
@@ -50,7 +50,7 @@ class Link:
 
     @property
     def key(self) -> tuple[int | None, int | None]:
-        """Generation and lanes, the same whether the GPU idles or not: the generation is the highest, if it is told.
+        """Return the highest known generation, and the lanes: an idle GPU has the same key as a busy one.
 
         >>> Link(generation=1, width=16, most_generation=5, most_width=16).key
         (5, 16)
@@ -62,15 +62,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU, its driver and its place.
+    """A GPU, its driver, and its place in the machine.
 
     Attributes:
-        gpu: its name, such as ``"NVIDIA H100 80GB HBM3"``.
-        driver: version of the kernel driver, such as ``"580.159.04"``; ``""`` where it is not known.
-        link: to the host.
-        cuda: what the driver serves, as CUDA writes it: 13000 is 13.0.
-        pci: bus id in lower case, such as ``"0000:0f:00.0"``; ``""`` where the driver does not tell.
-        numa_node: the node whose memory is next to the GPU, or None.
+        gpu: name of the GPU, such as ``"NVIDIA H100 80GB HBM3"``.
+        driver: version of the kernel driver, such as ``"580.159.04"``; ``""`` if it is not known.
+        link: the GPU's link to the host.
+        cuda: CUDA version of the driver, as CUDA writes it: 13000 is 13.0.
+        pci: bus id in lower case, such as ``"0000:0f:00.0"``; ``""`` if the driver does not give it.
+        numa_node: the NUMA node whose memory is next to the GPU, or None.
     """
 
     gpu: str
@@ -82,16 +82,16 @@ class Machine:
 
 
 def machine(ordinal: int = 0, *, root: Path = ROOT) -> Machine:
-    """Facts of a GPU and its link, read in milliseconds; nothing is allocated or set on the GPU.
+    """Return the facts of a GPU and its link, in milliseconds. Nothing is allocated or set on the GPU.
 
-    Name and bus id come from the CUDA driver; version and link from NVML, else from ``/proc`` and ``/sys``.
+    Name and bus id come from the CUDA driver; version and link from NVML, otherwise from ``/proc`` and ``/sys``.
 
     Args:
-        ordinal: its number among those visible.
-        root: of the file system that is asked.
+        ordinal: number of the GPU among the visible ones.
+        root: root of the file system with ``proc`` and ``sys``.
 
     Raises:
-        TransferError: no driver, or no such device.
+        TransferError: there is no driver, or no such device.
 
     >>> try:
     ...     generation, lanes = machine().link.key
@@ -130,7 +130,7 @@ def _told(entry: Any, room: int, number: int) -> tuple[int, str]:
 
 
 def _from_nvml(pci: str) -> tuple[str, Link]:
-    """Version of the driver, and the link. An NVML that is not there, or old, or refuses tells nothing."""
+    """Return the driver's version and the link. They are empty if NVML is missing, too old, or returns an error."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         for name, types in _NVML.items():
@@ -154,7 +154,7 @@ def _from_nvml(pci: str) -> tuple[str, Link]:
             _width(_number(library.nvmlDeviceGetMaxPcieLinkWidth, handle)),
         )
     finally:
-        library.nvmlShutdown()  # it counts: an NVML that others have open stays open
+        library.nvmlShutdown()  # NVML counts its users: it stays open for other users
 
 
 def _number(entry: Any, handle: c_void_p) -> int | None:
@@ -180,7 +180,7 @@ def _from_sysfs(root: Path, pci: str) -> Link:
 
 
 def _attribute(root: Path, pci: str, name: str) -> str:
-    """A file of a PCI device, or ``""``."""
+    """Return the text of a file of a PCI device, or ``""``."""
     return _text(root / "sys/bus/pci/devices" / pci / name) if pci else ""
 
 
@@ -192,7 +192,7 @@ def _text(path: Path) -> str:
 
 
 def _speed(text: str) -> int | None:
-    """The generation of a lane's speed.
+    """Return the PCI Express generation of a lane's speed.
 
     >>> _speed("32.0 GT/s PCIe"), _speed("2.5 GT/s"), _speed("Unknown")
     (5, 1, None)
@@ -207,7 +207,7 @@ def _lanes(text: str) -> int | None:
 
 
 def _numa_node(root: Path, pci: str) -> int | None:
-    text = _attribute(root, pci, "numa_node")  # -1 where the firmware does not say
+    text = _attribute(root, pci, "numa_node")  # -1 if the firmware does not give it
     return int(text) if re.fullmatch(r"\d{1,5}", text, re.ASCII) else None
 
 

@@ -1,4 +1,4 @@
-"""The host memory that a GPU reaches, as its driver knows it: pinned ranges, and the ends of registrations."""
+"""The host memory that a GPU reaches, according to its driver: pinned ranges, and the ends of registrations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Facts(NamedTuple):
     """Facts of a layout's memory that an executor needs before it moves bytes.
 
     Attributes:
-        device: the device of its memory.
-        pageable: why kernels cannot reach the memory, or "".
-        seams: ends of registrations inside it, ascending.
+        device: the device of the memory.
+        pageable: the reason why kernels cannot reach the memory, or "".
+        seams: ends of registrations inside the memory, ascending.
     """
 
     device: str
@@ -31,15 +31,15 @@ class Facts(NamedTuple):
 
 
 class Reach:
-    """Asks the driver once for each layout; again where memory was not pinned, since it may be pinned by now."""
+    """The facts of layouts. The driver is called once per layout, but every time if the layout's memory is pageable."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        # By identity, which is cheaper than equality.
+        # By the id of a layout, which is faster than its equality.
         self._known: dict[int, tuple[weakref.ref[KVLayout], Facts]] = {}
 
     def facts(self, layout: KVLayout) -> Facts:
-        """Find the facts of a layout of real addresses; the device is current."""
+        """Return the facts of a layout with real addresses. The device is current."""
         key = id(layout)
         entry = self._known.get(key)
         if entry is not None and entry[0]() is layout:
@@ -47,7 +47,7 @@ class Reach:
         device = layout.device
         pageable, seams = "", []
         if device == "cpu":
-            # What lies far between two may be pinned or not: of a pool that processes share, each pins its own.
+            # Only the stretches that the layout touches are checked: each process pins only its own share of a pool.
             touched = stretches(layout.components)
             starts = [first for first, _ in touched]
             for region in layout.regions:
@@ -63,7 +63,7 @@ class Reach:
         return facts
 
     def seams(self, plan: Plan) -> Seams:
-        """Seams of a plan: those of its layouts, and the ends of registrations, which layouts do not tell."""
+        """Return the seams of a plan: the seams of its layouts, and the ends of registrations."""
         facts = self.facts
         if not any(facts(src).seams or facts(dst).seams for src, dst in plan.layouts):
             return plan.seams
@@ -76,7 +76,7 @@ class Reach:
         )
 
     def _walk(self, region: Region, first: int, last: int) -> tuple[str, list[int]]:
-        """Go from registration to registration; returns why not all is pinned, or "", and where registrations end."""
+        """Visit all registrations of a range. Return why some memory is pageable, or "", and the ends inside it."""
         ask = self._device.pointer
         at, seams = first, []
         while at < last:
@@ -85,7 +85,7 @@ class Reach:
             if (mapped := ask(at, DEVICE_POINTER)) != at:
                 return f"host memory at {at:#x} has another address on the GPU ({mapped or 0:#x})", []
             start, nbytes = ask(at, RANGE_START), ask(at, RANGE_SIZE)
-            if not start or not nbytes or start + nbytes <= at:  # the driver does not say how far: ask for the end
+            if not start or not nbytes or start + nbytes <= at:  # the driver gives no range: check the last byte
                 if ask(last - 1, MEMORY_TYPE) != HOST_MEMORY:
                     return f"host memory at {last - 1:#x} is not pinned", []
                 break

@@ -1,1 +1,1 @@
-"""Copies between host memory and one GPU, and within it."""
+"""Executor for copies between host memory and one GPU, and within the GPU."""

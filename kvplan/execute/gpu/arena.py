@@ -1,4 +1,4 @@
-"""Memory that is used again and again: pinned slots, tables and rings, in power-of-two pieces."""
+"""Reusable memory for pinned slots, run tables and rings, in pieces of fixed sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     Attributes:
         address: address of the first byte.
         nbytes: number of bytes.
-        words: the same memory as int64, where the CPU reaches it; otherwise empty.
+        words: the same memory as int64 if the CPU can reach it; otherwise empty.
     """
 
     address: int
@@ -35,14 +35,14 @@ Held = tuple[deque[Any], Piece]  # the list of free pieces that a piece goes bac
 
 
 class Arena:
-    """Memory pieces, handed out and taken back; all memory stays allocated until :meth:`close`.
+    """A pool of memory pieces, which are reused. All memory stays allocated until :meth:`close`.
 
-    Any thread may take and give pieces. There is no lock, so finalizers may call both.
+    Any thread may take and give back pieces. There is no lock, so finalizers may call both methods.
 
     Args:
         allocate: allocates a number of bytes and returns their address.
-        free: frees an address.
-        visible: whether the CPU reaches the memory.
+        free: frees the memory at an address.
+        visible: whether the CPU can reach the memory.
     """
 
     def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None], *, visible: bool) -> None:
@@ -54,23 +54,23 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes."""
+        """Return the number of allocated bytes."""
         return sum(nbytes for _, nbytes in list(self._blocks))
 
     def take(self, nbytes: int, held: list[Held] | None = None, *, exact: bool = False) -> Piece:
-        """Take a piece of at least ``nbytes`` bytes, or of exactly that size: for large pieces that stay.
+        """Take a piece of at least ``nbytes`` bytes.
 
         Args:
-            nbytes: that are needed.
-            held: the caller's list, in which it is from the moment on that it is nowhere else.
-            exact: whether exactly so many.
+            nbytes: bytes that the caller needs.
+            held: the caller's list; the piece is appended to it, so that no exception can lose the piece.
+            exact: whether not to round the size up: for large pieces that are kept long.
         """
         size = max(nbytes, CARVED) if exact else _rounded(nbytes)
         free = self._free.get(size)
         while True:
             if free:
-                one = free[-1]  # the last one given back: it is in the CPU's cache
-                del free[-1]  # from here to the end of append neither a signal nor another thread comes between
+                one = free[-1]  # the piece given back last, which may still be in the CPU's cache
+                del free[-1]  # from here to the end of append no signal handler and no other thread runs
                 if held is not None:
                     held.append(one)
                 return one[1]
@@ -79,12 +79,12 @@ class Arena:
                 aside(partial(self._carve, size, free))
 
     def give(self, piece: Piece) -> None:
-        """Take a piece back."""
+        """Give a piece back to the arena."""
         held = self.held(piece)
         held[0].append(held)
 
     def held(self, piece: Piece) -> Held:
-        """Pair a piece with the list that it goes back to."""
+        """Return a piece together with the list of free pieces that it goes back to."""
         return self._free.setdefault(piece.nbytes, deque()), piece
 
     def _carve(self, size: int, free: deque[Held]) -> None:
@@ -95,7 +95,7 @@ class Arena:
         free.extend([(free, self._piece(address + at, size)) for at in range(0, block, size)])
 
     def close(self) -> None:
-        """Free everything; nothing may be in use."""
+        """Free all memory. No piece may be in use."""
         for address, _ in self._blocks:
             self._free_block(address)
         self._blocks.clear()
@@ -111,9 +111,9 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _rounded(nbytes: int) -> int:
-    """Size of the piece that holds a number of bytes.
+    """Return the size of the smallest piece that holds a number of bytes.
 
-    Small sizes are powers of two. Large sizes are multiples of a quarter of one, so that little is wasted.
+    Small sizes are powers of two. Large sizes are multiples of a quarter of a power of two, so that little is wasted.
 
     >>> _rounded(1), _rounded(5000), _rounded((5 << 20) + 1) >> 20
     (4096, 8192, 6)

@@ -1,4 +1,4 @@
-"""One GPU's executor: builds what it consists of, chooses a plan's path, and hands the transfer to a lane."""
+"""One GPU's executor: it makes its parts, chooses the path of a plan, and issues the transfer on a lane."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from kvplan.execute.gpu.warmup import warm_up
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.plan.plan import Plan
 
-# Every path of a GPU. A new one is a class that keeps the Protocol of path.py, and a name here.
-# `Policy(path=...)` takes the names that stand in cost/policy.py.
+# Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
 PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
 DIRECTION_LANES = ("load", "store")
 
@@ -38,19 +37,19 @@ DIRECTION_LANES = ("load", "store")
 class GpuBackend:
     """All parts of a GPU's :class:`kvplan.Executor`.
 
-    Its reaper's thread keeps it alive until it is stopped and all that was submitted has ended.
+    The thread of its reaper keeps it alive until it is stopped and all submitted transfers have ended.
 
     Args:
         device: the GPU.
-        policy: what the caller asked for.
-        profile: what the device's paths cost; None finds it when first asked for.
+        policy: the caller's policy.
+        profile: measured costs of the device; if None, the profile is looked up at the first use.
         limits: sizes and counts at which paths change what they do.
         paths: the classes of all paths.
 
     Attributes:
-        resources: what all parts share.
-        paths: by their names.
-        lanes: by their names: one for each direction, and one for its urgent transfers.
+        resources: data, memory and events that all parts share.
+        paths: the paths, by name.
+        lanes: the lanes, by name: for each direction, one for normal and one for urgent transfers.
     """
 
     def __init__(
@@ -84,31 +83,31 @@ class GpuBackend:
             self.lanes[f"urgent {name}"] = Lane(resources, f"urgent-{name}", alarm, self._reap, self.lanes[name])
         resources.wakes.extend(lane.wake for lane in self.lanes.values())
         load, store, urgent_load, urgent_store = self.lanes.values()
-        # For each urgency, and for loads and stores: the lane of a transfer, and the direction's other lane.
+        # (urgent, store): the lane of such a transfer, and the other lane of its direction.
         self._lanes_of = {
             (False, False): (load, urgent_load), (True, False): (urgent_load, load),
             (False, True): (store, urgent_store), (True, True): (urgent_store, store),
         }  # fmt: skip
 
     def own(self, executor: object) -> None:
-        """End when this object is gone, also where its finalizer is broken off."""
+        """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
         self.reaper.own(executor)
 
     def start(self) -> None:
-        """Start its reaper.
+        """Start the reaper.
 
         Raises:
-            TransferError: no thread can be started for it.
+            TransferError: the thread cannot be started.
         """
         self.reaper.thread.start()
 
     # Submitting.
 
     def check_open(self) -> None:
-        """Transfers can be submitted.
+        """Check that transfers can be submitted.
 
         Raises:
-            TransferError: it is closed, or belongs to another process.
+            TransferError: the executor is closed, or belongs to another process.
         """
         check_process(self.resources.generation)
         if self.closed:
@@ -122,11 +121,11 @@ class GpuBackend:
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
-        check_process(self.resources.generation)  # before the lock: a fork's child may lack the thread that holds it
+        check_process(self.resources.generation)  # before the lock: in a forked child, no thread may ever release it
         me = object()
         try:
-            # A close must not tear down what is being made: it waits for this, as it does for transfers.
-            with self.lanes["load"].lock:  # which the end takes, too
+            # close() waits for this call, as it does for transfers, so that it frees nothing that is in use here.
+            with self.lanes["load"].lock:  # close() takes this lock, too
                 self.check_open()
                 self._preparing[me] = get_ident()
             groups = self.resources.limits.layer_groups if by_layer else 1
@@ -135,7 +134,7 @@ class GpuBackend:
             self._preparing.pop(me, None)
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
-        """Issue a plan, or let the lane's own thread do so where that takes long; returns at once."""
+        """Issue a plan, or let the lane's own thread issue it if that takes long. Return the transfer at once."""
         resources = self.resources
         with resources.device.current():
             capturing = self.graphs.capturing(after)
@@ -148,8 +147,8 @@ class GpuBackend:
                 groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
             transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
             lane, other = self._lanes_of[urgent, plan.direction == "store"]
-            # A signal's handler or a finalizer may submit within another call of the same thread. Then this call
-            # neither looks at what that call has half done nor waits.
+            # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
+            # done. So this call only queues its transfer, and does not wait.
             if self._owned() or lane.owned() or (acting and get_ident() in acting):
                 self.check_open()
                 self._put(transfer, path, lane, other, after, late=True)
@@ -183,7 +182,7 @@ class GpuBackend:
             raise
 
     def _capture(self, plan: Plan, path: Path, after: Any, stream: int, *, urgent: bool) -> DeviceTransfer:
-        """Make a plan part of the graph that a stream is captured into."""
+        """Capture the transfer of a plan into the CUDA graph of ``stream``."""
         if urgent:
             raise PathError("a transfer of high priority cannot be captured into a CUDA graph; a graph has no order")
         lane, _ = self._lanes_of[False, plan.direction == "store"]
@@ -194,18 +193,18 @@ class GpuBackend:
         return transfer
 
     def in_flight(self) -> int:
-        """Number of transfers that are not known to have ended."""
-        if self.resources.generation != generation():  # no thread holds this process's share of the lock
+        """Return the number of transfers that are not known to have ended."""
+        if self.resources.generation != generation():  # a forked child, which has no transfers
             return 0
         some: dict[DeviceTransfer, None] = {}
         for lane in self.lanes.values():
             some |= lane.entries()
         return sum(not one._over for one in some)
 
-    # The ends.
+    # Ending.
 
     def reap(self) -> int:
-        """Take back what ended transfers hold; returns how many transfers are left."""
+        """Take back the loans of ended transfers, and return how many transfers are left."""
         device = self.resources.device
         with device.current(), Uncaptured(device):
             return self._reap()
@@ -219,16 +218,16 @@ class GpuBackend:
             return left
 
     def stop(self) -> None:
-        """Take no more transfers; submitted ones go on. Returns at once."""
+        """Accept no more transfers, and return at once. Submitted transfers continue."""
         if self.resources.generation == generation():
             self.closed = True
             self.reaper.stop()
 
     def close(self) -> None:
-        """Stop, and wait until all has ended and everything is given back."""
+        """Stop, and wait until all transfers have ended and all resources are given back."""
         self.stop()
-        # Code that a lane's thread runs for an `after=` cannot wait for the lane's own end. Nor can a signal's handler
-        # or a finalizer wait for the call that it interrupts.
+        # Code that a lane's thread runs for an `after=` cannot wait for the end of that thread. A signal handler or a
+        # finalizer cannot wait for the call that it interrupts. In these cases, close() does not wait.
         me = get_ident()
         here = me in self.resources.inside or me in self._preparing.values() or me in acting or compiles()
         here = here or self._owned() or any(lane.owned() for lane in self.lanes.values())
@@ -236,7 +235,7 @@ class GpuBackend:
             self.reaper.thread.join()
 
     def _stop_lanes(self) -> None:
-        """Let the lanes end behind what they have: by then, each submit that found it open is issued or queued."""
+        """Stop the lanes after their pending transfers. Submits that began before the stop issue or queue first."""
         for name in DIRECTION_LANES:
             with self.lanes[name].lock:
                 pass
@@ -244,16 +243,16 @@ class GpuBackend:
             lane.stop()
 
     def _ended(self) -> bool:
-        """Whether all lanes have ended, and what they issued, and no call of prepare is left."""
+        """Return whether all lanes and transfers have ended, and all calls of prepare have returned."""
         lanes = self.lanes.values()
         return all(lane.thread.join(0) for lane in lanes) and not self.reap() and not self._preparing
 
     def _left(self) -> tuple[int, int]:
-        """Transfers, and calls of prepare, that have not ended."""
+        """Return the number of transfers, and of calls of prepare, that have not ended."""
         return sum(len(lane.flying) + lane.queued for lane in self.lanes.values()), len(self._preparing)
 
     def _tear_down(self) -> None:
-        """Give everything back to the driver; nothing is in flight."""
+        """Give all resources back to the driver. No transfer is in flight."""
         resources = self.resources
         device, cu = resources.device, resources.device.driver
         with device.current(), Uncaptured(device):

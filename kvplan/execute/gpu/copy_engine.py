@@ -1,4 +1,4 @@
-"""The copy-engine paths: batches of flat descriptors, and 2-D copies. Neither takes an SM."""
+"""The copy-engine paths: batches of flat descriptors, and 2-D copies. They use no SM."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-# Many copies of this size or more are faster over several streams. For shorter copies the CPU is the limit.
+# Many copies of at least this size are faster on several streams. For smaller copies the CPU is the limit.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
-UNIFIED = 4  # CUmemorytype: the driver tells from the address
+UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
 
 
 class Slices(NamedTuple):
-    """Descriptors in slices, dealt to streams in turn.
+    """Descriptors in slices. The streams take the slices in turn.
 
     Attributes:
         made: the descriptors.
-        edges: where each slice begins, and the end of the last.
-        streams: the lane's copy stream first.
-        events: one for each stream.
+        edges: index of the first descriptor of each slice, and the end of the last slice.
+        streams: the streams; the first is the lane's copy stream.
+        events: one event for each stream.
     """
 
     made: Descriptors
@@ -42,7 +42,7 @@ class Slices(NamedTuple):
 
 
 class CopyEnginePath(Path):
-    """cuMemcpyBatchAsync over the flat lowering, by address; single copies where the driver is older than 12.8."""
+    """The path ``"copy_engine"``: cuMemcpyBatchAsync over the flat lowering; before driver 12.8, single copies."""
 
     name = "copy_engine"
 
@@ -51,13 +51,13 @@ class CopyEnginePath(Path):
         return self.slow_for(transfer.plan)
 
     def slow_for(self, plan: Plan) -> bool:
-        """Whether issuing a plan takes the CPU long."""
+        """Return whether it takes the CPU long to issue a plan."""
         resources = self._resources
         held = [(part.units.shape[1], part.group.packed[2]) for part in plan.parts]
         return long_to_issue(resources, plan.direction, held, resources.limits.slow_copies)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Slices:
-        """Lower the plan, for the lane's copy stream, and for more streams if asked for; see :meth:`Path.prepare`."""
+        """Lower the plan, and cut its descriptors into slices for one or more streams; see :meth:`Path.prepare`."""
         resources = self._resources
         made = flat(plan.moving, resources.reach.seams(plan), None)
         count = made.size.size
@@ -85,12 +85,12 @@ class CopyEnginePath(Path):
 
 
 def _streams(plan: Plan, count: int) -> int:
-    """Copy streams for a plan of ``count`` descriptors, where the policy names no number."""
+    """Return the number of copy streams for a plan of ``count`` descriptors, if the policy names no number."""
     return PARALLEL_STREAMS if plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES else 1
 
 
 class CopyEngine2DPath(Path):
-    """2-D copies over the strided lowering, one for each run and unit. What has no rows goes as flat descriptors."""
+    """The path ``"copy_engine_2d"``: one 2-D copy for each run and unit; flat descriptors for bytes without rows."""
 
     name = "copy_engine_2d"
 
@@ -99,7 +99,7 @@ class CopyEngine2DPath(Path):
         self._made: WeakKeyDictionary[RunGroup, tuple[int, Int64Array]] = WeakKeyDictionary()
 
     def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`. Loops over layers are cut by a transfer by layers; another may then be the longest."""
+        """See :meth:`Path.slow`. A transfer by layers cuts loops over layers, so it counts the calls of its pieces."""
         limits = self._resources.limits
         pieces = transfer.pieces()
         held = [(part.units.shape[1], *self._made_of(part.group)) for _, plan in pieces for part in plan.parts]
@@ -109,7 +109,7 @@ class CopyEngine2DPath(Path):
         return bool(rest) and long_to_issue(self._resources, transfer.plan.direction, rest, limits.slow_copies)
 
     def _made_of(self, group: RunGroup) -> tuple[int, Int64Array]:
-        """Count a unit's 2-D copies, and list bytes of each row that goes as a flat descriptor; seams not counted."""
+        """Return the number of 2-D copies per unit, and the bytes of each flat descriptor. Seams are not counted."""
         made = self._made.get(group)
         if made is None:
             pieces = [piece for run in group.runs for piece in two_dimensional(run)]
@@ -122,9 +122,9 @@ class CopyEngine2DPath(Path):
     def prepare(
         self, transfer: DeviceTransfer, plan: Plan, lane: Streams
     ) -> tuple[Int64Array, Descriptors, int]:  # fmt: skip
-        """Lower the plan, for the lane's copy stream; see :meth:`Path.prepare`."""
+        """Lower the plan into 2-D rows and flat descriptors; see :meth:`Path.prepare`."""
         rows = np.asarray(strided(plan.parts, self._resources.reach.seams(plan)))
-        # A pitch is limited, to 2 GiB or so: layers of a large cache lie further apart.
+        # The largest pitch is about 2 GiB. Layers of a large cache lie further apart.
         flat_rows = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > self._resources.device.max_pitch)
         transfer.count(int(rows[:, 3].sum()), 0)
         return rows[~flat_rows], exploded(rows[flat_rows]), lane.copy
@@ -137,7 +137,7 @@ class CopyEngine2DPath(Path):
         for k in range(len(boxes)):
             code = device.copy_2d(first + k * step, stream)
             transfer.pace(1, stream)
-            if code == INVALID_VALUE:  # rows of several allocations; nothing was issued, so they go one by one
+            if code == INVALID_VALUE:  # rows of several allocations: nothing was issued, so each row gets a copy
                 made = exploded(rows[k : k + 1])
                 transfer.count(0, made.size.size - 1)
                 copy_all(transfer, made, 0, made.size.size, stream)
@@ -152,7 +152,7 @@ class CopyEngine2DPath(Path):
 
 
 def parameters(rows: Int64Array) -> Int64Array:
-    """CUDA_MEMCPY2D of every row: (n, 16) int64, the structure's words.
+    """Return the CUDA_MEMCPY2D of every row, as (n, 16) int64: the words of the structure.
 
     >>> parameters(np.array([[1, 2, 3, 4, 5, 6]])).tolist()
     [[0, 0, 4, 0, 1, 0, 5, 0, 0, 4, 0, 2, 0, 6, 3, 4]]
@@ -164,7 +164,7 @@ def parameters(rows: Int64Array) -> Int64Array:
 
 
 def alone(resources: Resources, direction: str, size: Int64Array) -> int:
-    """Count copies that may not go in a batch: small ones from host memory; all if the driver has no such call."""
+    """Count copies that cannot be in a batch: small ones from host memory; all if the driver has no batch call."""
     if resources.device.driver.cuMemcpyBatchAsync is None:
         return size.size
     return int(np.count_nonzero(size < resources.limits.batch_nbytes)) if direction == "load" else 0
@@ -173,13 +173,13 @@ def alone(resources: Resources, direction: str, size: Int64Array) -> int:
 def long_to_issue(
     resources: Resources, direction: str, held: Sequence[tuple[int, Int64Array]], most: int
 ) -> bool:  # fmt: skip
-    """Whether copies are to be issued by the lane's own thread.
+    """Return whether the lane's own thread should issue these copies, because they take the CPU long.
 
     Args:
-        resources: of the executor.
-        direction: of their plan.
-        held: of each part its units, and the bytes of every copy of one unit.
-        most: copies in batches that do not take long.
+        resources: resources of the executor.
+        direction: direction of their plan.
+        held: for each plan part, its number of units, and the bytes of every copy of one unit.
+        most: largest number of copies in batches that does not take long.
     """
     copies, few = sum([units * size.size for units, size in held]), resources.limits.slow_calls
     if not few < copies <= most:
@@ -188,16 +188,16 @@ def long_to_issue(
 
 
 def copy_all(transfer: DeviceTransfer, made: Descriptors, first: int, last: int, stream: int) -> None:
-    """Issue descriptors ``first`` to ``last``: in batches, or by a call each where they may not.
+    """Issue descriptors ``first`` to ``last - 1``: in batches, and with one call each if they cannot be in a batch.
 
     Args:
         transfer: the transfer.
         made: its descriptors.
-        first, last: the first descriptor, and the one behind the last.
+        first, last: index of the first descriptor, and the index after the last.
         stream: handle of the stream.
 
     Raises:
-        TransferError: names the first descriptor that the driver refuses, where the driver tells it.
+        TransferError: the driver refuses a descriptor; the text names the descriptor if the driver does.
     """
     size, resources = made.size[first:last], transfer.resources
     device, limits = resources.device, resources.limits
@@ -229,7 +229,7 @@ def _batched(device: Device, limits: Limits, made: Descriptors, rows: Int64Array
 
 
 def refuse(error: DriverError, columns: Sequence[Int64Array], rows: Sequence[int] | Int64Array) -> NoReturn:
-    """Raise the error of a batch, with the descriptor that the driver names.
+    """Raise the error of a batch. Its text describes the descriptor that the driver names.
 
     Args:
         error: the error of the call.

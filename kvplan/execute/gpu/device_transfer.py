@@ -1,4 +1,4 @@
-"""Transfers of a GPU: their state, what they hold, and how they end. No other file writes a transfer's state."""
+"""Transfers of a GPU: their state, their loans, and how they end. No other file writes a transfer's state."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not c
 
 
 class Callbacks(NamedTuple):
-    """Calls that a transfer makes of its executor.
+    """Functions of the executor that a transfer calls.
 
     Attributes:
-        reap: take back what ended transfers hold; the device is current.
-        expected: seconds that the cost model expects of a plan on a path; None where it has no model.
+        reap: takes back the loans of ended transfers; the device is current.
+        expected: returns the predicted seconds of a plan on a path; None if there is no model for them.
     """
 
     reap: Callable[[], int]
@@ -37,8 +37,8 @@ class Flights:
 
     Attributes:
         flying: the transfers, in the order in which they end.
-        last: the last of them.
-        calls: of the driver, that issued them.
+        last: the last transfer issued, while it is in flight.
+        calls: number of driver calls that issued them.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class Flights:
         self.calls = 0
 
     def reap(self) -> int:
-        """Take out what has ended, and return how many are left; the executor's lock is held, the device current."""
+        """Remove ended transfers, and return how many are left. The executor's lock is held, and the device current."""
         while True:
-            if not self.flying:  # asked after the jump back, where a signal's handler may have taken the last one out
+            if not self.flying:  # checked at each turn, since a signal handler may have removed the last transfer
                 break
             first = self.flying[0]
             if not first._retire() or not first._settled:
                 break
-            if self.flying and self.flying[0] is first:  # else a signal's handler has taken it out
-                self.calls -= first.launches  # from here to the end of popleft no signal is looked at
+            if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
+                self.calls -= first.launches  # no signal handler runs from here to the end of popleft
                 self.flying.popleft()
         last = self.last
         if last is not None and last._over:
@@ -66,15 +66,15 @@ class Flights:
 class DeviceTransfer(Loans, Awaited):
     """A transfer between a GPU and pinned or pageable memory, or within the GPU.
 
-    The executor holds it until its last event has passed, and then gives its events and memory back. From then on it
-    is only what its user holds: plan and result. All that changes does so under the executor's lock.
+    The executor keeps a transfer until its last event has passed, and then takes its events and memory back. After that
+    the transfer only has its plan and result. Every change of its state happens under the executor's lock.
 
     Attributes:
-        copies: contiguous copies that its path has counted.
-        launches: calls of the driver that its path has counted.
-        resources: of its executor.
-        by_layer: groups of layers that it is cut into, at most; 0 where it is not.
-        captures: launches that a CUDA graph replays; None of a transfer outside graphs.
+        copies: number of contiguous copies that its path has counted.
+        launches: number of driver calls that its path has counted.
+        resources: resources of its executor.
+        by_layer: most groups of layers that it is cut into; 0 if it is not cut.
+        captures: launches that a CUDA graph replays; None for a transfer outside graphs.
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
 
@@ -83,11 +83,11 @@ class DeviceTransfer(Loans, Awaited):
     kept: Any = None
     captures: list[Any] | None = None
     _begin = _end = 0
-    _issued: Latch | None = None  # of a transfer that the lane's own thread issues
-    _job: Callable[[], None] | None = None  # what that thread is to do
-    _begun = False  # the lane's own thread issues it, or has
+    _issued: Latch | None = None  # set when the lane's own thread has issued it; None if the submit issues it
+    _job: Callable[[], None] | None = None  # the call by which that thread issues it
+    _begun = False  # the lane's own thread is issuing it, or has issued it
     _cancelled = _over = False
-    _unmarked = _mark = 0  # calls since the last event behind some of its calls, and that event
+    _unmarked = _mark = 0  # calls since pace() last recorded an event, and that event
     _result: TransferResult | None = None
     _error: BaseException | None = None
 
@@ -103,46 +103,46 @@ class DeviceTransfer(Loans, Awaited):
         self.by_layer = layer_groups
         self._borrowed = []
         self._pieces = []
-        self._blockers: list[object] = []  # of those who block on the end event
+        self._blockers: list[object] = []  # one object per thread that blocks on the end event
         self._marks: list[tuple[Layers, int]] = []  # layers, and the event behind their bytes
         self._cut: list[tuple[Layers, Plan]] = []  # plans that it was cut into, which hold the run tables
 
-    # What paths and lanes use while they issue it.
+    # For paths and lanes, while they issue it.
 
     def count(self, copies: int, launches: int) -> None:
-        """Add copies and calls, which the result will tell."""
+        """Add copies and driver calls to the counts of the result."""
         self.copies += copies
         self.launches += launches
 
     def keep(self, after: Any) -> None:
-        """Keep what it waits for until its end."""
+        """Keep the ``after=`` object until the transfer ends."""
         self.kept = after
 
     def pieces(self) -> list[tuple[Layers, Plan]]:
-        """List the plans that it is issued as, each with its layers; they are split once, when first asked for."""
+        """Return the plans that it is issued as, each with its layers. The first call splits the plan."""
         if not self._cut:
             self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
     def mark(self, layers: Layers) -> int:
-        """Borrow the event that is recorded behind the bytes of some layers."""
+        """Borrow the event that the lane records behind the bytes of some layers."""
         event = self.event()
         self._marks.append((layers, event))
         return event
 
     @property
     def room(self) -> int:
-        """Calls that may be issued before :meth:`pace` must be told of them."""
+        """Return the number of driver calls that may be issued before the next call of :meth:`pace`."""
         return self.resources.limits.calls_in_flight - self._unmarked
 
     def pace(self, calls: int, stream: int) -> None:
-        """Hold the lane's own thread back where the calls of this transfer would fill the driver's queue.
+        """Block the lane's own thread if the calls of this transfer would fill the driver's queue.
 
-        Every ``calls_in_flight`` calls are followed by an event, and the event before that is waited for.
+        After every ``calls_in_flight`` calls it records an event, and waits for the event before.
 
         Args:
-            calls: how many were issued just now.
-            stream: the stream that they went to.
+            calls: number of driver calls issued just now.
+            stream: the stream on which they were issued.
         """
         self._unmarked += calls
         if self._unmarked < self.resources.limits.calls_in_flight:
@@ -150,30 +150,30 @@ class DeviceTransfer(Loans, Awaited):
         self._unmarked = 0
         device, before, self._mark = self.resources.device, self._mark, self.event()
         device.record(self._mark, stream)
-        if before and self._issued is not None:  # else a submit would wait for the GPU
+        if before and self._issued is not None:  # a submit must not wait for the GPU
             with Uncaptured(device):
                 device.driver.cuEventSynchronize(before)
 
-    # How it is queued, issued, captured and ended.
+    # For lanes, graphs and the reaper: queue, issue, capture and end it.
 
     def defer(self, job: Callable[[], None]) -> None:
-        """Leave the issuing to the lane's own thread."""
+        """Let the lane's own thread issue it, by calling ``job``."""
         self._job = job
         self._issued = Latch()
 
     def issue_now(self) -> None:
-        """Run what :meth:`defer` was given, in the lane's own thread."""
+        """Run the job given to :meth:`defer`, in the lane's own thread."""
         job, self._job = self._job, None
         if job is not None:
             job()
 
     def is_issued(self) -> None:
-        """Tell that the lane's own thread has issued it, or found it cancelled."""
+        """Wake the threads that wait until the lane's own thread has issued it, or found it cancelled."""
         if self._issued is not None:
             self._issued.set()
 
     def take_up(self) -> bool:
-        """Begin to issue it, in the lane's own thread; False where it was cancelled."""
+        """Mark it as begun, in the lane's own thread. Return False if it was cancelled."""
         with self.resources.lock:
             if self._over:
                 return False
@@ -181,20 +181,20 @@ class DeviceTransfer(Loans, Awaited):
         return True
 
     def fly(self, begin: int, end: int, flights: Flights) -> None:
-        """Put it among the transfers in flight; the executor's lock is held.
+        """Add it to the transfers in flight. The executor's lock is held.
 
         Args:
             begin: the event before its work.
             end: the event behind its work.
-            flights: of its lane.
+            flights: transfers in flight on its lane.
         """
-        self._begin, self._end = begin, end  # from here to the end of append no signal is looked at
+        self._begin, self._end = begin, end  # no signal handler runs from here to the end of append
         flights.last = self
         flights.calls += self.launches
         flights.flying.append(self)
 
     def set_events(self, begin: int, end: int) -> None:
-        """Tell the events before and behind its work in a graph."""
+        """Set the events before and behind its work in a graph."""
         self._begin, self._end = begin, end
 
     def capture(self) -> None:
@@ -206,16 +206,16 @@ class DeviceTransfer(Loans, Awaited):
         self.plan = plan
 
     def fail(self, error: BaseException) -> None:
-        """Set its error; what was issued of it is still in flight."""
+        """Set its error. Its issued work is still in flight."""
         with self.resources.lock:
             self._fail(error)
 
     def lose(self) -> None:
-        """End it with the context: its memory and events are lost."""
+        """End it because the context is lost, with its memory and events."""
         self._over = True
 
     def abandon(self, error: BaseException) -> None:
-        """End it with an error, unless some of it is in flight: then its last event ends it."""
+        """End it with an error, unless some of its work is in flight; then its last event ends it."""
         with self.resources.lock:
             if not self._end and not self._over:
                 self._fail(error)
@@ -223,11 +223,11 @@ class DeviceTransfer(Loans, Awaited):
                 self._give_back()
 
     def give_back(self) -> None:
-        """Give back what it holds, once it has ended."""
+        """Give its loans back, once it has ended."""
         with self.resources.lock:
             self._give_back()
 
-    # The contract.
+    # The methods of Transfer.
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
@@ -245,12 +245,12 @@ class DeviceTransfer(Loans, Awaited):
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")
-        if self._result.predicted is None and self.resources.generation == generation():  # a path that was named
+        if self._result.predicted is None and self.resources.generation == generation():  # the policy names the path
             self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path))
         return self._result
 
     def cancel(self) -> bool:
-        """See :meth:`Transfer.cancel`; what has been given to the GPU's streams has begun."""
+        """See :meth:`Transfer.cancel`. A transfer has begun when work is issued on the GPU's streams."""
         resources, issued = self.resources, self._issued
         check_process(resources.generation)
         if issued is None:
@@ -262,11 +262,11 @@ class DeviceTransfer(Loans, Awaited):
                 return self._cancelled
             self._error = error
             self._cancelled = self._over = issued.happened = (
-                True  # from here to the end of count() no signal is looked at
+                True  # no signal handler runs from here to the end of count()
             )
             try:
                 count("cancelled")
-            finally:  # each is one call of C, so that all are made in spite of an exception
+            finally:  # each call is one C call; the nesting makes every call in spite of an exception
                 try:
                     any(wakes)
                 finally:
@@ -275,28 +275,28 @@ class DeviceTransfer(Loans, Awaited):
         return True
 
     def block(self) -> None:
-        """Wait for its end on the CPU; it is issued."""
+        """Block the CPU until it ends. It is issued."""
         me, blockers, device = object(), self._blockers, self.resources.device
         with device.current(), Uncaptured(device):
             try:
                 with self.resources.lock:
                     if self._over:
                         return
-                    blockers.append(me)  # its events stay its own
-                device.driver.cuEventSynchronize(self._end)  # what is wrong, the query below says
+                    blockers.append(me)  # so that its events are not given back
+                device.driver.cuEventSynchronize(self._end)  # an error shows in the query below
             finally:
                 if me in blockers:
                     blockers.remove(me)
             while not self._retired():  # the call returned, but the event has not passed
                 time.sleep(20e-6)
-            self._callbacks.reap()  # those before it have ended too
+            self._callbacks.reap()  # earlier transfers have ended, too
 
     def _retired(self) -> bool:
         with self.resources.lock:
             return self._retire()
 
     def _retire(self) -> bool:
-        """End it if its last event has passed; the executor's lock is held and its device current."""
+        """End it if its last event has passed, and return whether it ended. The lock is held, the device current."""
         if self._over:
             self._give_back()
             return True
@@ -312,25 +312,22 @@ class DeviceTransfer(Loans, Awaited):
             seconds = device.seconds(self._begin, self._end)
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
             ended, count = (result, self.plan.direction), self.resources.tally.ends.append
-            if not self._over:  # else a signal's handler has ended it
-                self._result, self._over = result, True  # from here to the end of count() no signal is looked at
+            if not self._over:  # otherwise a signal handler has ended it
+                self._result, self._over = result, True  # no signal handler runs from here to the end of count()
                 count(ended)
         self._over = True
         self._give_back()
         return True
 
     def _give_back(self) -> None:
-        """Give everything back, except while a thread blocks on its end; the executor's lock is held.
-
-        Broken off anywhere, it has given back what it no longer has, and can be called again.
-        """
+        """Give all loans back, unless a thread blocks on its end. The lock is held. The call can be repeated."""
         if not self._blockers:
             self._return_loans()
             self._marks, self._cut, self.kept = [], [], None
 
     @property
     def _settled(self) -> bool:
-        """Whether it has ended and given everything back."""
+        """Return whether it has ended and given all loans back."""
         return self._over and not self._pieces and not self._borrowed
 
     def _fail(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Transfers as part of CUDA graphs: captured once, replayed with other units."""
+"""Transfers in CUDA graphs: captured once, replayed with other units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvplan.plan.plan import Plan
 
 
 class Fork:
-    """The lane of a captured transfer: one stream of its own."""
+    """The lane of a captured transfer: it has one stream, which no other transfer uses."""
 
     name, last = "capture", None
 
@@ -25,13 +25,13 @@ class Fork:
         self.copy = self.kernel = self.other = stream
 
     def sides(self, count: int) -> list[int]:
-        """No further streams."""
+        """Return no further streams."""
         del count
         return []
 
 
 class CapturedTransfer(DeviceTransfer):
-    """A transfer that happens whenever its graph is replayed."""
+    """A transfer that runs at every replay of its CUDA graph."""
 
     def __init__(self, plan: Plan, graphs: Graphs, callbacks: Callbacks, path: str) -> None:
         super().__init__(plan, graphs.resources, callbacks, path)
@@ -39,20 +39,20 @@ class CapturedTransfer(DeviceTransfer):
         self._graphs = graphs
 
     def done(self) -> NoReturn:
-        """A replay ends, the transfer never does."""
+        """Raise a :class:`TransferError`: only a replay can end."""
         raise _outside("done()")
 
     def synchronize(self, timeout: float | None = None) -> NoReturn:
-        """A replay ends, the transfer never does."""
+        """Raise a :class:`TransferError`: only a replay can end."""
         del timeout
         raise _outside("synchronize()")
 
     def result(self) -> TransferResult:
-        """A replay has no result."""
+        """Raise a :class:`TransferError`: a replay has no result."""
         self.synchronize()
 
     def cancel(self) -> NoReturn:
-        """A graph is cancelled as a whole."""
+        """Raise a :class:`TransferError`: only a whole graph can be cancelled."""
         raise _outside("cancel()")
 
     def replan(self, plan: Plan) -> None:
@@ -67,13 +67,13 @@ class CapturedTransfer(DeviceTransfer):
 
 
 class Graphs:
-    """Captured transfers of one executor, kept until it closes: a graph reads its slots at every replay.
+    """Captured transfers of one executor. They are kept until it closes: a graph reads their slots at every replay.
 
     Args:
-        resources: of the executor.
-        kernel: the path whose transfers take other units.
-        check_open: raises where the executor is closed.
-        check: raises where the kernel path cannot serve a plan.
+        resources: resources of the executor.
+        kernel: the path whose captured transfers can be replanned.
+        check_open: raises if the executor is closed.
+        check: raises if the kernel path cannot serve a plan.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Graphs:
         self._forks: list[int] = []
 
     def capturing(self, after: Any) -> int | None:
-        """The stream being captured that a submit belongs to, or None: the one it names, else torch's current one."""
+        """Return the stream of ``after``, otherwise torch's current stream, if it is being captured; else None."""
         device = self.resources.device
         handle = None if after is None else stream_handle(after)
         if handle is None:
@@ -95,10 +95,10 @@ class Graphs:
         return handle if handle is not None and device.capturing(handle) else None
 
     def capture(self, transfer: CapturedTransfer, path: Path, after: Any, stream: int) -> None:
-        """Fork from the stream being captured, issue, and leave the end for ``wait`` to join.
+        """Fork a stream from the stream being captured, and issue on it. ``Transfer.wait`` joins its end.
 
         Raises:
-            PathError: an ``after`` that is no part of the graph.
+            PathError: ``after`` is not part of the graph.
         """
         device, behind = self.resources.device, self._behind(after)
         with Uncaptured(device):
@@ -116,7 +116,7 @@ class Graphs:
             transfer.set_events(begin, end)
 
     def _behind(self, after: Any) -> int:
-        """The event that ``after`` stands for, besides the stream being captured; 0 where there is no such event."""
+        """Return the event that ``after`` stands for; 0 if it is None or a stream."""
         if after is None or stream_handle(after) is not None:
             return 0
         if isinstance(after, DeviceTransfer):
@@ -130,10 +130,10 @@ class Graphs:
         return event
 
     def replan(self, transfer: CapturedTransfer, plan: Plan) -> None:
-        """Write other units into a captured transfer.
+        """Write the units of another plan into a captured transfer.
 
         Raises:
-            PathError: the plan is of another direction or program, or has more units than were captured.
+            PathError: the plan has another direction or program, or more units than were captured.
         """
         self._check_open()
         if plan.direction != transfer.plan.direction:
@@ -144,7 +144,7 @@ class Graphs:
             self._kernel.replan(transfer.captures or [], plan)
 
     def close(self) -> None:
-        """Give streams, events and slots back; the device is current."""
+        """Give streams, events and slots back. The device is current."""
         for fork in self._forks:
             self.resources.device.driver.cuStreamDestroy_v2(fork)
         for transfer in self._captured:

@@ -1,11 +1,10 @@
-"""The copy kernel: one Triton program text for every layout pair, both directions, all alignments.
+"""The copy kernel: one Triton function for every layout pair, both directions and all alignments.
 
-A kernel gets one argument, the address of a header in pinned memory that it reads in place. The header leads to the
-units (addresses, read in place too) and to the items: the pieces of one unit, at most ``width`` bytes each. Every
-(unit, item) is one row of a tile; a program takes a tile of rows at a time, so that many rows are in flight at once.
-Nothing else distinguishes one transfer from another, so a captured launch copies whatever its header says at replay.
-
-The one file that imports Triton.
+A kernel has one argument, the address of a header. It reads the header in place, in pinned memory. The header points to
+the addresses of the units, which it reads in place, too, and to the items: the pieces of one unit. Every (unit, item)
+is one row of a tile. A program copies one tile of rows at a time, so that many rows are in flight at once. A launch
+depends on nothing but its header. So a captured launch copies the units that its header names at the replay.
+Only this file imports Triton.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from kvplan.execute.gpu.shape import Shape
 
-# Element by word size: of 16 bytes, two that travel as one instruction.
+# Element type and elements per word, by word size. Two elements of 8 bytes are one instruction of 16 bytes.
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
 
 
@@ -39,14 +38,14 @@ def copy_rows(  # type: ignore[no-untyped-def]
     """Copy every item of every unit.
 
     Args:
-        header: int64 pointer to units, items a unit, chunks an item, then the addresses of five int64 arrays: source
-            and destination address of each unit; source offset, destination offset and bytes of each item.
-        ROWS: rows of a tile.
-        WIDTH: bytes of a row that are in flight at once; an item has at most ``chunks`` times as many.
-        WORD: bytes of a word; divides every address and size.
-        ELEMENT: its type, or that of its ``PER`` equal parts.
-        PER: elements a word.
-        SPLIT: accesses that WIDTH is made of, 1, 2, 4 or 8.
+        header: int64 pointer to: number of units, items per unit, chunks per item, addresses of five int64 arrays. The
+            arrays: source and destination address per unit; source offset, destination offset and bytes per item.
+        ROWS: rows per tile.
+        WIDTH: bytes of a row that are in flight at once. An item has at most ``chunks * WIDTH`` bytes.
+        WORD: bytes per word; divides every address and size.
+        ELEMENT: type of one element; ``PER`` elements are one word.
+        PER: elements per word.
+        SPLIT: number of accesses per WIDTH bytes: 1, 2, 4 or 8.
     """
     units = tl.load(header)
     items = tl.load(header + 1).to(tl.int32)
@@ -65,7 +64,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
     index = first + row
     unit = index // items
     item = index - unit * items
-    # From tile to tile without a division.
+    # The loop adds these steps, so that it needs no division.
     step_unit = step // items
     step_item = step - step_unit * items
     live = index < total
@@ -77,9 +76,9 @@ def copy_rows(  # type: ignore[no-untyped-def]
     while first < total:
         src = src_unit + src_item
         dst = dst_unit + dst_item
-        # The product shows the compiler that words are never cut.
+        # The factor PER shows the compiler that words are never cut.
         count = ((size // WORD).to(tl.int32) * PER)[:, None]
-        # The addresses of the next tile are fetched while this one is in flight: units lie across the link.
+        # Load the addresses of the next tile while this tile is in flight: unit addresses are across the link.
         first += step
         index = first + row
         unit += step_unit
@@ -93,11 +92,11 @@ def copy_rows(  # type: ignore[no-untyped-def]
         src_item = tl.load(src_items + item, mask=live, other=0)
         dst_item = tl.load(dst_items + item, mask=live, other=0)
         size = tl.load(sizes + item, mask=live, other=0)
-        # The promise counts only when made of pointers, after the cast.
+        # The compiler uses multiple_of only on pointers, so it comes after the cast.
         source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
         target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
-        # Written out, because a tensor of the whole width would give a row to several warps, whose addresses then go
-        # through shared memory: every tile would begin with all warps waiting for the slowest of the last one.
+        # The accesses are written out: a tensor of the whole width would give a row to several warps. Addresses would
+        # then go through shared memory, and at each new tile all warps would wait for the slowest warp.
         for chunk in range(chunks):
             at = chunk * (SPAN * SPLIT)
             left = count - at
@@ -126,14 +125,14 @@ def copy_rows(  # type: ignore[no-untyped-def]
 
 
 class Compiled(NamedTuple):
-    """One kernel for one GPU architecture.
+    """One kernel, compiled for one GPU architecture.
 
     Attributes:
         image: the cubin.
-        ptx: what it was assembled from.
-        name: of its function.
-        shared: bytes of shared memory it needs.
-        threads: of one program.
+        ptx: the PTX text of the cubin.
+        name: name of the function.
+        shared: bytes of shared memory per program.
+        threads: threads per program.
     """
 
     image: bytes
@@ -157,7 +156,7 @@ def _constants(shape: Shape) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def compile_kernel(shape: Shape, arch: int) -> Compiled:
-    """Compile for an architecture (80, 90, 100, …); needs no GPU. Triton keeps the result on disk.
+    """Compile the kernel for an architecture (80, 90, 100, …), without a GPU. Triton keeps the result on disk.
 
     >>> from kvplan.execute.gpu.shape import Shape
     >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32, split=4), 90).ptx
@@ -177,14 +176,14 @@ def compile_kernel(shape: Shape, arch: int) -> Compiled:
 
 
 def interpret(header: Any, shape: Shape, programs: int) -> None:
-    """Run the kernel on the CPU, word for word, under Triton's interpreter.
+    """Run the same kernel code on the CPU, in Triton's interpreter.
 
     Args:
-        header: int64 torch tensor of 8 words, as the kernel reads it; all addresses in it are the CPU's.
-        shape: the variant.
-        programs: how many.
+        header: int64 torch tensor of 8 words, as the kernel reads it; all its addresses are CPU addresses.
+        shape: the variant of the kernel.
+        programs: number of programs.
     """
-    # A copy of the function, because the interpreter changes what its globals mean while it runs.
+    # Runs a copy of the function, because the interpreter changes the function's globals while it runs.
     text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
     text.__annotations__ = dict(copy_rows.__annotations__)
     InterpretedFunction(text)[(programs,)](header, **_constants(shape))

@@ -1,4 +1,4 @@
-"""The kernel path: one launch a run group, over units and run tables; or one launch over flat descriptors."""
+"""The kernel path: one launch per run group, over units and run tables; or one launch over flat descriptors."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight a program
-# With fewer tiles per program than this, tiles are smaller, so that all programs end together.
+LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight per program
+# If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-SLOW_COPIES = 1 << 14  # flat descriptors: looking for those that merge takes the CPU milliseconds
+SLOW_COPIES = 1 << 14  # flat descriptors; to merge this number takes the CPU milliseconds
 HEADER = 8  # words
-PACKED = Struct(f"={HEADER}q")  # writes a header at once: a word at a time costs an object each
+PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, without a Python object per word
 
-Ready = tuple[Kernel, int]  # a kernel and the header that it will read
+Ready = tuple[Kernel, int]  # a kernel, and the address of its header
 
 
 class Launch(NamedTuple):
-    """A launch in a graph, whose header may be written again.
+    """A launch in a CUDA graph. Its header can be written again before a replay.
 
     Attributes:
         group: the run group, or None for flat descriptors.
-        piece: header and units.
-        capacity: units, or flat descriptors, that were captured; the slot has room for no more.
+        piece: the pinned slot with header and units.
+        capacity: most units, or flat descriptors, that the slot holds: the number captured.
         width: bytes of a row that the kernel moves at once.
-        word: alignment that the kernel is compiled for.
+        word: alignment in bytes that the kernel is compiled for.
     """
 
     group: RunGroup | None
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
 
 class KernelPath(Path):
-    """Triton over the factored plan; addresses of runs are worked out on the GPU."""
+    """The path ``"kernel"``: a Triton kernel computes the addresses of runs on the GPU, and copies them."""
 
     name = "kernel"
     capturable = True
@@ -72,7 +72,7 @@ class KernelPath(Path):
         return len(plan.parts) > 1 and self.slow_for(plan)
 
     def slow_for(self, plan: Plan) -> bool:
-        """Whether issuing a plan takes the CPU long: many flat descriptors do."""
+        """Return whether it takes the CPU long to issue a plan, because it has many flat descriptors."""
         return len(plan.parts) > self._resources.limits.launch_groups and copies_of(plan) > SLOW_COPIES
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
@@ -81,10 +81,9 @@ class KernelPath(Path):
         return lane.kernel, lane.kernel
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile the kernels that plans of these programs take, large or small, and upload their run tables.
+        """Compile the kernels for plans of these programs with any number of units, and upload their run tables.
 
-        Of plans with more run groups than a launch each, only the kernel of this plan, since it depends on the
-        descriptors; and the tables, for plans of fewer groups.
+        If the plan goes as flat descriptors, their kernel depends on the descriptors: only this plan's is compiled.
         """
         tables, limits, (_, tile) = self._resources.tables, self._resources.limits, self.width(plan.direction)
         parts = together(plan.parts)
@@ -109,7 +108,7 @@ class KernelPath(Path):
         return ready, programs, lane.kernel
 
     def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int, int]) -> None:
-        """Launch; see :meth:`Path.issue`."""
+        """Launch the kernels; see :meth:`Path.issue`."""
         del transfer
         ready, programs, stream = prepared
         launch = self._resources.device.launch
@@ -117,7 +116,7 @@ class KernelPath(Path):
             launch(function, programs, threads, shared, stream, header)
 
     def width(self, direction: str) -> tuple[int, int]:
-        """Programs, and bytes in flight of each program: small tiles of a store never fill the link's queues."""
+        """Return programs, and bytes in flight per program. Small tiles of a store never fill the link's queues."""
         return self._widths[direction]
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
@@ -156,10 +155,10 @@ class KernelPath(Path):
         return ready
 
     def replan(self, launches: list[Launch], plan: Plan) -> None:
-        """Write other units into captured launches.
+        """Write the units of another plan into captured launches.
 
         Raises:
-            PathError: the plan is not of the programs that were captured, or has more units; nothing is written then.
+            PathError: the plan is of other programs, or has more units than were captured. Nothing is written.
         """
         parts = [part for part in together(plan.parts) if part.units.shape[1]]
         if any(launch.group is None for launch in launches):
@@ -198,17 +197,17 @@ class KernelPath(Path):
 
 
 def _flat_shape(columns: Int64Array, tile: int) -> Shape:
-    """Shape of the kernel that copies descriptors (3, n)."""
+    """Return the shape of the kernel that copies descriptors (3, n)."""
     return shape_of(alignment_of(columns), min(int(columns[2].max()), MAX_WIDTH), tile)
 
 
 def copies_of(plan: Plan) -> int:
-    """Count contiguous copies, before units are merged."""
+    """Count the contiguous copies of a plan, before merging."""
     return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
 
 
 def alignment_of(columns: Int64Array) -> int:
-    """Largest power of two, at most 16, that divides every number.
+    """Return the largest power of two, at most 16, that divides every number.
 
     >>> alignment_of(np.array([[64, 96], [32, 8]]))
     8
@@ -218,12 +217,12 @@ def alignment_of(columns: Int64Array) -> int:
 
 
 def write_units(piece: Piece, units: Int64Array, table: tuple[int, ...] | None = None) -> None:
-    """Fill a slot: a header, then units.
+    """Write a header, then units, into a slot.
 
     Args:
         piece: the slot.
         units: (2, n) int64: source and destination addresses.
-        table: the header's words of the run table; None keeps those that are there.
+        table: header words of the run table; if None, the words in the slot stay.
     """
     words, count = piece.words, units.shape[1]
     first = piece.address + 8 * HEADER
@@ -236,7 +235,7 @@ def write_units(piece: Piece, units: Int64Array, table: tuple[int, ...] | None =
 
 
 def write_flat(piece: Piece, columns: Int64Array, chunks: int) -> None:
-    """Fill a slot: a header, one unit at address 0, and descriptors (3, n) as its items."""
+    """Write into a slot: a header, one unit at address 0, and descriptors (3, n) as its items."""
     words, count = piece.words, columns.shape[1]
     zero = piece.address + 8 * HEADER
     items = zero + 8

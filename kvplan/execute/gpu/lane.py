@@ -25,7 +25,7 @@ STREAMS = ("copy", "kernel", "other", "gate")
 
 
 class Stream:
-    """A stream of a lane, made when it is first asked for, and from then on an attribute of the lane."""
+    """A stream of a lane: created at the first use, and from then on an attribute of the lane."""
 
     def __init__(self, *, urgent: bool | None) -> None:
         self._urgent = urgent
@@ -36,7 +36,7 @@ class Stream:
         self._name = name
 
     def __get__(self, lane: Lane, owner: type | None = None) -> int:
-        """Make the stream and set the lane's attribute, in a thread where no signal handler comes between the two."""
+        """Return the stream. A helper thread, which no signal handler interrupts, creates it and sets the attribute."""
         aside(partial(lane.make, self._name, urgent=self._urgent))
         return int(vars(lane)[self._name])
 
@@ -44,34 +44,31 @@ class Stream:
 class Lane(Flights):
     """The streams of one direction, and the transfers on them.
 
-    Each stream is made when first used: a GPU has few hardware queues, and streams that share one wait for each other.
+    Each stream is created at its first use: a GPU has few hardware queues, and streams of one queue delay each other.
 
     Args:
-        resources: of the executor.
-        name: of the lane and its thread.
-        alarm: wakes the thread that watches transfers in flight.
+        resources: resources of the executor.
+        name: name of the lane, and part of its thread's name.
+        alarm: wakes the reaper, which watches transfers in flight.
         reap: takes back the memory and events of ended transfers, in all lanes.
         normal: for a lane of urgent transfers, the lane of the same direction for normal transfers; otherwise None.
 
     Attributes:
-        urgent: whether it is for urgent transfers: all its streams are of the highest priority.
+        urgent: whether the lane is for urgent transfers; then all its streams except ``gate`` have highest priority.
         copy: the stream for the copy engine.
-        kernel: the stream of kernels, of the highest priority: its kernels are short, and other work waits for them.
+        kernel: the stream for kernels, with highest priority: its kernels are short, and other work waits for them.
         other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
-            until it ends. If a kernel becomes ready only after another one has ended, the SMs are taken again by then.
-            Stores do not use it: two kernels that fill slots at the same time fill the first slot later.
-        gate: a stream that does nothing but wait for events; work that is issued later waits for it.
-        side: more copy streams, where there are several.
-        last: the last transfer issued, while it is in flight.
-        flying: transfers in flight, in the order in which they end.
-        calls: calls of the driver that issued them.
-        issuing: the transfer that a submit is putting on the streams now.
+            until it ends. If a kernel becomes ready only after another kernel has ended, compute has taken the SMs
+            again. Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
+        gate: a stream that only waits for events of other owners, and records the transfer's own events behind them.
+        side: more copy streams, if a transfer has used several.
+        issuing: the transfer that a submit is issuing now.
         pending: transfers that the lane's thread has not issued yet, in the order of their submits.
         waiting: the transfer whose ``after=`` the lane's thread now waits for, on the CPU.
-        lock: held by a thread that submits; the same for both lanes of a direction.
-        owned: tells whether the calling thread holds the lock.
-        thread: issues pending transfers.
-        standby: waits in that thread's place for objects that CUDA does not know.
+        lock: held by a thread that submits; the same lock for both lanes of a direction.
+        owned: returns whether the calling thread holds the lock.
+        thread: the thread that issues pending transfers.
+        standby: a thread that waits in its place for objects that CUDA does not know.
     """
 
     copy = Stream(urgent=None)
@@ -104,19 +101,19 @@ class Lane(Flights):
     # Streams.
 
     def make(self, name: str, *, urgent: bool | None) -> None:
-        """Make a stream unless it exists; ``urgent`` of None gives it the priority of the lane's transfers."""
+        """Create a stream unless it exists; if ``urgent`` is None, with the priority of the lane's transfers."""
         if name not in vars(self):
             with self._device.current():
                 vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """All its streams that exist."""
+        """Return all streams of the lane that exist."""
         made = vars(self)
         return (*(made[name] for name in STREAMS if name in made), *self.side)
 
     def sides(self, count: int) -> list[int]:
-        """More copy streams; made when first asked for."""
+        """Return ``count`` more copy streams; missing ones are created."""
         if len(self.side) < count:
             aside(partial(self._make_sides, count))
         return self.side[:count]
@@ -126,33 +123,33 @@ class Lane(Flights):
             while len(self.side) < count:
                 self.side.append(self._device.stream(urgent=self.urgent))
 
-    # What is on it.
+    # Transfers of the lane.
 
     @property
     def busy(self) -> bool:
-        """Whether its own thread has transfers to issue, so that the next one must queue behind them."""
+        """Return whether the lane's thread has transfers to issue, so that the next transfer must queue behind them."""
         return bool(self.pending.line) and self.pending.first() is not None
 
     @property
     def queued(self) -> int:
-        """Number of transfers that its thread has not issued."""
+        """Return the number of transfers that the lane's thread has not issued."""
         return sum(not one._over for one in self.pending.entries())
 
     def entries(self) -> dict[DeviceTransfer, None]:
-        """All transfers that may not have ended, in the order in which a transfer goes through the lane's places."""
+        """Return all transfers that may not have ended: pending, being issued, and in flight, in this order."""
         some = dict.fromkeys(self.pending.entries())
         if self.issuing is not None:
             some[self.issuing] = None
         return some | dict.fromkeys(self.flying.copy())
 
     def conflicting(self, plan: Plan) -> list[DeviceTransfer]:
-        """List transfers that have not ended here and touch the same bytes as a plan."""
+        """Return the transfers of this lane that have not ended and conflict with a plan."""
         if not self.pending.line and not self.flying and self.issuing is None:
             return []
         return [one for one in self.entries() if not one._over and conflict(one.plan, plan)]
 
     def full(self) -> bool:
-        """Whether the driver's queue may have no room for the calls of another transfer."""
+        """Return whether the driver's queue may have no room for the calls of another transfer."""
         most = self._resources.limits.lane_calls
         if self.calls <= most:
             return False
@@ -170,16 +167,16 @@ class Lane(Flights):
     # Issuing.
 
     def issue(self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer]) -> None:
-        """Put a transfer on the streams; the device is current, and no other thread issues on this lane.
+        """Issue a transfer. The device is current, and no other thread issues on this lane.
 
         Args:
-            transfer: to be issued.
-            path: that moves its plan.
+            transfer: the transfer to issue.
+            path: the path that moves its plan.
             waits: events and transfers that ``after=`` stands for.
-            behind: transfers of the direction's other lane that it conflicts with.
+            behind: transfers of the direction's other lane that this transfer conflicts with.
 
         Raises:
-            BaseException: of the path or the driver; what was issued before is in flight, and the transfer with it.
+            BaseException: the path or the driver raises it. The transfer stays in flight until its issued work ends.
         """
         device, lock = self._device, self._resources.lock
         enter, leave = path.streams(self, transfer.plan.direction)
@@ -231,7 +228,7 @@ class Lane(Flights):
                     alarm.calls.put(None)
 
     def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
-        """Keep everything until all streams of the lane have passed what was issued before an error."""
+        """Fail a transfer, and keep its loans until all work issued on the lane's streams has ended."""
         transfer.fail(error)
         device = self._device
         try:
@@ -240,7 +237,7 @@ class Lane(Flights):
                 device.record(event, stream)
                 device.wait(self.copy, event)
             device.record(end, self.copy)
-        except TransferError:  # the context is lost, and with it all that runs
+        except TransferError:  # the context is lost, with all work in flight
             transfer.lose()
             return
         self._fly(transfer, begin, end)
@@ -248,16 +245,16 @@ class Lane(Flights):
     def issue_later(
         self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer]
     ) -> None:
-        """Leave a transfer to the lane's own thread, behind all that it has to issue; it holds no lock meanwhile.
+        """Queue a transfer for the lane's own thread, which holds no lock while it issues.
 
-        While it has work, submits queue here instead of going to the streams themselves.
+        While this thread has work, every submit queues its transfer here.
 
         Args:
             transfer, path, behind: as in :meth:`issue`.
-            after: what the CPU is to wait for, where ``waits`` is None.
-            waits: as in :meth:`issue`; None where only the CPU can wait.
+            after: the object that the CPU waits for if ``waits`` is None.
+            waits: as in :meth:`issue`; None if only the CPU can wait.
         """
-        # An event counts as it is recorded now: before this is issued, its owner may record it again.
+        # The transfer waits for an event as recorded now: its owner may record it again before the transfer is issued.
         if waits is not None and transfer.kept is not None:
             waits = [recorded(wait, transfer, self.gate) for wait in waits]
         earlier: list[Awaited] = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
@@ -285,13 +282,13 @@ class Lane(Flights):
             raise TransferError(CLOSED_ERROR)
 
     def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[Awaited]) -> bool:
-        """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of what comes before a transfer.
+        """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of the transfers ``earlier``.
 
         Returns:
-            False where the transfer was cancelled meanwhile.
+            Whether the transfer can be issued; False if it was cancelled meanwhile.
 
         Raises:
-            BaseException: what ``after`` raised.
+            BaseException: ``after`` raised it.
         """
         self.waiting = transfer
         problem: BaseException | None = None
@@ -301,10 +298,10 @@ class Lane(Flights):
                 wait_for_issue(one, transfer, self.wake)
             if problem is None and not transfer._over:
                 self._wait_for_room()
-        except BaseException as error:  # noqa: BLE001  # where the transfer was cancelled, its error is of no interest
+        except BaseException as error:  # noqa: BLE001  # ignored if the transfer was cancelled
             problem = error
         self.waiting = None
-        with self.lock:  # a submit within which this one was made may still be issuing
+        with self.lock:  # this submit may be nested in another submit, which may still be issuing
             pass
         if not transfer.take_up():
             return False
@@ -312,7 +309,7 @@ class Lane(Flights):
             raise problem
         return True
 
-    # Its thread.
+    # The lane's thread.
 
     def stop(self) -> None:
         """End the thread after it has issued all pending transfers."""
@@ -327,9 +324,9 @@ class Lane(Flights):
         self.standby.dismiss()
 
     def _next(self) -> DeviceTransfer | None:
-        """Wait for the transfer to issue next; None where there will be no more."""
+        """Wait for the transfer to issue next, and return it; None if the lane is stopped and none is pending."""
         while True:
-            for _ in range(self.wake.qsize()):  # the line is looked at after these wakes
+            for _ in range(self.wake.qsize()):  # drop old wakes before the check of pending transfers
                 self.wake.get()
             transfer = self.pending.first()
             if transfer is not None or self.pending.ended():

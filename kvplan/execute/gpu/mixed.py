@@ -1,7 +1,7 @@
-"""A plan in two halves at once: large runs by the copy engine, small ones by the kernel.
+"""The mixed path: the copy engine moves the large runs of a plan, and the kernel its small runs, at the same time.
 
-Neither is good at the other's: the engine pays for every small copy, and SMs reach less of the link than the engine.
-Hybrid caches have both: pages of attention, and states of a megabyte.
+For the copy engine every small copy has a cost; SMs reach less of the link's bandwidth than the copy engine. Hybrid
+caches have small and large runs: pages of attention, and states of about a megabyte.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvplan.plan.plan import Plan
 
 
 class Both(NamedTuple):
-    """Both halves, prepared; each is None where the plan has no such half.
+    """Both halves of a plan, prepared.
 
     Attributes:
-        by_engine, by_kernel: what the copy engine's and the kernel's path have prepared.
+        by_engine, by_kernel: results of ``prepare`` of the copy engine's and the kernel's path; None for no such half.
         copy, kernel: the streams.
-        begun, copied: events: before the copies, and behind them.
+        begun, copied: the event before the copies, and the event behind them.
     """
 
     by_engine: Any
@@ -36,10 +36,10 @@ class Both(NamedTuple):
 
 
 class MixedPath(Path):
-    """Copy engine and kernel side by side, each with its runs."""
+    """The mixed path: copy engine and kernel at the same time, for different runs."""
 
     name = MIXED
-    in_order = False  # of two in a row, the second's engine would not wait for the first's kernel
+    in_order = False  # the copies of the next transfer would not wait for the kernel of this transfer
 
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
@@ -60,7 +60,7 @@ class MixedPath(Path):
         return lane.copy, lane.kernel
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile what the kernel's half takes."""
+        """Compile and upload the kernel's half."""
         small = halves_of(plan)[1]
         if small is not None:
             self._kernel.warm_up(small)
@@ -77,7 +77,7 @@ class MixedPath(Path):
         device, (by_engine, by_kernel, copy, kernel, begun, copied) = self._resources.device, prepared
         device.record(begun, copy)
         device.wait(kernel, begun)
-        if by_kernel is not None:  # first: one launch, and then the long call of the engine's batch
+        if by_kernel is not None:  # before the copies, since a call for a batch of copies takes long
             self._kernel.issue(transfer, by_kernel)
         if by_engine is not None:
             self._engine.issue(transfer, by_engine)

@@ -1,4 +1,4 @@
-"""The Protocol of paths: what each way of moving bytes between a GPU and the host promises to the executor."""
+"""The Protocol of paths: the methods that the executor calls on each way of moving bytes between a GPU and the host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Sides(NamedTuple):
 
     Attributes:
         here: the executor's own GPU, such as ``"cuda:0"``.
-        devices: all GPUs with memory in the plan, in their order.
-        pageable: why some of the host's memory is not pinned, or "".
-        unserved: why no path serves such a plan, or "".
+        devices: all GPUs with memory in the plan, sorted by name.
+        pageable: the reason why some of the host memory is not pinned, or "".
+        unserved: the reason why no path serves such a plan, or "".
         by_kernels: whether kernels of the GPU reach all of the memory.
     """
 
@@ -35,30 +35,30 @@ class Sides(NamedTuple):
 
 
 class Streams(Protocol):
-    """The streams that a path puts its work on: those of a lane, or the one of a capture."""
+    """The streams on which a path issues its work: the streams of a lane, or the stream of a capture."""
 
     @property
     def name(self) -> str:
-        """Name of the lane."""
+        """Return the name of the lane."""
 
     @property
     def copy(self) -> int:
-        """The stream for copies."""
+        """Return the stream for copies."""
 
     @property
     def kernel(self) -> int:
-        """The stream for kernels."""
+        """Return the stream for kernels."""
 
     @property
     def other(self) -> int:
-        """A second stream for kernels."""
+        """Return a second stream for kernels."""
 
     @property
     def last(self) -> DeviceTransfer | None:
-        """The last transfer that was issued here, while it is in flight."""
+        """Return the last transfer issued on these streams, while it is in flight."""
 
     def sides(self, count: int) -> Sequence[int]:
-        """More streams for copies."""
+        """Return ``count`` more streams for copies."""
 
 
 class Path(Protocol):
@@ -66,24 +66,23 @@ class Path(Protocol):
 
     For each submit the executor calls, in this order:
 
-    1. :meth:`refuse`, in the submitting thread. It is skipped if ``auto`` has chosen this path before for such
-       plans.
+    1. :meth:`refuse`, in the submitting thread; not if ``auto`` has chosen this path for such plans before.
     2. :meth:`slow`, in the submitting thread, to decide which thread issues the transfer.
     3. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
     4. :meth:`issue`, with each result of :meth:`prepare`, in the same order.
 
-    Steps 3 and 4 run in one thread, which alone issues on the lane; the GPU is current there. Between them the executor
-    lets the first stream of :meth:`streams` wait for all that the transfer must come after. It records an event on
-    either stream of :meth:`streams`, before and after the calls of :meth:`issue`.
+    Steps 3 and 4 run in one thread. Only this thread issues on the lane, and the GPU is current there. Between the two
+    steps, the executor lets the first stream of :meth:`streams` wait for all earlier work that the transfer depends on.
+    It records an event on the first stream before :meth:`issue`, and one on the second stream after it.
 
-    An exception of :meth:`prepare` or :meth:`issue` is the error of the transfer. The path need not undo anything. The
-    executor waits until all streams of the lane have passed what was issued, and then takes back what the transfer
-    borrowed. So memory and events must come from the transfer: ``slot``, ``scratch``, ``event``.
+    An exception that :meth:`prepare` or :meth:`issue` raises is the error of the transfer. The path need not undo
+    anything: the executor waits until all issued work of the lane has ended, and then takes the transfer's loans back.
+    So a path must borrow memory and events from the transfer: ``slot``, ``scratch``, ``event``.
 
     Attributes:
-        name: of the path, as results and statistics show it, and as ``Policy(path=…)`` names it.
+        name: name of the path in results, in statistics and in ``Policy(path=…)``.
         capturable: whether a transfer can be captured into a CUDA graph. All work must then go to ``lane.kernel``.
-        in_order: whether two transfers of this path on one lane keep their order by themselves.
+        in_order: whether two transfers of this path on one lane keep their order without an extra wait.
     """
 
     name: str
@@ -102,7 +101,7 @@ class Path(Protocol):
     def slow(self, transfer: DeviceTransfer) -> bool:
         """Tell whether issuing takes the CPU so long that the lane's own thread should do it.
 
-        About 256 calls of the driver, or 2,048 copies in batches, count as long. ``transfer.pieces()`` are the plans
+        More than 256 driver calls, or 2,048 copies in batches, count as long. ``transfer.pieces()`` returns the plans
         that the transfer is cut into.
         """
         del transfer
@@ -111,14 +110,14 @@ class Path(Protocol):
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
 
-        All work of the transfer must run after the work that the first stream already has, and before any work that the
-        second stream gets later.
+        All work of the transfer must run after the work already issued on the first stream. It must also run before any
+        work that is issued on the second stream later.
         """
         del direction
         return lane.copy, lane.copy
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile and upload everything that plans of the same programs need, whatever their size; move nothing."""
+        """Compile and upload everything that plans of the same programs need, for any number of units; move nothing."""
         del plan
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Any:
@@ -126,25 +125,25 @@ class Path(Protocol):
 
         Args:
             transfer: lends memory and events, and holds them until it has ended.
-            plan: what to move: the transfer's plan, or a part of it. It moves at least one byte.
+            plan: the transfer's plan, or its plan for some layers. It moves at least one byte.
             lane: the streams.
 
         Returns:
-            What :meth:`issue` takes.
+            The argument ``prepared`` of :meth:`issue`.
         """
         raise NotImplementedError
 
     def issue(self, transfer: DeviceTransfer, prepared: Any) -> None:
-        """Give the work to the driver. After every few calls, ``transfer.pace`` keeps the driver's queue from filling.
+        """Issue the work. Call ``transfer.pace`` after every few driver calls, so that the driver's queue never fills.
 
         Args:
             transfer: as in :meth:`prepare`.
-            prepared: what :meth:`prepare` has returned.
+            prepared: the result of :meth:`prepare`.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the path keeps between transfers. No transfer is in flight."""
+        """Give back all resources that the path keeps between transfers. No transfer is in flight."""
         return
 
 
@@ -162,7 +161,7 @@ def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
 
 
 def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
-    """The memory on both sides of a plan, from what the driver knows of each layout."""
+    """Describe the memory on both sides of a plan, from the facts of each layout."""
     devices = {fact.device if ":" in fact.device else f"{fact.device}:0" for fact in facts} - {"cpu:0"}
     pageable = next((fact.pageable for fact in facts if fact.pageable), "")
     unserved = ""
@@ -176,5 +175,5 @@ def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
 
 @cache
 def triton_is_there() -> bool:
-    """Whether the paths that launch kernels have their compiler."""
+    """Return whether Triton is installed. The paths that launch kernels need it."""
     return find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""The reaper: a thread that takes back what ended transfers hold; and an exit that waits for the others."""
+"""The reaper: a thread that takes back the loans of ended transfers; and an exit hook that waits for transfers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvplan.base.process import generation
 from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
 
-LOOK_SECONDS = 0.02  # between two looks at what is in flight
-# Looks with nothing in flight before the thread sleeps until it is woken. Waking it costs the submit that does so, and
-# a thread that wakes during a submit competes with it for the interpreter.
+LOOK_SECONDS = 0.02  # between two looks at the transfers in flight
+# Number of looks with no transfer in flight before the thread sleeps until it is woken. To wake it costs a submit time,
+# and a thread that wakes during a submit competes with it for the interpreter.
 IDLE_LOOKS = 100
 STOPPED_LOOK_SECONDS = 1e-3
 
@@ -27,11 +27,11 @@ _live: set[Reaper] = set()
 
 
 class Alarm:
-    """Wakes the reaper.
+    """An object that wakes the reaper.
 
     Attributes:
-        asleep: whether its thread sleeps until something is put in ``calls``.
-        calls: a queue, not an Event: a garbage collection in the wrong place would take an Event's lock twice.
+        asleep: whether the reaper's thread sleeps until an object is put in ``calls``.
+        calls: a queue. An Event would not do: a finalizer could take its lock while the same thread holds it.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class Alarm:
 
 
 class Duties(NamedTuple):
-    """Calls that the reaper makes.
+    """Functions of the executor that the reaper calls.
 
     Attributes:
-        reap: take back what ended transfers hold; returns how many transfers are left in flight.
-        settle: add up what has ended.
-        stop: take no more transfers.
-        stop_lanes: let the lanes end behind what they have.
-        ended: whether the lanes have ended, and no call of ``prepare`` is left.
-        tear_down: give everything back to the driver.
-        left: how many transfers and calls of ``prepare`` have not ended.
+        reap: takes back the loans of ended transfers; returns how many transfers are left in flight.
+        settle: adds ended transfers to the statistics.
+        stop: accepts no more transfers.
+        stop_lanes: stops the lanes after their pending transfers.
+        ended: returns whether lanes and transfers have ended, and all calls of ``prepare`` have returned.
+        tear_down: gives all resources back to the driver.
+        left: returns how many transfers, and how many calls of ``prepare``, have not ended.
     """
 
     reap: Callable[[], int]
@@ -62,16 +62,16 @@ class Duties(NamedTuple):
 
 
 class Reaper:
-    """Lets go of ended transfers, so that memory lives no longer than its transfer, with or without another submit.
+    """A thread that takes back the loans of ended transfers, even if no other submit follows.
 
-    Its thread sleeps while nothing is in flight. The thread keeps the executor's parts alive until all has ended, also
-    where the executor itself was dropped.
+    The thread sleeps while no transfer is in flight. It keeps the executor's parts alive until all transfers have
+    ended, even if the executor itself is deleted.
 
     Args:
-        duties: what it calls.
-        alarm: what wakes it.
-        inside: identifiers of threads that cannot wait for the executor's end; its own is added.
-        exit_seconds: that the interpreter's exit waits for it.
+        duties: the functions that it calls.
+        alarm: the object that wakes it.
+        inside: identifiers of threads that cannot wait for the executor's end; the reaper adds its own.
+        exit_seconds: seconds that the interpreter's exit waits for it.
     """
 
     def __init__(self, duties: Duties, alarm: Alarm, inside: set[int], exit_seconds: float) -> None:
@@ -89,12 +89,12 @@ class Reaper:
         _hook_exit()
 
     def own(self, executor: object) -> None:
-        """End when this object is gone, also where its finalizer is broken off."""
-        self._owner = weakref.ref(executor, self.alarm.calls.put)  # one call of C
+        """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
+        self._owner = weakref.ref(executor, self.alarm.calls.put)  # a single C call
 
     def stop(self) -> None:
-        """End once nothing is in flight any more."""
-        self._stopped = True  # from here to the end of put no signal is looked at
+        """Let the thread end after all transfers have ended."""
+        self._stopped = True  # no signal handler runs from here to the end of put
         self.alarm.calls.put(None)
 
     def _serve(self) -> None:
@@ -116,7 +116,7 @@ class Reaper:
         duties.stop_lanes()
         while not duties.ended():
             time.sleep(STOPPED_LOOK_SECONDS)
-        with contextlib.suppress(TransferError):  # the context may be lost: there is nothing to give back to then
+        with contextlib.suppress(TransferError):  # if the context is lost, nothing can be given back
             duties.tear_down()
 
 

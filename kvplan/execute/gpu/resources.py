@@ -1,4 +1,4 @@
-"""Plain data that all files of one GPU's executor share: made once, handed down."""
+"""The limits, memory and events that all parts of one GPU's executor share."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from kvplan.execute.stats import Tally
 class Limits:
     """Sizes and counts at which a GPU's executor changes what it does.
 
-    The defaults are right for every GPU that was measured. Tests hand in others, so that small transfers meet them.
+    The defaults are right for every GPU that was measured. Tests use lower limits, so that small transfers reach them.
 
     Attributes:
-        batch_copies: copies of one batched call. The engine begins when the call returns, so large batches go in
-            slices; and 52,000 copies in one call have crashed a driver (580).
-        batch_nbytes: copies from host memory of fewer bytes than this go by a call each. Batches lose bytes of copies
-            of up to 24 KiB from host memory, or end the context or the process, where such sizes differ within a call:
-            the driver writes them into its queue of commands, and past its end. Seen of 580 on H100 and H200
-            (``benchmarks/gpu/batch_bytes.py``). The size is the same on every GPU that was looked at.
-        calls_in_flight: calls of one transfer in flight on a stream; twice that at most. The driver's queue ends at
-            about a thousand. A call that finds it full waits for the GPU with the driver's lock held, and all other
-            threads' calls wait for it.
-        lane_calls: calls in flight on a lane. With more of them, the lane's own thread issues, which may wait.
-        slow_calls: 2-D copies and single copies, at 2 to 3 us each. The lane's own thread issues more of them.
-        slow_copies: copies in batches, at 0.4 to 3 us each. The lane's own thread issues more of them.
-        slow_chunks: chunks of a staged transfer. The lane's own thread issues more of them.
-        launch_groups: run groups of the kernel path that get a launch each. More of them go as flat descriptors in one
-            launch: every launch costs the CPU as much as 100 of them.
-        launch_rows: rows of one launch. They are counted in 32 bits, with room for the steps of all programs.
-        flat_nbytes: bytes of a flat descriptor of the kernel path. Longer ones are cut, so that programs share the
-            work; the kernel loops over the rest.
-        layer_groups: groups of layers that a transfer by layers is cut into, at most; each is issued by itself.
-        layer_group_nbytes: bytes of such a group, at least.
-        chunk_nbytes: bytes of a chunk of the staged path, at most, where the policy names no number.
+        batch_copies: most copies per batched call. The engine begins when the call returns, so large batches are cut
+            into slices. A call of 52,000 copies has crashed a driver (580).
+        batch_nbytes: copies of fewer bytes from host memory get one driver call each. If a batch has copies of up to
+            24 KiB in several sizes, it loses bytes, or ends the context or the process. The driver writes these
+            bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200
+            (``benchmarks/gpu/batch_bytes.py``). The size was the same on every GPU measured.
+        calls_in_flight: calls of one transfer between two events; at most twice as many are in flight on a stream. The
+            driver's queue holds about 1,000. If it is full, a call waits for the GPU and holds the driver's lock, so
+            the calls of all other threads wait, too.
+        lane_calls: calls in flight on a lane. If there are more, the lane's own thread issues, since it may wait.
+        slow_calls: 2-D copies and single copies, 2 to 3 us each. If there are more, the lane's own thread issues.
+        slow_copies: copies in batches, 0.4 to 3 us each. If there are more, the lane's own thread issues.
+        slow_chunks: chunks of a staged transfer. If there are more, the lane's own thread issues.
+        launch_groups: most run groups for which the kernel path makes one launch each. If a plan has more, one launch
+            copies flat descriptors: a launch costs the CPU as much as 100 flat descriptors.
+        launch_rows: most rows per launch. The kernel counts rows in 32 bits, and adds the step of all programs.
+        flat_nbytes: most bytes per flat descriptor of the kernel path. Longer descriptors are cut, so that programs
+            share the work; the kernel loops over the bytes of one descriptor.
+        layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself.
+        layer_group_nbytes: least bytes of such a group.
+        chunk_nbytes: most bytes per chunk of the staged path, if the policy names no number.
         small_chunks: chunks that a small staged transfer is cut into.
-        small_chunk_nbytes: bytes of each of those, at least.
-        few_chunks: with more chunks than this, kernels of the staged path find their units in GPU memory.
-        decisions: choices of a path that are remembered.
+        small_chunk_nbytes: least bytes of such a chunk.
+        few_chunks: if a staged transfer has more chunks, its kernels read their unit addresses from GPU memory.
+        decisions: number of path choices that are remembered.
         exit_seconds: seconds that the interpreter's exit waits for transfers and calls of ``prepare``.
     """
 
@@ -82,18 +82,18 @@ class Resources:
     """The data that transfers and paths of one executor share. It has no behaviour.
 
     Attributes:
-        generation: of the process that made it; see :mod:`kvplan.base.process`.
+        generation: generation of the process that made the executor; see :mod:`kvplan.base.process`.
         device: the GPU.
-        policy: what the caller asked for.
+        policy: the caller's policy.
         limits: sizes and counts at which paths change what they do.
-        lock: guards what all lanes share; taken inside a lane's lock, never around it.
-        events: events that no transfer uses; the last one given back is taken first.
+        lock: guards the data that all lanes share. A thread that needs a lane's lock, too, takes the lane's lock first.
+        events: events that no transfer uses; the last event given back is taken first.
         slots: pinned host memory.
         memory: GPU memory.
         tables: run tables and kernels.
-        reach: which host memory the GPU reaches.
-        tally: sums of ended transfers.
-        wakes: a queue of each lane's thread; what is put in wakes the thread.
+        reach: tells which host memory the GPU reaches.
+        tally: sums over ended transfers.
+        wakes: one queue for the thread of each lane; any object put in wakes the thread.
         inside: identifiers of the executor's own threads, which cannot wait for its end.
     """
 
@@ -113,7 +113,7 @@ class Resources:
 
 
 def resources_of(device: Device, policy: Policy, limits: Limits) -> Resources:
-    """Resources of one executor; no memory is taken before the first transfer."""
+    """Make the resources of one executor. No memory is allocated before the first transfer."""
     lock, events = threading.RLock(), list[int]()
     slots = Arena(partial(_allocate, device, device.allocate_host), device.free_host, visible=True)
     memory = Arena(partial(_allocate, device, device.allocate), device.free, visible=False)
@@ -153,7 +153,7 @@ class Loans:
         while True:
             if events:
                 event = events[-1]
-                del events[-1]  # from here to the end of append neither a signal nor another thread comes between
+                del events[-1]  # from here to the end of append no signal handler and no other thread runs
                 borrowed.append(event)
                 return event
             aside(self._make_event)
@@ -167,26 +167,26 @@ class Loans:
         self, events: int, old_events: Iterable[int], old_pieces: Iterable[Held], place: dict[str, Any], key: str,
         owner: object,
     ) -> None:  # fmt: skip
-        """Give the last borrowed piece and events to a new owner, and take what the owner before it had.
+        """Give the last borrowed piece and events to a new owner, and take over those of the old owner.
 
         Args:
-            events: how many events the new owner keeps.
-            old_events, old_pieces: what the owner before it had; this transfer gives it back at its end.
+            events: number of events that the new owner keeps.
+            old_events, old_pieces: events and pieces of the old owner; this transfer gives them back at its end.
             place, key: the dictionary and the key under which the new owner is stored.
             owner: the new owner.
         """
         pieces, borrowed = [*self._pieces[:-1], *old_pieces], [*self._borrowed[:-events], *old_events]
-        place[key] = owner  # from here to the end of the next line no signal is looked at
+        place[key] = owner  # no signal handler runs from here to the end of the next line
         self._pieces, self._borrowed = pieces, borrowed
 
     def _return_loans(self) -> None:
         """Give everything back. If the call is interrupted at any point, it can be repeated."""
         pieces, events, empty = self._pieces, self.resources.events, list[int]()
         while True:
-            if not pieces:  # asked behind the jump back, where a handler may have given them back
+            if not pieces:  # checked at each turn, since a signal handler may have given all pieces back
                 break
             held = pieces[-1]
-            del pieces[-1]  # from here to the end of append no signal is looked at
+            del pieces[-1]  # no signal handler runs from here to the end of append
             held[0].append(held)
         borrowed = self._borrowed
         self._borrowed = empty  # likewise

@@ -1,4 +1,4 @@
-"""Compiled loop of the staged path: it deals units out to the chunks of a ring."""
+"""The compiled loop of the staged path: it assigns units to the chunks of a ring."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def deal(
     ring, slots, slot_nbytes, first_slot, granule_nbytes, granules,
     template, address, words, made, extra, edges,
 ):  # fmt: skip
-    """Place every granule of a part in the ring, and write down the copies and launches that move it.
+    """Place every granule of a plan part in the ring, and list the copies and launches that move it.
 
     Args:
         units: (2, n) int64: source and destination address of each unit.
         load: whether the host is the source.
-        skip, per: units before the first in its granule; units a granule.
-        unit_hosts, unit_rings: (per,) bytes from a granule's host and ring address to each unit's.
-        head, middle, tail: (3, k) extents (host offset, ring offset, bytes) of the first granule, of those between, of
-            the last; with one granule the head counts.
-        ring, slots, slot_nbytes, first_slot: address of the ring, its slots, and where the first chunk goes.
-        granule_nbytes, granules: bytes of a granule in the ring; granules a chunk.
-        template, address, words: header of a launch (8,), and the pinned slot: its address, its memory. Written: a
-            header for each chunk, then the source addresses of all units, then their destination addresses.
-        made, extra: (3, extra + m) written behind the first ``extra``: source, destination, bytes of every extent.
-        edges: (chunks + 1,) written: where the extents of each chunk begin; those that touch on both sides are one.
+        skip, per: units that the first granule lacks at its start; units per granule.
+        unit_hosts, unit_rings: (per,) bytes from a granule's host address, and ring address, to each of its units.
+        head, middle, tail: (3, k) extents (host offset, ring offset, bytes) of the first, of any middle, and of the
+            last granule. A single granule has the extents ``head``.
+        ring, slots, slot_nbytes, first_slot: ring address, number of slots, bytes per slot, slot of the first chunk.
+        granule_nbytes, granules: bytes per granule in the ring; granules per chunk.
+        template, address, words: launch header (8,); address and memory of the pinned slot. The loop writes a header
+            for each chunk, then the source addresses of all units, then their destination addresses.
+        made, extra: (3, extra + m): source, destination, bytes of every extent, written from column ``extra`` on.
+        edges: (chunks + 1,) written: index of the first extent of each chunk. Extents that touch are merged.
     """
     count = units.shape[1]
     last = (count - 1 + skip) // per
@@ -44,7 +44,7 @@ def deal(
         words[first_unit + (1 - host_row) * count + unit] = units[1 - host_row, unit]
         if unit and inner:
             continue
-        if not unit or not within:  # the first of its chunk
+        if not unit or not within:  # the first unit of its chunk
             for k in range(8):
                 words[8 * chunk + k] = template[k]
             words[8 * chunk + 3] = address + 8 * (first_unit + unit)
@@ -55,7 +55,7 @@ def deal(
         extents = head if granule == 0 else tail if granule == last else middle
         for k in range(extents.shape[1]):
             begin, there, nbytes = host + extents[0, k], place + extents[1, k], extents[2, k]
-            if at > edges[chunk] and at > extra:  # blocks that follow one another on the host are one copy
+            if at > edges[chunk] and at > extra:  # merge blocks that are adjacent on the host into one copy
                 last_nbytes = made[2, at - 1]
                 if made[host_row, at - 1] + last_nbytes == begin and made[1 - host_row, at - 1] + last_nbytes == there:
                     made[2, at - 1] += nbytes
@@ -63,13 +63,13 @@ def deal(
             made[host_row, at], made[1 - host_row, at], made[2, at] = begin, there, nbytes
             at += 1
     edges[chunks] = at
-    for chunk in range(chunks):  # from the first unit of each to how many it has
+    for chunk in range(chunks):  # replace the first unit of each chunk by its number of units
         following = words[8 * (chunk + 1)] if chunk + 1 < chunks else count
         words[8 * chunk] = following - words[8 * chunk]
 
 
 def load() -> None:
-    """Compile the loop, or load it from numba's cache, for the arrays that it is given; the result is dropped."""
+    """Compile the loop for the types of its arguments, or load it from numba's cache, by one call on small arrays."""
     one, extents = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
     deal(
         np.zeros((2, 1), np.int64), True, 0, 1, one, one, extents, extents, extents, 0, 1, 0, 0, 0, 1,  # noqa: FBT003

@@ -1,4 +1,4 @@
-"""Selection: finds the paths that serve a plan, says why others cannot, and chooses the path of ``auto``."""
+"""The choice of a path: which paths can serve a plan, why others cannot, and which path ``auto`` takes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.halves import LARGE_RUN
 from kvplan.plan.plan import Plan
 
-MOST_PARTS = 8  # of a plan whose decision is remembered
+MOST_PARTS = 8  # decisions are remembered for plans of at most this number of plan parts
 
 
 class Choice(NamedTuple):
     """A chosen path.
 
     Attributes:
-        path: moves the plan.
-        predicted: seconds on the GPU that it is expected to take; None where there is no model, or it was not asked.
-        pageable: whether pageable memory is in it.
+        path: the path that moves the plan.
+        predicted: predicted seconds on the GPU; None if there is no prediction for the plan, or none was needed.
+        pageable: whether the plan has pageable memory.
     """
 
     path: Path
@@ -37,26 +37,26 @@ class Choice(NamedTuple):
 
 
 class Selection:
-    """Judges paths for one device.
+    """An object that chooses paths for plans on one device.
 
     Args:
-        resources: of the executor.
-        paths: by their names.
-        profile: of the device; None finds it when first asked for.
+        resources: resources of the executor.
+        paths: the paths, by name.
+        profile: profile of the device; if None, it is looked up at the first use.
     """
 
     def __init__(self, resources: Resources, paths: Mapping[str, Path], profile: DeviceProfile | None) -> None:
         self._resources = resources
         self._paths = paths
         self._profile = profile
-        # By what tells plans apart; groups and layouts, told by their identity, are held weakly.
+        # By the data that a decision depends on. Run groups and layouts are in the key by id, and held weakly.
         self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice]] = {}
-        # By identity of the only pair, which is held weakly.
+        # By the ids of a plan's only pair of layouts, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Sides]] = {}
 
     @property
     def profile(self) -> DeviceProfile:
-        """Of the device, found when first asked for."""
+        """Return the profile of the device. The first use looks it up."""
         if self._profile is None:
             from kvplan.cost.store import find_for
 
@@ -64,11 +64,11 @@ class Selection:
         return self._profile
 
     def choose(self, plan: Plan, *, capturing: bool) -> Choice:
-        """The path for a plan; nothing has moved when it refuses.
+        """Choose the path for a plan, before any bytes move.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
-            HostMemoryError: the path is for pinned memory, and this is not.
+            LayoutError: a destination is read-only, or addresses are not of this process.
+            HostMemoryError: the path needs pinned memory, and some of the plan's memory is pageable.
             PathError: the path, or every path, cannot serve the plan.
         """
         name = self._resources.policy.path
@@ -84,11 +84,11 @@ class Selection:
         return Choice(path, None, bool(sides.pageable))
 
     def all(self, plan: Plan) -> list[cost.Candidate]:
-        """Every path with what it is expected to take, the one that ``auto`` takes first; refused ones last.
+        """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
-            PathError: within a GPU, where nothing was measured.
+            LayoutError: a destination is read-only, or addresses are not of this process.
+            PathError: the plan copies within a GPU, for which no costs are measured.
         """
         sides = self._sides(plan)
         counts = counted(plan)
@@ -97,14 +97,14 @@ class Selection:
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
     def likely(self, plan: Plan) -> list[Path]:
-        """The path of the policy; of ``auto``, all that plans may take that are larger or smaller, or merge less."""
+        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
         chosen = self.choose(plan, capturing=False)
         if chosen.predicted is None:
             return [chosen.path]
         return [self._paths[one.path] for one in self.all(plan) if not one.refused]
 
     def expected(self, plan: Plan, name: str) -> float | None:
-        """Seconds on the GPU that a path is expected to take for a plan; None where nothing was measured."""
+        """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
         if plan.direction not in DIRECTIONS or not plan.nbytes or name not in TERMS:
             return None
         sides = self._sides(plan)
@@ -113,7 +113,7 @@ class Selection:
         return cost.predict(name, statistics_of(plan), self.profile, self._resources.policy).seconds
 
     def check(self, name: str, plan: Plan) -> None:
-        """A path can serve a plan.
+        """Check that a path can serve a plan.
 
         Raises:
             LayoutError, HostMemoryError, PathError: it cannot.
@@ -135,10 +135,10 @@ class Selection:
         return cost.candidates(statistics, self.profile, self._resources.policy, refused, halves)
 
     def _sides(self, plan: Plan) -> Sides:
-        """Ask the driver about a plan's memory, once for each pair of layouts.
+        """Describe the memory of a plan. The driver is called once for each pair of layouts.
 
         Raises:
-            LayoutError: a destination that is read-only, or addresses that are not this process's.
+            LayoutError: a destination is read-only, or addresses are not of this process.
         """
         if len(plan.layouts) > 1:
             return self._look(plan)
@@ -148,7 +148,7 @@ class Selection:
         if known is not None and known[0]() is src and known[1]() is dst:
             return known[2]
         sides = self._look(plan)
-        if not sides.pageable:  # it may be pinned by the next time
+        if not sides.pageable:  # pageable memory may be pinned before the next plan
 
             def forget(_: object) -> None:
                 self._known.pop(key, None)
@@ -162,12 +162,12 @@ class Selection:
         return sides_of(f"cuda:{self._resources.device.ordinal}", facts, plan.direction)
 
     def _auto(self, plan: Plan) -> Choice:
-        """Choose the path that the model makes the cheapest; within a GPU, and of pageable memory, by the rule.
+        """Choose the path with the least predicted time; within a GPU, and for pageable memory, by a fixed rule.
 
-        Plans of the same run groups, and as many units that merge as much, are decided once. What merges is counted
-        once, and only where the path may depend on it: counting takes as long as moving a small plan.
+        Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
+        only if the path may depend on them: counting takes as long as moving a small plan.
         """
-        unmerged: Any = None  # a key without what merges
+        unmerged: Any = None  # a key without merge counts
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
             part = plan.parts[0]
             src, dst = plan.layouts[0]
@@ -203,16 +203,16 @@ class Selection:
                 and self._whatever_merges(plan, sides, counts, statistics)
             ):
                 key = unmerged
-        if key is not None and not sides.pageable:  # it may be pinned by the next time
+        if key is not None and not sides.pageable:  # pageable memory may be pinned before the next plan
             self._remember(key, plan, choice)
         return choice
 
     def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:
-        """Keep a decision as long as all groups and layouts live whose identities are in its key."""
+        """Keep a decision until a run group or a layout whose id is in its key is deleted."""
         if len(self._decided) >= self._resources.limits.decisions:
             self._decided.clear()
 
-        def forget(_: object) -> None:  # before the identity is given to another object
+        def forget(_: object) -> None:  # runs before another object can get the id
             self._decided.pop(key, None)
 
         held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
@@ -221,7 +221,7 @@ class Selection:
     def _whatever_merges(
         self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics
     ) -> bool:  # fmt: skip
-        """Whether the kernel, to which merging is nothing, is taken though all copies of the others were one."""
+        """Return whether the kernel is the best path even if all copies of the other paths merge into one."""
         if halves_statistics(plan.direction, counts) is not None:
             return False
         refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
@@ -230,7 +230,7 @@ class Selection:
     def _best(self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics) -> cost.Candidate:
         every = self._candidates(plan, sides, counts, statistics)
         if every[0].refused:
-            if len({one.refused for one in every}) == 1:  # of all the same, which names each
+            if len({one.refused for one in every}) == 1:  # all paths have the same reason, which names them
                 raise PathError(every[0].refused)
             reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
             raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
@@ -238,7 +238,7 @@ class Selection:
 
 
 def _refusal(path: Path, plan: Plan, sides: Sides) -> Refusal | None:
-    """Why a path cannot serve a plan; None where it can."""
+    """Return why a path cannot serve a plan; None if it can."""
     if sides.unserved:
         reasons = "; ".join(f"{name}: {sides.unserved}" for name in GPU_PATHS)
         return PathError, f"no path serves this {plan.direction!r} plan: {reasons}"
@@ -246,7 +246,7 @@ def _refusal(path: Path, plan: Plan, sides: Sides) -> Refusal | None:
 
 
 def _ruled(plan: Plan, sides: Sides) -> str:
-    """The path of plans of which nothing is measured; "" for the others."""
+    """Return the path of a plan for which no costs are measured; "" for every other plan."""
     if len(sides.devices) > 1 or sides.pageable:
         return "copy_engine"
     if plan.direction in DIRECTIONS and plan.nbytes:
@@ -255,7 +255,7 @@ def _ruled(plan: Plan, sides: Sides) -> str:
 
 
 def _rounded(count: int) -> int:
-    """A count to its first four binary digits: plans of random blocks differ by a few copies, and no choice by so few.
+    """Round a count down to its first four binary digits: a few copies more or less do not change the choice of a path.
 
     >>> [_rounded(count) for count in (7, 15, 33, 1000)]
     [7, 15, 32, 960]

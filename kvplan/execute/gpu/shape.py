@@ -1,4 +1,4 @@
-"""The shape of a copy kernel: its word, the width of a piece, and the pieces in flight."""
+"""The shape of a copy kernel: bytes per word, width of a row, and rows per tile."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 
 WORDS = (16, 8, 4, 2, 1)  # bytes
-LANES = 32  # of a warp
-# Words a thread has on their way: with addresses of their own four are all that its registers hold at 32 warps; eight,
-# where they are of one row.
+LANES = 32  # threads per warp
+# Words in flight per thread. With an address for each word, registers hold four of them at 32 warps. If all words of a
+# thread are of one row, registers hold eight.
 IN_FLIGHT, MOST_IN_FLIGHT = 4, 8
 MAX_WARPS = 32
-MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # bytes of an item, where all are to be of even length
+MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # most bytes per item, if all items should have about the same length
 MAX_ROWS = 1024
 
 
@@ -22,11 +22,11 @@ class Shape(NamedTuple):
     """One variant of the kernel.
 
     Attributes:
-        word: bytes a load or store, 16, 8, 4, 2 or 1.
+        word: bytes per load or store: 16, 8, 4, 2 or 1.
         width: bytes of a row in flight at once; a power of two.
-        rows: of a tile; a power of two.
-        warps: of a program.
-        split: accesses that the width is made of. With one row a warp, warps never wait for each other.
+        rows: rows per tile; a power of two.
+        warps: warps per program.
+        split: number of accesses per width. If each warp has one row, warps never wait for each other.
     """
 
     word: int
@@ -37,13 +37,13 @@ class Shape(NamedTuple):
 
 
 def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS) -> Shape:
-    """The variant for items of some size.
+    """Return the variant of the kernel for items of some size.
 
     Args:
-        alignment: bytes; divides every address and size.
+        alignment: number of bytes that divides every address and size.
         longest: bytes of the longest item.
-        tile: bytes that a program should have in flight; a power of two. Narrow words make it less.
-        max_warps: of a program.
+        tile: bytes that a program should have in flight; a power of two. With small words, fewer are in flight.
+        max_warps: most warps per program.
 
     >>> shape_of(256, 8192, 128 << 10)
     Shape(word=16, width=4096, rows=32, warps=32, split=8)
@@ -71,7 +71,7 @@ def _power(value: int) -> int:
 
 
 def cut(items: Int64Array, longest: int) -> Int64Array:
-    """Items of at most ``longest`` bytes: longer ones in equal pieces, as far as words of 16 bytes allow.
+    """Cut items of more than ``longest`` bytes into pieces. Their lengths are as equal as multiples of 16 bytes allow.
 
     Args:
         items: (3, n) int64: source offset, destination offset, bytes.

@@ -1,7 +1,7 @@
 """The staged path: the copy engine moves host extents to and from a ring in GPU memory, and a kernel moves runs.
 
-The copy engine moves what is contiguous on the host at the speed of the link; the kernel moves what is scattered on the
-GPU at the speed of its memory. Chunks go through the slots of a ring, so that both work at once.
+The copy engine moves contiguous host memory at the speed of the link. The kernel moves scattered runs on the GPU at the
+speed of its memory. Chunks go through the slots of a ring, so that both work at once.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from kvplan.plan.staging import GRAIN, Staging, staging_of
 SLOTS = 4
 TILE = 32 << 10  # bytes
 WARPS = 16
-CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # of the kernel that brings along what the others read
+CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # shape of the kernel that copies headers and unit addresses to the GPU
 NOTHING = np.empty(0, dtype=np.int64)
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Ring:
-    """Slots in GPU memory that chunks pass through in turn.
+    """Slots in GPU memory that chunks use in turn.
 
     Args:
-        events: two for each slot.
+        events: two events for each slot.
 
     Attributes:
-        piece: the memory.
-        slots, slot_nbytes: number of slots, and bytes of each.
-        filled, freed: (slots,) int64: for each slot, the event behind the last write, and behind the last read.
-        users: for each slot, the last transfer through it, held weakly: a transfer holds its plan's memory.
+        piece: the memory of all slots.
+        slots, slot_nbytes: number of slots, and bytes per slot.
+        filled, freed: (slots,) int64: for each slot, the event after its last write, and after its last read.
+        users: for each slot, a weak reference to the last transfer through it: a transfer holds its plan's memory.
     """
 
     def __init__(self, events: list[int], piece: Piece, slots: int, slot_nbytes: int) -> None:
@@ -62,14 +62,14 @@ class Ring:
 
     @property
     def events(self) -> list[int]:
-        """All its events."""
+        """Return all events of the ring."""
         return [*self.filled.tolist(), *self.freed.tolist()]
 
     def enter(self, transfer: DeviceTransfer, chunks: int) -> tuple[int, BoolArray]:
         """Reserve the next slots for the chunks of a transfer.
 
         Returns:
-            The first slot; and for each slot from there on, whether a transfer in flight still uses it.
+            The first slot; and whether a transfer in flight still uses a slot, in the order of the chunks.
         """
         first, self.next = self.next, (self.next + chunks) % self.slots
         user, busy = ref(transfer), np.zeros(self.slots, dtype=np.bool_)
@@ -82,13 +82,13 @@ class Ring:
 
 
 class Chunks(NamedTuple):
-    """The calls that send one part through the ring.
+    """The driver calls that move one plan part through the ring.
 
     Attributes:
-        rows: (n, 4) int64: the calls, as :mod:`kvplan.cuda.calls` has them.
+        rows: (n, 4) int64: the calls, one per row, in the format of :mod:`kvplan.cuda.calls`.
         made: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
         kernel: the kernel that the calls launch.
-        leave: the stream that the transfer ends on.
+        leave: the stream on which the transfer ends.
         carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
         apart: whether there are chunks whose copies cannot be one batch.
@@ -106,7 +106,7 @@ class Chunks(NamedTuple):
 
 
 class StagedPath(Path):
-    """Copy engine and kernel in a pipeline."""
+    """The path ``"staged"``: copy engine and kernel in a pipeline."""
 
     name = "staged"
 
@@ -116,7 +116,7 @@ class StagedPath(Path):
         policy, most = resources.policy, resources.policy.staging_bytes
         chunk = policy.chunk_bytes or resources.limits.chunk_nbytes
         self._chunk_nbytes = chunk if most is None else min(chunk, max(most // 2, 1))
-        # As many as there are SMs: where compute holds each of them to its end, what counts is to be done soon.
+        # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = resources.device.multiprocessors
         self._programs = min(policy.max_programs or processors, processors)
 
@@ -205,8 +205,8 @@ class StagedPath(Path):
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
         total = head.shape[1] + max(last - 1, 0) * staging.extents.shape[1] + (tail.shape[1] if last else 0)
-        # The kernels of a long transfer find their units in GPU memory: across a busy link, reading them takes longer
-        # than the copying. A load brings them along with its first chunk.
+        # The kernels of a long transfer read their unit addresses from GPU memory: across a busy link, reading them
+        # takes longer than the copies. A load copies the addresses to the GPU with its first chunk.
         nbytes = 8 * (HEADER * chunks + 2 * count)
         piece = transfer.slot(nbytes)
         many = chunks > limits.few_chunks
@@ -224,7 +224,7 @@ class StagedPath(Path):
         transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, chunks))
         at_once = not seams.size and not single
         two = load and chunks > 1 and resources.policy.streams != 1
-        # The other kernels are to run behind those of earlier transfers, and behind the upload of the table.
+        # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
         rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
         written, apart = calls().schedule(
@@ -248,7 +248,7 @@ class StagedPath(Path):
         return header.address
 
     def _run(self, transfer: DeviceTransfer, chunks: Chunks, rows: Int64Array) -> None:
-        """Issue some of the calls."""
+        """Issue these rows in steps, and pace the transfer after each step."""
         device = self._resources.device
         while left := len(rows):
             step = transfer.room
@@ -268,42 +268,42 @@ class StagedPath(Path):
         copy_all(transfer, made, 0, made.size.size, stream)
 
     def close(self) -> None:
-        """Give the rings' events back; nothing is in flight."""
+        """Give the events of all rings back. No transfer is in flight."""
         for ring in self._rings.values():
             self._resources.events.extend(ring.events)
         self._rings.clear()
 
     def _ring(self, transfer: DeviceTransfer, lane: str, granule: int) -> Ring:
-        """The ring of a lane; a larger one where a granule does not fit."""
+        """Return the ring of a lane. Make a new one if there is none, or if a granule does not fit in a slot."""
         ring = self._rings.get(lane)
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         resources = self._resources
-        # Here the compiled loop is loaded: else it would be, first, between a transfer's first event and its copies.
+        # This loads the compiled loop. Otherwise it would load between the transfer's first event and its copies.
         resources.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
         slot = max(self._chunk_nbytes // GRAIN * GRAIN, granule)
         most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
-        events = [transfer.event() for _ in range(2 * slots)]  # the transfer's own, until there is a ring
+        events = [transfer.event() for _ in range(2 * slots)]  # the transfer owns them until the ring exists
         made = Ring(events, transfer.scratch(slots * slot, exact=True), slots, slot)
-        # What is in flight on this lane still uses the old ring, and ends before this transfer.
+        # Transfers in flight on this lane still use the old ring. They end before this transfer.
         old_events, old = ([], []) if ring is None else (ring.events, [resources.memory.held(ring.piece)])
         transfer.exchange(len(events), old_events, old, self._rings, lane, made)
         return made
 
 
 def _ringed(staging: Staging, *, load: bool) -> tuple[Int64Array, int]:
-    """Items of the kernels between ring and cache, and their alignment."""
+    """Return the items that the kernels copy between ring and cache, and their alignment in bytes."""
     return staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment
 
 
 def granules_of(nbytes: int, granule: int, slot: int, limits: Limits = DEFAULT_LIMITS) -> int:
-    """Granules of a chunk.
+    """Return the number of granules per chunk.
 
     Args:
-        nbytes: of the plan.
-        granule, slot: bytes of a granule, and of a slot of the ring, which holds at least one.
-        limits: how small a chunk may be.
+        nbytes: bytes of the plan.
+        granule, slot: bytes per granule, and bytes per slot of the ring; a slot holds at least one granule.
+        limits: limits of small chunks.
 
     >>> [-(-16 // granules_of(16 * granule, granule, 42 << 20)) for granule in (147456, 655360, 1310720)]
     [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Run tables in GPU memory, uploaded once a program; and compiled kernels, loaded once a device."""
+"""Run tables in GPU memory, uploaded once per program; and compiled kernels, loaded once per device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared
 
 
 class Table:
-    """Items of one run group in GPU memory.
+    """The run table of one run group: its items in GPU memory.
 
     Attributes:
-        shape: of the kernel that reads them.
-        kernel: its function, threads a program, shared memory.
-        items: how many, for each unit.
-        header, words: (8,) int64: the header of a launch, units left open; and the same as Python's integers.
-        fresh: event behind the upload, or 0 once it is known to have passed.
+        shape: shape of the kernel that reads the items.
+        kernel: function, threads per program and bytes of shared memory of this kernel.
+        items: number of items per unit.
+        header, words: (8,) int64: the header of a launch, without units; and the same words as Python integers.
+        fresh: event behind the upload; 0 after the event is known to have passed.
     """
 
     def __init__(self, shape: Shape, kernel: Kernel, items: int, header: Int64Array, fresh: int) -> None:
@@ -41,11 +41,11 @@ class Table:
 
 
 class Tables:
-    """All run tables of one executor. A table lives as long as its run group, which every plan of it holds.
+    """All run tables of one executor. A table exists as long as its run group; every plan of the group keeps it alive.
 
     Args:
         device: the GPU.
-        lock: of the executor.
+        lock: lock of the executor.
         events: events that no transfer uses.
         slots: pinned host memory.
         memory: GPU memory.
@@ -67,7 +67,7 @@ class Tables:
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
         max_warps: int = MAX_WARPS,
     ) -> Table:  # fmt: skip
-        """The table of (3, n) ``items``, cut to what a row has in flight; made and uploaded when first asked for."""
+        """Return the table of (3, n) ``items``, cut to the width of a row. The first call makes and uploads it."""
         table = self._table(group, items, alignment, tile, stream, key, max_warps)
         if table.fresh:
             self._wait(table, stream)
@@ -99,13 +99,13 @@ class Tables:
     def warm_up(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS
     ) -> None:
-        """Make a table before the first transfer, on a stream of its own, and wait until it is there.
+        """Make a table before the first transfer, on a separate stream, and wait for its upload.
 
-        No transfer keeps the group meanwhile: were it dropped, the upload would write into memory given to others.
+        No transfer keeps the run group alive meanwhile. Without the wait, the upload could write into reused memory.
         """
         device = self._device
         with self._lock:
-            if (key, tile, max_warps) in self._known.get(group, {}):  # a transfer's, or there already
+            if (key, tile, max_warps) in self._known.get(group, {}):  # a transfer or an earlier warm_up has made it
                 return
             stream = self._aside = self._aside or device.stream()
         table = self._table(group, items, alignment, tile, stream, key, max_warps)
@@ -116,7 +116,7 @@ class Tables:
             self._wait(table, stream)
 
     def function(self, shape: Shape) -> Kernel:
-        """Handle, threads and shared memory of the kernel of a shape."""
+        """Return function handle, threads per program and bytes of shared memory of the kernel of a shape."""
         made = self._functions.get(shape)
         return aside(partial(self._compile, shape)) if made is None else made
 
@@ -124,7 +124,7 @@ class Tables:
         from kvplan.execute.gpu.kernel import compile_kernel
 
         device = self._device
-        with self._compiling, device.current(), Uncaptured(device):  # a lock of its own: it takes long
+        with self._compiling, device.current(), Uncaptured(device):  # not the executor's lock: compiling takes long
             made = self._functions.get(shape)
             if made is None:
                 compiled = compile_kernel(shape, device.arch)
@@ -134,7 +134,7 @@ class Tables:
         return made
 
     def close(self) -> None:
-        """Unload all; the device is current and nothing in flight."""
+        """Unload all kernels and drop all tables. The device is current, and no transfer is in flight."""
         cu = self._device.driver
         for module in self._modules:
             cu.cuModuleUnload(module)
@@ -150,9 +150,9 @@ class Tables:
         self._known.clear()
 
     def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int) -> Table:
-        """Upload it on the stream that asks; where that is captured, on one aside, else every replay would upload.
+        """Make a table and upload it on ``stream``, or on a separate stream if ``stream`` is being captured.
 
-        No signal comes in: it is called aside.
+        Otherwise every replay would upload it. A helper thread calls this, so no signal handler interrupts it.
         """
         device, slots, memory = self._device, self._slots, self._arena
         if device.capturing(stream):
@@ -165,7 +165,7 @@ class Tables:
         try:
             device.copy(target.address, source.address, made.nbytes, stream)
             device.record(fresh, stream)
-        except TransferError:  # the copy may run: its memory stays as it is
+        except TransferError:  # the copy may still run: its memory is not given back
             self._events.append(fresh)
             raise
         at, step = target.address, 8 * count
@@ -175,31 +175,31 @@ class Tables:
         return table
 
     def _event(self) -> int:
-        """An event that nothing else uses; called in a thread that no signal comes into."""
+        """Return an unused event. A helper thread calls this, so no signal handler interrupts it."""
         try:
             return self._events.pop()
         except IndexError:
             return self._device.event()
 
     def _wait(self, table: Table, stream: int) -> None:
-        """Let a stream wait for the upload, until it is known to have passed."""
+        """Let a stream wait for the upload, unless the upload is known to have ended."""
         device = self._device
         with self._lock, Uncaptured(device):
             if not table.fresh:
                 return
-            if device.capturing(stream):  # a graph may not wait for what is outside it
+            if device.capturing(stream):  # a graph cannot wait for an event outside it
                 device.driver.cuEventSynchronize(table.fresh)
             if device.driver.cuEventQuery(table.fresh) == NOT_READY:
                 device.wait(stream, table.fresh)
                 return
-            fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+            fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
             self._events.append(fresh)
 
 
 def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target: Piece, table: Table) -> None:
-    """Give back what a table had, once its group is gone: no transfer has it in flight any more."""
+    """Give back the memory and the event of a table, after its run group is deleted. No transfer uses the table."""
     slots.give(source)
     memory.give(target)
-    fresh, table.fresh = table.fresh, 0  # from here to the end of append no signal is looked at
+    fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
     if fresh:
         events.append(fresh)

@@ -1,4 +1,4 @@
-"""Waits: of a transfer for ``after=`` and for the issue of others, and of streams and threads for its end."""
+"""Waits: a transfer waits for ``after=`` and other transfers; streams and threads wait for the transfer's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvplan.plan.layers import Layers
 
 
 class Awaited(Transfer):
-    """The side of a GPU's transfer that others wait for; it changes nothing of the transfer."""
+    """The methods of a GPU's transfer by which streams and threads wait for its end. They do not change its state."""
 
     resources: Resources
     captures: list[Any] | None
@@ -33,15 +33,15 @@ class Awaited(Transfer):
 
     @abstractmethod
     def keep(self, after: Any) -> None:
-        """Keep what the transfer waits for until its end."""
+        """Keep the ``after=`` object until the transfer ends."""
 
     @abstractmethod
     def block(self) -> None:
-        """Wait for the end on the CPU; the transfer is issued."""
+        """Block the CPU until the transfer ends. It is issued."""
 
     @property
     def queued(self) -> bool:
-        """Whether it waits to be issued by the lane's own thread."""
+        """Return whether the lane's own thread still has to issue it."""
         return self._issued is not None and not self._issued.is_set()
 
     def wait(self, stream: Any = None) -> None:
@@ -54,7 +54,7 @@ class Awaited(Transfer):
         self._order(self._stream(stream), number)
 
     def precede(self, stream: int) -> None:
-        """Let a stream, by its handle, wait for the end of this transfer."""
+        """Let the stream with this handle wait for the end of this transfer."""
         self._order(stream, None)
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -104,19 +104,19 @@ class Awaited(Transfer):
     def _raise_error(self) -> None:
         if self._error is not None:
             if isinstance(self._error, KVPlanError):
-                raise self._error.with_traceback(None)  # else it would grow by every raise, and hold what they held
+                raise self._error.with_traceback(None)  # otherwise each raise adds frames, which keep objects alive
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
 
-Wait = int | Awaited  # an event, or a transfer, whose event may be given back meanwhile
+Wait = int | Awaited  # an event; or a transfer, since its event may be given back before the wait
 
 
 def waits_of(after: Any, transfer: Awaited) -> list[Wait] | None:
-    """List what the GPU must wait for before a transfer; None where only the CPU can wait.
+    """Return the events and transfers that ``after`` stands for; None if only the CPU can wait for it.
 
     Raises:
-        KVPlanError: a transfer that was captured into a graph.
-        TransferError: the driver refuses to record an event.
+        KVPlanError: ``after`` is a transfer that was captured into a CUDA graph.
+        TransferError: the driver cannot record an event.
     """
     if after is None:
         return []
@@ -128,7 +128,7 @@ def waits_of(after: Any, transfer: Awaited) -> list[Wait] | None:
     handle = stream_handle(after)
     if handle is not None:
         if getattr(after, "device_index", device.ordinal) != device.ordinal:
-            event = after.record_event()  # only its own device can record on it
+            event = after.record_event()  # only the stream's own device can record on it
             transfer.keep(event)
             return [event.cuda_event]
         mine = transfer.event()
@@ -138,16 +138,16 @@ def waits_of(after: Any, transfer: Awaited) -> list[Wait] | None:
     if theirs is None:
         return None
     transfer.keep(after)
-    return [theirs] if theirs else []  # one never recorded has passed
+    return [theirs] if theirs else []  # an event that was never recorded counts as passed
 
 
 def recorded(wait: Wait, transfer: Awaited, gate: int) -> Wait:
-    """An event of the transfer's own, recorded behind another owner's event as that stands now.
+    """Record an event of the transfer behind another owner's event as recorded now; return a transfer unchanged.
 
     Args:
-        wait: as :func:`waits_of` found it.
+        wait: event or transfer from :func:`waits_of`.
         transfer: the transfer that waits.
-        gate: a stream that only waits.
+        gate: the stream on which the event is recorded.
     """
     if isinstance(wait, Awaited):
         return wait

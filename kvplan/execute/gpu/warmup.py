@@ -1,4 +1,4 @@
-"""Warm up: compile and upload before the first transfer what it would wait for."""
+"""Warm up: compile and upload everything for which the first transfer would otherwise wait."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kvplan.plan.plan import Plan
 
 
 def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence[Path]], layer_groups: int) -> None:
-    """Load compiled loops, kernels and run tables of every path that plans of these programs may take; nothing moves.
+    """Load compiled loops, kernels and run tables of every path that plans of these programs may take; move nothing.
 
     Args:
         device: the GPU.
-        plan: one of the plans; None for the loops alone.
-        likely: the paths that a plan may take.
-        layer_groups: groups of layers that a transfer is cut into; 1 for a transfer that is not.
+        plan: one of the plans; if None, only the loops are loaded.
+        likely: returns the paths that a plan may take.
+        layer_groups: number of groups of layers that a transfer is cut into; 1 if it is not cut.
 
     Raises:
-        KVPlanError: every error that would refuse a submit of the plan.
+        KVPlanError: a submit of the plan would raise this error.
     """
-    with device.current(), compiling():  # weighing paths loads loops, too
+    with device.current(), compiling():  # likely() loads loops, too
         paths = [] if plan is None else likely(plan)
         loops.load()
         device.load_loops()
