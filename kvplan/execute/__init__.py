@@ -1,1 +1,1 @@
-"""Executors: they take plans and move the bytes."""
+"""Executors, which move the bytes of plans, and their transfers and statistics."""
