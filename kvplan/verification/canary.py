@@ -136,7 +136,7 @@ class Guard:
         """Return the first byte that changed, and the number of changed bytes; with checksums, whole pages count.
 
         Args:
-            sums: whether to compare checksums, too: their bytes are never overwritten, so one check at the end suffices.
+            sums: whether to compare checksums, too. Their bytes are never overwritten, so a check at the end suffices.
         """
         strays: list[Stray] = []
         total = 0
