@@ -46,7 +46,7 @@ def integer(
     number = value if type(value) is int else _converted(value)
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
-    if not -_LARGEST < number < _LARGEST:  # Python refuses to print numbers of thousands of digits
+    if not -_LARGEST < number < _LARGEST:  # Python cannot print numbers of thousands of digits
         raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
     return number
 
@@ -90,7 +90,7 @@ def _converted(value: Any) -> int | None:
         return None
     try:
         return index(value)
-    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise anything, such as that of a tensor without memory
+    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise any error, as for a tensor without memory
         return None
 
 

@@ -44,7 +44,7 @@ class Limits:
     pieces: int = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
     runs: int = 1 << 20  # rows of a program's table
     copies: int = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
-    rows: int = 1 << 20  # that one question about addresses looks at
+    rows: int = 1 << 20  # that one search for addresses reads
     woven: int = 1 << 20  # runs of one block that are drawn one by one
     advised: int = 1 << 17  # components that are compiled in search of a better order, over all orders tried
 
@@ -81,8 +81,8 @@ class Budget:
         """Subtract from one of the remaining counts.
 
         Args:
-            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or one
-                for each of its heads where heads are separate. ``"tensors"``: separate tensors of a spec.
+            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or for
+                each of its heads if heads are separate allocations. ``"tensors"``: separate tensors of a spec.
                 ``"overlap_steps"``: work of the proof that no bytes overlap.
             count: the number to subtract.
 

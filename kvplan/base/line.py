@@ -22,7 +22,7 @@ class Line(Generic[Entry]):
 
     Attributes:
         closed: whether it accepts no more entries.
-        line: the entries, and :data:`CLOSED` behind the last one.
+        line: the entries, and :data:`CLOSED` behind the last entry.
 
     One C call submits an entry: before it the entry is not in the line, and after it every thread sees it. So a submit
     that a signal handler or a finalizer interrupts needs no undo. And a submit inside another submit, in the same

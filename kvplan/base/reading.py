@@ -37,7 +37,7 @@ def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
 
 
 def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """Give the reason why a file could not be read, without its name.
+    """Return the reason why a file could not be read, without its name.
 
     >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'No such file or directory'

@@ -113,7 +113,7 @@ class Executor:
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
         self._backend.own(self)  # a signal may interrupt the finalizer; then the backend's thread notices by itself
         try:
-            self._backend.start()  # last, so that a running thread can always be told to end
+            self._backend.start()  # last, so that every running thread can be stopped
         except BaseException:
             self._backend.stop()
             raise
@@ -124,8 +124,7 @@ class Executor:
 
         Call it at engine start. It compiles the CPU loops, and the kernels of every path that plans of the same
         programs may take, of any size. Or it loads them from the caches of numba and Triton. Without caches, as in a
-        new container, this takes seconds. It also uploads run tables. :meth:`close` waits until ``prepare`` has
-        returned.
+        new container, this takes seconds. It uploads run tables. :meth:`close` waits for its end.
 
         The first transfers still allocate the ring. They also make the tables and kernels of short ``by_layer``
         transfers, which are cut into fewer groups of layers. They also compile the kernel of other joined plans with

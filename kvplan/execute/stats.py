@@ -93,7 +93,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._made_in = generation()
-        self._lock = threading.RLock()  # a finalizer or a signal's handler in the same thread may take it again
+        self._lock = threading.RLock()  # a finalizer or a signal handler in the same thread may take it again
         self.ends: deque[tuple[TransferResult, str] | str] = deque()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats
         self._within: dict[tuple[str, str], list[int]] = {}
@@ -116,7 +116,7 @@ class Tally:
         if self._made_in != generation():  # a forked child: the thread that held the lock does not exist here
             self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while ends := self.ends.copy():  # a signal's handler at the end of the loop may add them up, too
+            while ends := self.ends.copy():  # a signal handler at the end of the loop may add them up, too
                 for end in ends:
                     self._add(end)
 

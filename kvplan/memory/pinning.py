@@ -27,7 +27,7 @@ Bytes = NDArray[np.uint8]
 
 
 def edges(nbytes: int, row: int, most: int) -> list[int]:
-    """Return the offsets where registrations begin and end: ends of rows if these are page boundaries, else any pages.
+    """Return the offsets where registrations begin and end: ends of rows if they are page boundaries, else of pages.
 
     Args:
         nbytes: bytes of the memory.
@@ -118,7 +118,7 @@ def pin_used(
 
 
 def _unregister(device: Any, registered: list[int], made_in: int) -> None:
-    if made_in != generation():  # a forked child has nothing registered
+    if made_in != generation():  # a forked child has no registrations
         return
     with device.current(), Uncaptured(device):
         for address in registered:

@@ -23,7 +23,7 @@ def reserve(layout: KVLayout) -> KVLayout:
     Hundreds of gigabytes can be reserved, because untouched pages take no memory. All bytes are zero at first.
 
     Raises:
-        LayoutError: the system refuses to reserve the addresses.
+        LayoutError: the system cannot reserve the addresses.
 
     >>> from kvplan import KVLayout
     >>> spec = {"notation": "kv block token dim", "sizes": {"block": 1 << 20, "token": 16, "dim": 1024}}

@@ -37,7 +37,7 @@ from kvplan.memory.shared_header import (
 )
 from kvplan.memory.shared_path import page_of, path_of
 
-FORMAT = 1  # version of the file; it is in the header, so that another version is refused
+FORMAT = 1  # version of the file; it is in the header, so that another version raises an error
 ATTEMPTS = 1000  # to open a file that is half made or locked and does not grow: about 20 seconds
 RESERVED = 1 << 30  # bytes reserved by one call, which is repeated if a signal interrupts it
 
@@ -137,7 +137,7 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
         except BaseException:
             use.leave()
             raise
-        # It runs before the mapping goes, because an array drops its buffer last.
+        # The finalizer runs before the unmapping, because an array releases its buffer last.
         weakref.finalize(memory, use.leave).atexit = False
         first = _mapped.setdefault((str(path), use.token), memory)
         if token is not None:  # another thread may have attached meanwhile

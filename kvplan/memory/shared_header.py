@@ -67,7 +67,7 @@ def mark_use(fd: int) -> None:
     A ``flock`` can be taken, but not queried. If a process took it exclusively to find out, a user that leaves
     meanwhile would see a lock, and not unlink the file. So users also hold a record lock on the first byte.
     """
-    with contextlib.suppress(OSError):  # a system without such locks, where no process can attach
+    with contextlib.suppress(OSError):  # a system without such locks; no process can attach there
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
 

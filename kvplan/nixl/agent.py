@@ -37,7 +37,7 @@ class NixlAgent:
         PathError: NIXL is not installed, has none of these backends, or the memory is neither the CPU's nor CUDA's.
         KVPlanError: ``agent`` has another name.
         LayoutError: the memory of a layout is not this process's.
-        TransferError: NIXL refuses to register the memory.
+        TransferError: NIXL cannot register the memory.
 
     Two processes exchange the bytes of :meth:`card` over any channel. After :meth:`meet`, each process can read and
     write the other's layouts; the other process makes no call for it. Several threads may call the methods. A card
@@ -115,7 +115,7 @@ class NixlAgent:
             raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
         with self._end.lock:
             if peer.connection.forgotten:
-                return  # NIXL knows peers by name: it would forget the peer that came after this one
+                return  # NIXL knows peers by name: it would remove the next peer of this name
             peer.connection.forget()
             del self.peers[peer.name]
         log.info("forgot %s", peer.name, extra={"kvplan_peer": peer.name})

@@ -50,7 +50,7 @@ class Contents:
     def __init__(self, layout: KVLayout) -> None:
         if layout.addresses != "memory":
             raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; they cannot be read")
-        # A region may lie in another one (views of views). Of regions with one address, the widest comes first.
+        # A region may lie in another region (views of views). Of regions with one address, the widest comes first.
         self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
         self._starts = [region.address for region in self._regions]
         # For each region: of all regions that begin no later, the region with the highest end.

@@ -89,9 +89,9 @@ def verify(
         markers: whether to write markers to the source blocks, and restore the blocks after. A marker encodes the
             byte's coordinate, so a byte in a wrong place shows its origin. Without markers, the source's own content is
             moved. Then rows of equal content, as in an empty pool, cannot be told apart.
-        beside: what to do with the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB
-            are watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: no other code uses this
-            memory. The nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
+        beside: treatment of the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB are
+            watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: no other code uses this memory.
+            The nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
             ``"watch"``: the bytes are read before and after, and never written. ``"ignore"``: other code writes there
             meanwhile, so nothing is watched. The default is ``"watch"`` for blocks given by id, otherwise ``"poison"``.
 

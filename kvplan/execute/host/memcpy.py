@@ -144,7 +144,7 @@ def copy_flat(src, dst, size, first, last, streaming):
 
 
 def load() -> None:
-    """Compile both loops for the array types of plans, or load them from numba's cache; copies nothing."""
+    """Compile both loops for the array types of plans, or load them from numba's cache; copy no bytes."""
     one = np.zeros(1, np.int64)
     copy_units(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
     copy_flat(one, one, one, 0, 0, streaming=False)
