@@ -1,6 +1,6 @@
 """kvplan: a layout-aware KV-cache descriptor compiler.
 
-Describe two layouts, compile the pair once, plan each transfer from block ids, execute it at the speed of the link.
+Describe two layouts, compile the pair once, plan each transfer from block ids, and execute it at the link's speed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ __all__ = [
     "verify",
 ]
 
-# Later stages load when they are first asked for, so that `import kvplan` stays light.
+# Modules that are imported when their name is first used, so that `import kvplan` is fast.
 _LATER = {
     "CopyProgram": "kvplan.plan.copy_program",
     "Descriptors": "kvplan.plan.loops_numpy",

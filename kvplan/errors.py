@@ -1,13 +1,13 @@
-"""Errors: one class for each kind of mistake.
+"""Errors of kvplan: one class for each kind of mistake.
 
-Every message names the wrong value, its place, and the right value. Errors are raised before anything moves. A message
-quotes little of its input: :mod:`kvplan.base.quoting`.
+Every message names the wrong value, its place, and the right value. All errors but :class:`TransferError` are raised
+before any byte moves. A message quotes its input shortened; see :mod:`kvplan.base.quoting`.
 """
 
 from __future__ import annotations
 
 MESSAGE = 2000  # characters of a whole message
-AROUND = 60  # characters of a long notation, shown before an offence and from there on
+AROUND = 60  # characters of a long notation that are shown before the wrong place, and from it on
 
 
 def bounded(message: str) -> str:
@@ -25,7 +25,7 @@ def bounded(message: str) -> str:
 class KVPlanError(ValueError):
     """Base of every error that kvplan raises on purpose.
 
-    A message has at most :data:`MESSAGE` characters, also where the input is longer.
+    A message has at most :data:`MESSAGE` characters, even if the input is longer.
 
     >>> issubclass(KVPlanError, ValueError)
     True
@@ -40,7 +40,7 @@ class NotationError(KVPlanError):
 
     Attributes:
         text: the notation as given.
-        column: 1-based column of the offence.
+        column: 1-based column of the wrong place.
 
     >>> print(NotationError("unknown axis 'heads'", text="block heads", column=7))
     unknown axis 'heads' at column 7
@@ -59,7 +59,7 @@ class NotationError(KVPlanError):
 
     @property
     def one_line(self) -> str:
-        """The message on one line: the caret stands in the notation, before the offence.
+        """Return the message on one line, with the caret in the notation, before the wrong place.
 
         >>> NotationError("unknown axis 'heads'", text="block heads", column=7).one_line
         "unknown axis 'heads' at column 7: block ^heads"
@@ -85,7 +85,7 @@ class BlockIndexError(KVPlanError, IndexError):
 
 
 class OverlapError(KVPlanError):
-    """One destination byte would be written twice, or read and written by the same plan."""
+    """A plan that would write one destination byte twice, or read a byte that it also writes."""
 
 
 class HostMemoryError(KVPlanError):
@@ -93,8 +93,8 @@ class HostMemoryError(KVPlanError):
 
 
 class PathError(KVPlanError):
-    """A path that was asked for by name and cannot serve this plan; the message gives the reason."""
+    """A plan or device that no path can serve, or not the path that the policy names; the message gives the reason."""
 
 
 class TransferError(KVPlanError, RuntimeError):
-    """A transfer that failed while it ran, or an executor that takes no more transfers."""
+    """A transfer that failed while it ran, or an executor that accepts no more transfers."""

@@ -1,1 +1,1 @@
-"""Tools that every room may use: files, numbers, limits, threads and processes."""
+"""Tools for every package of kvplan: files, numbers, limits, threads and processes."""

@@ -12,14 +12,14 @@ class cached_property(Generic[Value]):  # noqa: N801  # the name of functools' d
     """Compute an attribute once for each object, and keep it in the object's ``__dict__``.
 
     ``functools.cached_property`` of Python 3.11 holds one lock for each attribute of a class while it computes. A fork
-    meanwhile leaves that lock held in the child, where no thread releases it. From Python 3.12 on it has no lock. This
-    one never has a lock: two threads that ask at once may both compute, and both get the first result.
+    during that time leaves the lock held in the child, where no thread releases it. From Python 3.12 on it has no lock.
+    This class never has a lock: two threads that read it at once may both compute, and get the first result.
 
     Args:
-        func: method that computes the value; its result must not depend on when it is called.
+        func: method that computes the value; its result must not depend on the time of the call.
 
     Attributes:
-        func: as given.
+        func: the method.
         attrname: name of the attribute.
 
     >>> class Cache:

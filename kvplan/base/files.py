@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write to a temporary file, then rename it: a reader sees the old content or the new, never half of it.
+    """Write to a temporary file, then rename it: a reader sees the old content or the new content, never a part.
 
-    A pipe or a device is written to directly: a rename would replace it by a file. A link stays a link, and the file
-    that it names is written.
+    A pipe or a device is written directly: a rename would replace it by a file. A link stays a link, and its target is
+    written.
 
     Args:
         path: the file; its folder exists.
-        content: all of its bytes.
+        content: all bytes of the new file.
 
     Raises:
         OSError: the file cannot be written; its old content stays, and no temporary file is left.

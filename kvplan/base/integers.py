@@ -28,13 +28,13 @@ def integer(
 
     Args:
         name: the caller's name for the value, for the message.
-        value: an int, or an object with ``__index__``, as a numpy integer or a tensor of one integer. No bool.
-        least, most: the range, both ends included; None: no end.
+        value: an int, or an object with ``__index__``, such as a numpy integer or a tensor of one integer; not a bool.
+        least, most: smallest and largest right value; None for no bound.
         right: the right values in words, for the message; by default the range.
         error: class of the error.
 
     Raises:
-        KVPlanError: of the class ``error``: not an integer, outside the range, or of more than 128 bits.
+        KVPlanError: of the class ``error``: the value is not an integer, out of range, or has more than 128 bits.
 
     >>> import numpy as np
     >>> integer("page_size", np.uint8(64), least=1) * 4
@@ -46,7 +46,7 @@ def integer(
     number = value if type(value) is int else _converted(value)
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
-    if not -_LARGEST < number < _LARGEST:  # Python refuses to print numbers of thousands of digits
+    if not -_LARGEST < number < _LARGEST:  # Python cannot print numbers of thousands of digits
         raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
     return number
 
@@ -55,7 +55,7 @@ def optional_integer(
     name: str, value: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
     error: type[KVPlanError] = LayoutError,
 ) -> int | None:  # fmt: skip
-    """Convert a value that may be left out: None stays None."""
+    """Convert a value as :func:`integer` does, but return None for None."""
     return None if value is None else integer(name, value, least=least, most=most, right=right, error=error)
 
 
@@ -63,7 +63,7 @@ def integers(
     name: str, values: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
     error: type[KVPlanError] = LayoutError,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Convert a sequence, which is read once; a message names the place of the first wrong value.
+    """Convert a sequence, which is read once; an error message names the position of the first wrong value.
 
     >>> import numpy as np
     >>> integers("layers", np.array([0, 2, 5], np.int32))
@@ -74,7 +74,7 @@ def integers(
     """
     try:
         given = None if isinstance(values, str) else tuple(values)
-    except TypeError:  # also raised by an array without dims, whose iterator refuses
+    except TypeError:  # an array without dims also raises it
         given = None
     if given is None:
         raise error(f"{name} is {quoted(values)}; give a sequence of integers")
@@ -85,12 +85,12 @@ def integers(
 
 
 def _converted(value: Any) -> int | None:
-    """Convert a value, or return None. A bool of torch has ``__index__``, too."""
+    """Convert a value, or return None. A bool of torch has ``__index__``, too, and is no integer."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:
         return index(value)
-    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise anything, such as that of a tensor without memory
+    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise any error, as for a tensor without memory
         return None
 
 

@@ -32,9 +32,9 @@ def sleep(
     """Block until a condition holds; the thread that makes it true calls :func:`waking`.
 
     Args:
-        over: the condition; checked again after every wake.
+        over: a function that returns whether the condition holds; called again after every wake.
         sleepers: the queues of all waiting threads; the caller's queue is among them while it waits.
-        timeout: seconds to wait at most.
+        timeout: longest wait in seconds; None for no limit.
         wake: the caller's own queue, if other threads may wake it for other reasons.
 
     Returns:
@@ -66,7 +66,7 @@ class Latch:
     """An event that happens once.
 
     Attributes:
-        happened: whether it has happened.
+        happened: whether the event has happened.
         sleepers: queues of the waiting threads.
 
     >>> latch = Latch()
@@ -81,15 +81,15 @@ class Latch:
         self.sleepers: list[Wake] = []
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Return whether the event has happened."""
         return self.happened
 
     def set(self) -> None:
         """Set the event, and wake all waiting threads."""
         wakes = waking(self.sleepers)
-        self.happened = True  # from here to the end of any() no signal's handler runs
+        self.happened = True  # from here to the end of any() no signal handler runs
         any(wakes)
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> bool:
-        """Block until it has happened, at most ``timeout`` seconds; return whether it has."""
+        """Block until the event has happened, at most ``timeout`` seconds; return whether it has happened."""
         return sleep(self.is_set, self.sleepers, timeout, wake)

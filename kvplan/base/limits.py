@@ -1,7 +1,7 @@
 """Bounds of input that comes from files and other processes: size, depth, counts, work.
 
-Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes more than seconds or gigabytes.
-``docs/limits.md`` gives the reason of each bound.
+Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes more than some seconds and gigabytes.
+``docs/limits.md`` gives the reason for each bound.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kvplan.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All bounds; :data:`LIMITS` holds those in force."""
+    """All bounds of input; :data:`LIMITS` holds the bounds in force."""
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
     json_nbytes: int = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
-    toml_nbytes: int = 64 << 10  # of a spec written by hand, which has hundreds of bytes
+    toml_nbytes: int = 64 << 10  # of a spec written by hand, which usually has hundreds of bytes
     toml_dots: int = 64  # of one line: a dotted key takes time quadratic in its parts
     profile_nbytes: int = 1 << 20  # of a device profile, which has some kilobytes
     spec_levels: int = 8  # of ``layouts`` inside ``layouts``; one is usual
-    notation_length: int = 1 << 16  # characters, with those of merged layouts
+    notation_length: int = 1 << 16  # characters, including the notations of merged layouts
     name_length: int = 200  # characters of a part or a peer
     dtype_length: int = 1000  # characters: numpy names every field of a structured type
 
@@ -34,19 +34,17 @@ class Limits:
     heads: int = 1 << 16  # KV heads of a layout; models have up to 256
     block_tokens: int = 1 << 21  # token slots of a block: a context of two million tokens in one block
     number: int = 2**31 - 1  # the largest number of a layer or a head
-    views: int = 1 << 17  # (layer, part)s of a dump, each head by itself where heads are separate allocations
-    tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB where each takes the 2 MiB of an allocator
+    views: int = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
+    tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB if each takes the 2 MiB of an allocator
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
     overlap_steps: int = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
-    places: int = 1 << 25  # (component, block)s that are looked up one by one where tables do not nest
-    pieces: int = (
-        1 << 16
-    )  # of the common refinement of two layouts, where splits of their axes do not divide each other
+    places: int = 1 << 25  # (component, block)s that are looked up one by one if tables do not nest
+    pieces: int = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
     runs: int = 1 << 20  # rows of a program's table
-    copies: int = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, each row apart
-    rows: int = 1 << 20  # that one question about addresses looks at
+    copies: int = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
+    rows: int = 1 << 20  # that one search for addresses reads
     woven: int = 1 << 20  # runs of one block that are drawn one by one
     advised: int = 1 << 17  # components that are compiled in search of a better order, over all orders tried
 
@@ -67,7 +65,7 @@ _OVER: dict[Counted, str] = {
 
 
 class Budget:
-    """Count what one document makes, and how much work it takes; all layouts of a document share one budget.
+    """The counts and the work that one document may still take; all layouts of a document share one budget.
 
     >>> Budget().use("components", 1 << 30)
     Traceback (most recent call last):
@@ -80,16 +78,16 @@ class Budget:
         self._left: dict[Counted, int] = {kind: getattr(limits, kind) for kind in _OVER}
 
     def use(self, kind: Counted, count: int) -> None:
-        """Take some of what is left.
+        """Subtract from one of the remaining counts.
 
         Args:
-            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or one
-                for each of its heads where heads are separate. ``"tensors"``: separate tensors of a spec.
+            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or for
+                each of its heads if heads are separate allocations. ``"tensors"``: separate tensors of a spec.
                 ``"overlap_steps"``: work of the proof that no bytes overlap.
-            count: how many to take.
+            count: the number to subtract.
 
         Raises:
-            LayoutError: fewer are left.
+            LayoutError: less than this number is left.
         """
         left = self._left[kind] = self._left[kind] - count
         if left < 0:

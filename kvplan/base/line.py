@@ -11,22 +11,22 @@ Entry = TypeVar("Entry")
 
 
 class Closed:
-    """Marks in a line where it was closed; entries behind the mark were never submitted."""
+    """A mark in a line: entries behind it came after the line was closed, and were never submitted."""
 
 
 CLOSED = Closed()
 
 
 class Line(Generic[Entry]):
-    """Entries that any thread appends, and that one thread at a time takes from the front.
+    """A queue. Any thread appends entries, and one thread at a time takes them from the front.
 
     Attributes:
-        closed: whether it takes no more entries.
-        line: the entries, and :data:`CLOSED` behind the last one.
+        closed: whether it accepts no more entries.
+        line: the entries, and :data:`CLOSED` behind the last entry.
 
-    One C call submits an entry: before it the entry is not in the line, and after it every thread sees it. So nothing
-    has to be undone if a signal's handler or a finalizer interrupts a submit. And a submit inside another one, in the
-    same thread, finds nothing half made.
+    One C call submits an entry: before it the entry is not in the line, and after it every thread sees it. So a submit
+    that a signal handler or a finalizer interrupts needs no undo. And a submit inside another submit, in the same
+    thread, finds a complete line.
 
     >>> line = Line()
     >>> line.append("a", lambda: None), line.close(lambda: None), line.append("b", lambda: None)
@@ -42,22 +42,22 @@ class Line(Generic[Entry]):
         self.closed = False
 
     def append(self, entry: Entry, wake: Callable[[], object]) -> None:
-        """Submit an entry, then wake the thread that takes it, whatever a signal's handler raises meanwhile."""
+        """Submit an entry, then wake the thread that takes it, even if a signal handler raises an error."""
         try:
             self.line.append(entry)
         finally:
             wake()
 
     def close(self, wake: Callable[[], object]) -> None:
-        """Take no more entries. Closing twice is fine."""
+        """Accept no more entries. It may be called twice."""
         try:
-            self.closed = True  # before the mark is in the line: a submit behind it checks this
+            self.closed = True  # set before the mark is in the line: a submit behind the mark checks it
             self.line.append(CLOSED)
         finally:
             wake()
 
     def withdraws(self, entry: Entry) -> bool:
-        """Remove an appended entry if it is behind the mark, where no thread would take it; return whether it was."""
+        """Remove an entry if it is behind the mark, where no thread would take it; return whether it was there."""
         if not self.closed:
             return False
         line = list(self.line)  # one C call, because other threads append meanwhile
@@ -68,7 +68,7 @@ class Line(Generic[Entry]):
         return True
 
     def entries(self) -> list[Entry]:
-        """All submitted entries that have not been taken."""
+        """Return all submitted entries that have not been taken."""
         found: list[Entry] = []
         for one in list(self.line):
             if isinstance(one, Closed):
@@ -77,16 +77,16 @@ class Line(Generic[Entry]):
         return found
 
     def first(self) -> Entry | None:
-        """The next entry, or None."""
+        """Return the next entry, or None."""
         one = self.line[0] if self.line else None
         return None if isinstance(one, Closed) else one
 
     def ended(self) -> bool:
-        """Whether it is closed and all its entries were taken."""
+        """Return whether it is closed and all its entries were taken."""
         return bool(self.line) and self.line[0] is CLOSED
 
     def take(self) -> None:
-        """Remove the first entry; only for the thread that takes them."""
+        """Remove the first entry; only the thread that takes entries may call it."""
         self.line.popleft()
 
     def __len__(self) -> int:

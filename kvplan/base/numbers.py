@@ -1,4 +1,4 @@
-"""Numbers in words: bytes, rates, shares, seconds, counts and ranges, as messages, tables and pictures show them."""
+"""Numbers as messages, tables and pictures show them: bytes, rates, shares, seconds, counts and ranges."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def decimal(nbytes: float) -> str:
 
 
 def rate(gbps: float) -> str:
-    """Show a rate in GB/s, which are 1e9 bytes a second.
+    """Show a rate in GB/s: 1e9 bytes per second.
 
     >>> rate(54.94)
     '54.9 GB/s'
@@ -89,7 +89,7 @@ def rate(gbps: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Show a share of 1 in percent.
+    """Show a share, between 0 and 1, in percent.
 
     >>> percent(0.2), percent(1 / 7), percent(0.00012)
     ('20 %', '14.3 %', '0.01 %')
@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 
 
 def between(low: int, high: int) -> str:
-    """Show a range by its two ends, or by one where they are equal.
+    """Show a range by its two ends, or by one end if they are equal.
 
     >>> between(512, 8192), between(512, 512)
     ('512-8,192', '512')
@@ -119,7 +119,7 @@ def between(low: int, high: int) -> str:
 
 
 def nbytes_between(low: int, high: int) -> str:
-    """Show a range of bytes by its two ends.
+    """Show a range of bytes by its two ends, or by one end if they are equal.
 
     >>> nbytes_between(512, 8192), nbytes_between(512, 512)
     ('512 to 8,192 bytes', '512 bytes')
@@ -128,7 +128,7 @@ def nbytes_between(low: int, high: int) -> str:
 
 
 def number_ranges(numbers: Iterable[int], comma: str = " ") -> str:
-    """Show ascending numbers, consecutive ones as a range.
+    """Show ascending numbers, with consecutive numbers as a range.
 
     >>> number_ranges((0, 1, 2, 3, 8)), number_ranges(range(2, 4)), number_ranges([0, 2, 3], ", ")
     ('0-3 8', '2-3', '0, 2-3')

@@ -1,7 +1,7 @@
-"""Forks: a number that tells a process from its parent, and a lock that a fork waits for.
+"""Forks: a number that differs between a process and its parent, and a lock that a fork waits for.
 
 A forked child inherits held locks of imports and compilers, which no thread of the child would release. So a fork waits
-until they are free. Executors do not survive a fork: each remembers the process that made it.
+until these locks are free. Executors do not survive a fork: each executor stores the number of its process.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _forking = _Forking()
 
 
 def generation() -> int:
-    """Number of forks between the process that loaded kvplan and this one. It differs in a parent and its child.
+    """Return the number of forks from the process that loaded kvplan to this process: a child has one more.
 
-    It takes no system call: one costs microseconds in a sandbox, and a submit asks twice.
+    It makes no system call: a system call costs microseconds in a sandbox, and a submit calls this twice.
 
     >>> generation() == generation()
     True
@@ -41,21 +41,21 @@ def generation() -> int:
 
 
 def check_process(made: int) -> None:
-    """Raise TransferError if an executor, made in this generation, is the parent's; its locks may never be released."""
+    """Raise TransferError if an executor of this generation is the parent's; its locks may never be released."""
     if made != _Process.forks:
         raise TransferError("executors do not survive a fork, and this one is the parent's; make one in the child")
 
 
 def compiling() -> AbstractContextManager[Any]:
-    """Make forks wait until a ``with`` block has ended: a child would inherit held locks of compilers and imports.
+    """Make forks wait until a ``with`` block ends, because a child would inherit held locks of compilers and imports.
 
-    It returns the lock itself, because one C call releases it. A generator could be interrupted before it releases.
+    It returns the lock itself, because one C call releases a lock. A generator could be interrupted before that.
     """
     return _Process.lock  # type: ignore[no-any-return]
 
 
 def compiles() -> bool:
-    """Whether the calling thread is within :func:`compiling`, so that other threads that compile wait for it.
+    """Return whether the calling thread is within :func:`compiling`, so that other threads that compile wait for it.
 
     >>> with compiling():
     ...     compiles()
@@ -67,7 +67,7 @@ def compiles() -> bool:
 
 
 def _wait() -> None:
-    _forking.waits = not compiles()  # set before: a signal may come between taking the lock and the next line
+    _forking.waits = not compiles()  # set first: a signal may come between taking the lock and the next line
     if _forking.waits:
         _Process.lock.acquire(timeout=COMPILE_SECONDS)
 
@@ -86,6 +86,6 @@ def _forked() -> None:
         _Process.lock = threading.RLock()
 
 
-# Logging must be loaded before this. Hooks run in reverse order, so a fork takes the lock above before that of logging,
-# which compilers take, too.
+# Logging must be loaded before this. Hooks run in reverse order, so a fork takes the lock above before the lock of
+# logging, which compilers take, too.
 os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_forked)

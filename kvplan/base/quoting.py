@@ -1,4 +1,4 @@
-"""Quote input in error messages: on one line, and never long."""
+"""Quote input in error messages, on one line and with bounded length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = 1 << 64
 
 
 def quoted(value: object) -> str:
-    """Quote a value: its ``repr`` on one line, cut in the middle where it is long.
+    """Return a value's ``repr`` on one line; a long ``repr`` is cut in the middle.
 
     The value may be huge, nested without end, a number too long to print, or of a class whose ``repr`` fails.
 
@@ -24,7 +24,7 @@ def quoted(value: object) -> str:
     if isinstance(value, bytes | bytearray):
         return shortened(repr(bytes(value))) if len(value) <= QUOTED else f"{len(value):,} bytes"
     if isinstance(value, str):
-        half = QUOTED // 2  # the rest is cut away, and not read
+        half = QUOTED // 2  # the middle is cut away, and not read
         return shortened(repr(value if len(value) <= QUOTED else value[:half] + value[-half:]), len(value))
     if isinstance(value, Mapping | list | tuple | set | frozenset) and not _small(value):
         kind = "table" if isinstance(value, Mapping) else type(value).__name__
@@ -40,8 +40,8 @@ def shortened(text: str, given: int = 0) -> str:
     """Cut the middle out of a text that has more than :data:`QUOTED` characters.
 
     Args:
-        text: on one line.
-        given: length of the input, where ``text`` is only a piece of it.
+        text: a text of one line.
+        given: length of the input in characters, if ``text`` is only a piece of it.
 
     >>> len(shortened("x" * 1000)), shortened("short")
     (80, 'short')
@@ -53,7 +53,7 @@ def shortened(text: str, given: int = 0) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """Quote the first values of many, and count the rest.
+    """Quote the first values, and count the other values.
 
     >>> listed(["k", "v"]), listed(range(10))
     ("'k', 'v'", '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
@@ -66,7 +66,7 @@ def listed(values: Iterable[object]) -> str:
 def _small(
     value: Mapping[object, object] | list[object] | tuple[object, ...] | set[object] | frozenset[object],
 ) -> bool:
-    """Whether a collection is short and flat, so that its ``repr`` is."""
+    """Return whether a collection is short and flat, so that its ``repr`` is short."""
     if len(value) > LISTED:
         return False
     inside = [*value, *value.values()] if isinstance(value, Mapping) else [*value]

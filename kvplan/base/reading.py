@@ -17,14 +17,14 @@ _DOTTED = re.compile(r"[^.]\.")
 
 
 def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
-    """Read the text of a file. Devices and pipes are refused, since they may never end.
+    """Read the text of a file. Devices and pipes raise an error, because they may never end.
 
     Args:
         path: the file.
         most: largest size in bytes.
 
     Raises:
-        OSError: the file cannot be read, is a device or a pipe, or is larger.
+        OSError: the file cannot be read, is a device or a pipe, or is too large.
         UnicodeDecodeError: the content is not UTF-8.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -37,7 +37,7 @@ def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
 
 
 def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """Give the reason why a file could not be read, without its name.
+    """Return the reason why a file could not be read, without its name.
 
     >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'No such file or directory'
@@ -71,7 +71,7 @@ def toml_of(text: str) -> dict[str, Any]:
     """Parse a TOML text.
 
     Raises:
-        LayoutError: as :func:`json_of`; or a line has many dots, since a key of many parts takes long to read.
+        LayoutError: as :func:`json_of`; or a line has many dots, because a key of many parts takes a long time to read.
 
     >>> toml_of("a.b = 1")
     {'a': {'b': 1}}

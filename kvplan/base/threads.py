@@ -1,6 +1,6 @@
-"""Threads for work that no signal's handler interrupts, and for waits that the caller can give up.
+"""Threads for work that no signal handler interrupts, and for waits that the caller can give up.
 
-Python runs the handlers of signals in the main thread only. Work that must not be left half done runs in another one.
+Python runs signal handlers only in the main thread. Work that must be completed runs in another thread.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ acting: set[int] = set()  # identifiers of threads that act for a waiting caller
 
 
 def aside(make: Callable[[], Made]) -> Made:
-    """Call a function where no signal's handler runs: in a thread that is not the main one.
+    """Call a function in a thread that is not the main thread, so that no signal handler interrupts it.
 
-    The function completes even if the waiting caller is interrupted. Starting the thread takes some 50 us, so this is
-    for rare calls only.
+    The function completes even if the waiting caller is interrupted. The start of the thread takes about 50 us, so this
+    is only for rare calls.
     """
     if _thread.get_ident() != threading.main_thread().ident:
         return make()
@@ -56,16 +56,16 @@ def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None
 class Worker:
     """A daemon thread that is started on demand, does its work once, and reports its end.
 
-    It replaces ``Thread.start`` and ``Thread.join``, which wait in Python code. An interrupt there could lose the
-    thread's work, or count a running thread as ended.
+    It replaces ``Thread.start`` and ``Thread.join``, which wait in Python code. An interrupt in that code could lose
+    the thread's work, or count a running thread as ended.
 
     Attributes:
         name: name of the thread.
         work: the work to do.
-        what: start of the error message: what is not done without this thread.
+        what: start of the error message: the work that is not done without this thread.
         inside: identifiers of threads that must not wait for the executor's end; the worker adds its own.
-        enter: called before the thread starts.
-        leave: called when the thread has ended, or cannot be started.
+        enter: function that is called before the thread starts.
+        leave: function that is called when the thread has ended, or cannot be started.
         ended: set when the work is done.
     """
 
@@ -77,15 +77,15 @@ class Worker:
     leave: Callable[[], object] = bool
     ended: Latch = field(default_factory=Latch)
     _threads: list[threading.Thread] = field(default_factory=list)
-    _claims: list[int] = field(default_factory=list)  # threads that were started at once; the first does the work
+    _claims: list[int] = field(default_factory=list)  # threads that were started at once; the first thread works
 
     @property
     def started(self) -> bool:
-        """Whether the thread was ever started."""
+        """Return whether the thread was ever started."""
         return bool(self._threads)
 
     def start(self) -> None:
-        """Start the thread, or raise TransferError and leave nothing behind."""
+        """Start the thread; raise TransferError if it cannot be started, and undo ``enter``."""
         try:
             aside(self._start)
         except RuntimeError as error:
@@ -122,18 +122,18 @@ class Worker:
             try:
                 self.work()
             finally:
-                self.inside.discard(me)  # the next thread may get its number
+                self.inside.discard(me)  # a later thread may get this identifier
                 self.ended.set()
                 self.leave()
 
 
 class Standby:
-    """Run blocking calls in a thread of its own, so that the caller can stop waiting for them.
+    """A thread that runs blocking calls for a caller, so that the caller can stop waiting for them.
 
-    A wait for a user's event cannot be cut short, but the transfer that named the event can be cancelled.
+    A wait for a user's event cannot be interrupted, but the transfer that named the event can be cancelled.
 
     Args:
-        inside: identifiers of threads that must not wait for the executor's end; its own thread is among them.
+        inside: identifiers of threads that must not wait for the executor's end; its own thread is added.
     """
 
     def __init__(self, inside: set[int]) -> None:
@@ -142,12 +142,12 @@ class Standby:
         self._ident = 0
 
     def wait(self, block: Callable[[], object], wake: Wake, given_up: Callable[[], bool]) -> BaseException | None:
-        """Wait until a blocking call has returned; only one thread may call this.
+        """Wait until a blocking call has returned; only one thread may call this method.
 
         Args:
             block: the blocking call.
             wake: the caller's queue, which gets an entry when ``given_up`` may have changed.
-            given_up: whether to stop waiting.
+            given_up: a function that returns whether to stop waiting.
 
         Returns:
             The error that the call raised, or None.
@@ -159,7 +159,7 @@ class Standby:
             wake.put(None)
 
         jobs = self._jobs or self._begin()
-        if jobs is None:  # no more threads, so the caller blocks itself
+        if jobs is None:  # no more threads, so the caller itself blocks
             return error_of(block)
         jobs.put(run)
         while not ended and not given_up():
@@ -170,7 +170,7 @@ class Standby:
         return None
 
     def dismiss(self) -> None:
-        """Let the thread end after its current call; from now on it may wait for the executor's end."""
+        """Make the thread end after its current call; from now on it may wait for the executor's end."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._inside.discard(self._ident)
@@ -190,7 +190,7 @@ class Standby:
 
 
 def error_of(call: Callable[[], object]) -> BaseException | None:
-    """Make a call and return what it raised, or None."""
+    """Make a call and return the error that it raised, or None."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001  # the caller decides whose error it is
@@ -201,4 +201,4 @@ def error_of(call: Callable[[], object]) -> BaseException | None:
 def _serve(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # otherwise the objects that it waited for would stay alive
+        del job  # otherwise the objects that the job waited for would stay alive

@@ -1,3 +1,3 @@
-"""The version, in a file of its own, which a build reads without importing the package."""
+"""The version of kvplan, in a separate file that a build reads without an import of the package."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The executor: it checks a plan and its options, and hands them to the host path or to a GPU's backend."""
+"""The executor. It checks a plan and its options, and passes them to the host path or to the backend of a GPU."""
 
 from __future__ import annotations
 
@@ -29,65 +29,65 @@ class _Backend(Protocol):
     """The part of an executor that moves bytes: the host path, or the backend of one GPU.
 
     Attributes:
-        tally: sums of all transfers.
+        tally: sums over all transfers.
     """
 
     tally: Tally
 
     def own(self, executor: Executor) -> None:
-        """Watch the executor, and stop when it is garbage."""
+        """Watch the executor, and stop when it is garbage-collected."""
 
     def start(self) -> None:
-        """Start the threads that it needs from the beginning. Raises TransferError if the system starts no more."""
+        """Start the threads that it always needs; raise TransferError if the system cannot start them."""
 
     def check_open(self) -> None:
-        """Raise TransferError if it is closed or belongs to another process."""
+        """Raise TransferError if this backend is closed or belongs to another process."""
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
-        """See :meth:`Executor.prepare`."""
+        """Warm up; see :meth:`Executor.prepare`."""
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
-        """See :meth:`Executor.submit`; arguments are checked."""
+        """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
 
     def candidates_of(self, plan: Plan) -> list[Candidate]:
-        """See :meth:`Executor.candidates`."""
+        """Return the candidates of a plan; see :meth:`Executor.candidates`."""
 
     def in_flight(self) -> int:
         """Count the submitted transfers that have not ended."""
 
     def stop(self) -> None:
-        """Take no more transfers and return at once; submitted ones go on. May run in a finalizer: it never blocks."""
+        """Accept no more transfers, and return at once: a finalizer may call it. Submitted transfers continue."""
 
     def close(self) -> None:
         """Stop, and wait until all submitted transfers have ended."""
 
 
 class Executor:
-    """Moves the bytes of plans, asynchronously.
+    """An object that moves the bytes of plans, asynchronously.
 
     Args:
         device: ``"cpu"`` copies between CPU memories. ``"cuda:0"``, ``"cuda"`` (torch's current device) or a
             ``torch.device`` copies between that GPU and host memory, and within the GPU.
-        policy: which path to take, and how.
-        profile: what the device's paths cost. By default the profile that ``kvplan calibrate`` made here, or the one
-            that kvplan ships for this GPU, or a guess.
+        policy: the path to take, and its limits; by default ``Policy()``.
+        profile: measured costs of the device's paths. By default the profile that ``kvplan calibrate`` made on this
+            machine; else the profile that kvplan ships for this GPU; else a guess.
 
     Raises:
-        PathError: no path serves the device, the path does not serve it, or ``policy`` is not a Policy.
-        TransferError: no thread can be started for it.
+        PathError: no path, or not the policy's path, serves the device; or ``policy`` or ``profile`` has a wrong type.
+        TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
-    stream: a transfer that waits for its ``after=`` holds up those behind it. A GPU's loads and stores do not wait for
-    each other. A load of bytes that a store writes must name it: ``after=store``.
+    stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads and stores do not
+    wait for each other. A load of bytes that a store writes must name it: ``after=store``.
 
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
-    names one (``docs/cost-model.md``). :meth:`candidates` tells why. Pageable memory goes by the copy engine. Within a
-    GPU nothing is measured: runs of 64 KiB or more go by the copy engine, and shorter ones by the kernel.
+    names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
+    memory. Copies within a GPU have no profile: the copy engine moves runs of 64 KiB or more, the kernel shorter runs.
 
-    Submitted transfers also finish if the executor is dropped without :meth:`close`, or when the interpreter exits.
-    Dropping never blocks. The exit waits for copying to end, however long it takes. On the CPU, once every transfer
-    left has waited 5 seconds for its ``after=``, the exit gives them up with a RuntimeWarning. For GPUs it waits 30
-    seconds in all. An executor does not survive a fork; the child must make its own.
+    Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
+    exits. Garbage collection never blocks. The exit waits until copying ends, however long it takes. On the CPU, if all
+    remaining transfers have waited 5 seconds for their ``after=``, the exit gives them up with a RuntimeWarning. For
+    GPUs, it waits 30 seconds in all. A forked child must make its own executor.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -109,33 +109,33 @@ class Executor:
         self.device = _device_name(device)
         self._backend: _Backend = _backend(self.device, self.policy, profile)
         self._submit = ranged(self._backend.submit)
-        # It runs where the last reference goes, in any thread and any garbage collection: it must not block.
+        # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
         self._backend.own(self)  # a signal may interrupt the finalizer; then the backend's thread notices by itself
         try:
-            self._backend.start()  # last, so that a running thread can always be told to end
+            self._backend.start()  # last, so that every running thread can be stopped
         except BaseException:
             self._backend.stop()
             raise
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
     def prepare(self, plan: Plan | None = None, *, by_layer: bool = False) -> None:
-        """Warm up for such a plan, so that the first submit need not wait; nothing is moved. Call it at engine start.
+        """Warm up for plans like this one, so that the first submit need not wait. It moves nothing.
 
-        It compiles the loops that plan and issue, and the kernels of every path that plans of the same programs may
-        take, of any size. Or it loads them from the caches of numba and Triton. It also uploads run tables. Without
-        those caches, as in a new container, this takes seconds. :meth:`close` waits until ``prepare`` has returned.
+        Call it at engine start. It compiles the CPU loops, and the kernels of every path that plans of the same
+        programs may take, of any size. Or it loads them from the caches of numba and Triton. Without caches, as in a
+        new container, this takes seconds. It uploads run tables. :meth:`close` waits for its end.
 
-        The first transfers still make the ring's memory, and the tables and kernels of short transfers by layers, which
-        are cut into fewer groups. They also compile the kernel of joined plans of more than four run groups, other than
-        the given plan, because it depends on their descriptors.
+        The first transfers still allocate the ring. They also make the tables and kernels of short ``by_layer``
+        transfers, which are cut into fewer groups of layers. They also compile the kernel of other joined plans with
+        more than four run groups, because it depends on their descriptors.
 
         Args:
-            plan: any plan of the programs to come, such as ``program.plan([0], [0])``; None for the loops alone.
+            plan: any plan of the programs to warm up, such as ``program.plan([0], [0])``; None to load only the loops.
             by_layer: whether transfers will be submitted ``by_layer``.
 
         Raises:
-            KVPlanError: ``plan`` is not a plan, or :meth:`submit` would refuse it before anything moves.
+            KVPlanError: ``plan`` is not a plan, or :meth:`submit` would raise an error for it.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -152,25 +152,25 @@ class Executor:
         """Queue a plan and return at once.
 
         Args:
-            plan: what to move.
-            after: a stream, an event, a Transfer, or None: the transfer begins when this has passed. Of a stream, only
-                the work that it was given so far counts.
-            by_layer: move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one. Long transfers
-                are cut into at most 16 groups of layers; a wait is for the group that holds the layer.
-            priority: ``"high"`` lets the transfer overtake ``"normal"`` ones that have not begun. High ones keep the
-                order of their submits, and so do two transfers if one writes bytes that the other reads or writes. On
-                a GPU this holds for two transfers of one direction.
+            plan: the plan whose bytes to move.
+            after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. Of a stream,
+                only work that was launched before the submit counts.
+            by_layer: whether to move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one layer.
+                Long transfers are cut into at most 16 groups of layers; a wait for a layer is for its whole group.
+            priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun. High transfers
+                keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
+                On a GPU, this holds only for transfers of one direction.
 
-        In the capture of a CUDA graph, the kernel path becomes part of the graph. A capture is seen when ``after`` is a
-        stream being captured, or None while torch's current stream is. Wait for the transfer before the capture ends.
+        During the capture of a CUDA graph, a kernel transfer becomes part of the graph. It is captured if ``after``, or
+        torch's current stream by default, is in capture. Wait for it before the capture ends.
 
         Raises:
             TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
-                that failed; a thread cannot be started; or the driver refuses a call, which is named with its code.
+                that failed; a thread cannot be started; or a driver call fails; the message names call and code.
             KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, or ``priority`` is unknown.
             LayoutError: the destination is read-only, or addresses are not this process's.
-            HostMemoryError: memory is pageable, and the path needs it pinned.
-            PathError: the path, or every path, refuses the plan; or the plan cannot be captured.
+            HostMemoryError: memory is pageable, and the path needs pinned memory.
+            PathError: the policy's path, or every path, cannot serve the plan; or the plan cannot be captured.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
@@ -190,9 +190,9 @@ class Executor:
         return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
     def candidates(self, plan: Plan) -> list[Candidate]:
-        """Predict each path's cost for a plan: the path that ``auto`` takes first, paths that cannot serve last.
+        """Return each path with its predicted cost for a plan: first the path that ``auto`` takes, last unusable paths.
 
-        Nothing is moved. :func:`kvplan.cost.explain.explain` turns the list into text.
+        No bytes are moved. :func:`kvplan.cost.explain.explain` formats the list as text.
 
         Raises:
             KVPlanError: ``plan`` is not a plan.
@@ -204,9 +204,9 @@ class Executor:
         return self._backend.candidates_of(plan)
 
     def stats(self) -> ExecutorStats:
-        """Sums so far of transfers, bytes, seconds and descriptors, by path, and the error of predictions.
+        """Return the sums of transfers, bytes, seconds and descriptors so far, by path, and the error of predictions.
 
-        A transfer counts when its end is noticed: about 20 ms after it at most, or when a caller asks for it.
+        A transfer counts when the executor notices its end: at most about 20 ms later, or when a caller checks it.
 
         >>> with Executor() as executor:
         ...     executor.stats().transfers, executor.stats().prediction_error
@@ -215,10 +215,10 @@ class Executor:
         return replace(self._backend.tally.stats(), in_flight=self._backend.in_flight())
 
     def close(self) -> None:
-        """Finish all transfers in flight, then stop.
+        """Wait until all submitted transfers have finished, then stop.
 
-        Closing twice is fine, also from two threads at once: each call returns when all transfers are finished. In a
-        forked child it does nothing; the transfers are the parent's.
+        It may be called twice, also by two threads at once: each call returns when all transfers are finished. In a
+        forked child it does nothing, because the transfers belong to the parent.
         """
         self._backend.close()
         log.info("executor of %s closed", self.device, extra={"kvplan_device": self.device})

@@ -1,4 +1,4 @@
-"""Prometheus metrics of executors. They are read when they are scraped, at no cost to transfers."""
+"""Prometheus metrics of executors. Values are collected at each scrape, at no cost to transfers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ERROR = "kvplan_prediction_error_ratio", "Mean error of predicted times: 0.1 mea
 
 
 class Collector:
-    """A collector for ``prometheus_client.REGISTRY.register``.
+    """A collector of executors' metrics, for ``prometheus_client.REGISTRY.register``.
 
     Args:
-        sources: a function for each executor's name that returns its stats, such as ``executor.stats``. It may also
-            return the last stats that another process sent, or None. The name becomes the label ``executor``. The
-            collector does not keep an executor alive; a garbage executor has no metrics. If a source raises, the error
-            is logged, and the executor has no metrics in that scrape.
+        sources: from the name of each executor to a function that returns its stats, such as ``executor.stats``. The
+            function may also return the last stats that another process sent, or None. The name becomes the label
+            ``executor``. The collector does not keep an executor alive; after garbage collection, the executor has no
+            metrics. If a source raises, the error is logged, and the executor has no metrics in that scrape.
 
     Raises:
         KVPlanError: ``sources`` is not a mapping, a source is not callable, or prometheus-client is not installed.
@@ -65,11 +65,11 @@ class Collector:
             )
 
     def describe(self) -> list[Any]:
-        """The metrics without values, so that registering calls no source."""
+        """Return the metrics without values, so that registering calls no source."""
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """All metrics with their current values."""
+        """Yield all metrics with their current values."""
         families = self._families()
         for name, kept in self._sources.items():
             stats = _asked(name, kept())
@@ -103,7 +103,7 @@ class Collector:
 
 
 def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
-    """Cumulative buckets of Prometheus: each counts the transfers that took no longer than its bound.
+    """Return the cumulative buckets of Prometheus; each counts the transfers that took at most its bound in seconds.
 
     >>> buckets_of(FlowStats(transfers=3, within=(2, 0, 1)))[:3]
     [('1e-05', 2), ('2.5e-05', 2), ('5e-05', 3)]
@@ -114,7 +114,7 @@ def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
 
 
 def _asked(name: str, source: Source | None) -> ExecutorStats | None:
-    """The stats of a source. One that fails must not take down the whole scrape, with metrics of other programs."""
+    """Return the stats of a source, or None. An error in one source must not make the whole scrape fail."""
     try:
         return None if source is None else source()
     except Exception:

@@ -1,4 +1,4 @@
-"""NVTX ranges around submits, if the environment asks for them."""
+"""NVTX ranges around submits, if the environment variable ``KVPLAN_NVTX`` is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of what an executor has done so far."""
+"""Sums over the transfers that an executor has made so far."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PathStats:
     Attributes:
         transfers: transfers that succeeded.
         nbytes: bytes moved.
-        seconds: seconds of copying, summed over transfers, also over those that ran at the same time.
+        seconds: time of copying, summed over transfers, also over transfers that ran at the same time.
         descriptors: contiguous copies issued.
-        launches: calls that issued them.
+        launches: calls that issued these copies.
     """
 
     transfers: int = 0
@@ -43,8 +43,8 @@ class FlowStats(PathStats):
     """Sums of one path in one direction.
 
     Attributes:
-        within: number of transfers in each of :data:`BUCKETS`, by their seconds, without those of smaller buckets; the
-            last number counts transfers that took longer.
+        within: number of transfers in each of :data:`BUCKETS`, by their seconds; each transfer is in one bucket. The
+            last number counts transfers above all bounds.
     """
 
     within: tuple[int, ...] = ()
@@ -57,8 +57,8 @@ class ExecutorStats(PathStats):
     Attributes:
         failed: transfers that failed.
         paths: sums of each path that was taken.
-        predicted: transfers whose time was predicted: those of ``auto``.
-        prediction_error: mean error of the predictions: 0.1 means a tenth too high or too low, by the mean of the
+        predicted: transfers whose time was predicted, because ``auto`` chose their path.
+        prediction_error: mean error of the predictions: 0.1 means a tenth too high or too low. It is the mean of the
             logarithms of the ratios. None without predictions.
         cancelled: transfers that were cancelled before they began.
         in_flight: transfers that were submitted and have not ended.
@@ -74,26 +74,26 @@ class ExecutorStats(PathStats):
     flows: Mapping[tuple[str, str], FlowStats] = field(default_factory=dict, compare=False)
 
 
-# Upper bounds in seconds, from transfers of a few blocks to a whole cache.
+# Upper bounds in seconds, from transfers of a few blocks to the transfer of a whole cache.
 BUCKETS = (
     1e-05, 2.5e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0,
 )  # fmt: skip
-QUIET_SECONDS = 10.0  # after a logged failure, during which further ones are only counted
-PENDING = 256  # ends not yet added up; a transfer's end should cost no more than an append
+QUIET_SECONDS = 10.0  # after a logged failure, during which further failures are only counted
+PENDING = 256  # most ends that are not yet added up; the end of a transfer should cost only an append
 
 
 class Tally:
-    """Adds up results of transfers, from any thread.
+    """Sums over the results of transfers, which any thread may add.
 
     Attributes:
         ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". Ending a
-            transfer only appends to it: one C call, which no signal's handler interrupts.
+            transfer only appends to it: one C call, which no signal handler interrupts.
     """
 
     def __init__(self) -> None:
         self._made_in = generation()
-        self._lock = threading.RLock()  # a finalizer or a signal's handler in the same thread may take it again
+        self._lock = threading.RLock()  # a finalizer or a signal handler in the same thread may take it again
         self.ends: deque[tuple[TransferResult, str] | str] = deque()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats
         self._within: dict[tuple[str, str], list[int]] = {}
@@ -116,12 +116,12 @@ class Tally:
         if self._made_in != generation():  # a forked child: the thread that held the lock does not exist here
             self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while ends := self.ends.copy():  # a signal's handler at the end of the loop may add them up, too
+            while ends := self.ends.copy():  # a signal handler at the end of the loop may add them up, too
                 for end in ends:
                     self._add(end)
 
     def _add(self, end: tuple[TransferResult, str] | str) -> None:
-        """Add the first of the ends and remove it. All changes come at the end, where no handler can come between."""
+        """Add the first of the ends and remove it. No handler can interrupt the last lines, which make all changes."""
         ends = self.ends
         if isinstance(end, str):
             if ends and ends[0] is end:
@@ -166,7 +166,7 @@ class Tally:
         )  # fmt: skip
 
     def stats(self) -> ExecutorStats:
-        """The sums so far.
+        """Return the sums so far.
 
         >>> tally = Tally()
         >>> tally.add(TransferResult(4096, 1e-5, "kernel", 2, 1, 1.1e-5))

@@ -1,4 +1,4 @@
-"""Transfers of every path: what a caller can do with one, its result, and waiting for what comes before it."""
+"""Transfers of every path: their methods, their results, and the wait for a transfer's ``after=``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
 
 CLOSED_ERROR = "the executor is closed; submit before close()"
-ASKED = 2  # up to this many programs of a joined plan, all are checked for moved memory; each check takes 0.3 us
-_turns = count()  # decides which of more programs is checked next
+ASKED = 2  # most programs of a joined plan that are all checked for moved memory; each check takes 0.3 us
+_turns = count()  # decides which program is checked next, if there are more
 
 
 class _Result(NamedTuple):
@@ -40,12 +40,12 @@ class TransferResult(_Result):
 
     Attributes:
         nbytes: bytes moved.
-        seconds: time from the start of the copying to its end, without queueing and without loading compiled loops.
+        seconds: seconds from the start of the copying to its end, without queueing and without loading compiled loops.
         path: name of the path that moved the bytes.
         descriptors: contiguous copies issued.
-        launches: calls that issued them: driver calls, kernel launches, or tasks of the host path.
-        predicted: the ``seconds`` that the cost model expected from the device's profile. None where there is no model:
-            on the CPU, and within a GPU. It is not a field of the tuple.
+        launches: calls that issued these copies: driver calls, kernel launches, or tasks of the host path.
+        predicted: the ``seconds`` that the cost model predicted from the device's profile. None on the CPU and within a
+            GPU, which have no cost model. It is not a field of the tuple.
 
     >>> nbytes, seconds, path, descriptors, launches = made = TransferResult(4096, 1e-5, "kernel", 2, 1, predicted=2e-5)
     >>> seconds, made.predicted
@@ -64,13 +64,13 @@ class TransferResult(_Result):
 
 
 class Transfer(ABC):
-    """A submitted plan. It keeps the plan, and all memory that the plan touches, alive until it is done.
+    """A submitted plan. Until its end, it keeps alive the plan and all memory that the plan touches.
 
-    Made by :meth:`kvplan.Executor.submit`.
+    :meth:`kvplan.Executor.submit` returns it.
 
     Attributes:
         plan: the plan that it moves.
-        sleepers: queues that its end fills; None where it wakes no thread, so that a waiter must block in it.
+        sleepers: queues that get an entry when it ends; None if a waiting thread must block in :meth:`synchronize`.
 
     >>> import kvplan, numpy as np
     >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -85,20 +85,20 @@ class Transfer(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has finished, successfully or not; never blocks."""
+        """Return whether it has finished, successfully or not; never block."""
 
     @abstractmethod
     def wait(self, stream: Any = None) -> None:
-        """Let later work on ``stream`` wait for this transfer.
+        """Make later work on ``stream`` wait for this transfer.
 
         On a GPU the stream waits, and the call returns at once. The CPU waits only for a transfer that the executor's
-        own thread has not yet issued. Such a transfer has an ``after=`` that is no CUDA object, touches pageable
-        memory, or has thousands of descriptors for the copy engine.
+        own thread must issue and has not issued yet. Such a transfer has an ``after=`` that is not a CUDA object,
+        touches pageable memory, or has thousands of descriptors for the copy engine.
 
         The host path has no streams: the call returns when the bytes have arrived, whatever the stream.
 
         Args:
-            stream: a stream of torch, or of anything with ``cuda_stream`` or ``__cuda_stream__``; by default torch's
+            stream: a stream of torch, or any object with ``cuda_stream`` or ``__cuda_stream__``; by default torch's
                 current stream.
 
         Raises:
@@ -107,11 +107,11 @@ class Transfer(ABC):
 
     @abstractmethod
     def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """Let later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
+        """Make later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
 
         Args:
             layer: global number of the layer.
-            stream: as in :meth:`wait`.
+            stream: a stream, as in :meth:`wait`.
 
         Raises:
             LayoutError: the plan does not move this layer.
@@ -123,7 +123,7 @@ class Transfer(ABC):
         """Block the calling thread until the transfer has finished.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: longest wait in seconds; None for no limit.
 
         Raises:
             TransferError: the transfer failed, or has not finished in time; then it continues.
@@ -131,17 +131,17 @@ class Transfer(ABC):
 
     @abstractmethod
     def result(self) -> TransferResult:
-        """Wait for the transfer and return what it did.
+        """Wait for the transfer and return its result.
 
         Raises:
             TransferError: the transfer failed.
         """
 
     def cancel(self) -> bool:
-        """Cancel a transfer that has not begun: it waits on the CPU for its ``after=``, or behind one that does.
+        """Cancel a pending transfer: one that waits on the CPU for its ``after=``, or behind a transfer that does so.
 
-        A cancelled transfer has touched no byte and is done; transfers behind it continue. A caller that waits for it,
-        or a transfer that named it as ``after=``, gets a TransferError.
+        A cancelled transfer has touched no byte and is done; transfers behind it continue. A wait for it raises
+        TransferError. A transfer that named it as ``after=`` fails with a TransferError.
 
         Returns:
             True if it will not run. False if it has begun or ended; then nothing changes.
@@ -152,15 +152,15 @@ class Transfer(ABC):
         return False
 
     def replan(self, plan: Plan) -> None:
-        """Give a transfer in a CUDA graph other blocks to move, from the next replay on.
+        """Give a transfer in a CUDA graph other blocks to move, starting with the next replay.
 
         No replay may be in flight. Only transfers of the kernel path can be captured.
 
         Args:
-            plan: a plan of the same programs, with at most as many units of each as were captured.
+            plan: a plan of the same programs, with at most as many units of each program as the captured plan.
 
         Raises:
-            PathError: the transfer was not captured, or the plan does not fit what was.
+            PathError: the transfer was not captured, or the plan does not fit the captured plan.
         """
         del plan
         raise PathError("only a transfer captured into a CUDA graph is replayed with another plan; submit this one")
@@ -175,12 +175,12 @@ class Transfer(ABC):
 def check_layouts(plan: Plan) -> None:
     """Check that both sides of a plan can be moved.
 
-    One tensor of each side is checked for moved memory (:func:`kvplan.layout.holding.questions`). If more than two
-    programs' plans were joined, one program is checked, and the next one at the next call.
+    One tensor of each side is checked for moved memory (:func:`kvplan.layout.holding.questions`). If plans of more than
+    two programs were joined, each call checks one program; the next call checks the next program.
 
     Raises:
-        LayoutError: the destination is read-only, addresses are not this process's, or a tensor has other memory than
-            when it was described.
+        LayoutError: the destination is read-only, addresses are not this process's, or a tensor's memory is not the
+            memory that it had when it was described.
     """
     programs = plan.programs
     if len(programs) > ASKED:
@@ -222,17 +222,17 @@ class StreamlessTransfer(Transfer):
     _result: TransferResult | None = None
 
     def wait(self, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait`; the CPU waits, whatever the stream."""
+        """Block the CPU until the transfer has finished, whatever the stream; see :meth:`Transfer.wait`."""
         del stream
         self.synchronize()
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """See :meth:`Transfer.wait_layer`; waits for all layers."""
+        """Block the CPU until all layers have arrived; see :meth:`Transfer.wait_layer`."""
         check_layer(self.plan, layer)
         self.wait(stream)
 
     def result(self) -> TransferResult:
-        """See :meth:`Transfer.result`."""
+        """Wait for the transfer and return its result; see :meth:`Transfer.result`."""
         self.synchronize()
         if self._result is None:
             raise TransferError("the transfer finished without a result")
@@ -240,12 +240,12 @@ class StreamlessTransfer(Transfer):
 
 
 def cancellation(plan: Plan) -> str:
-    """The message of a cancelled transfer."""
+    """Return the error message of a cancelled transfer."""
     return f"transfer of {plan.nbytes} bytes was cancelled before it began; nothing was moved"
 
 
 def wait_for(after: Any) -> None:
-    """Block until what a submit named with ``after=`` has happened.
+    """Block until the stream, event or transfer that a submit named with ``after=`` has completed.
 
     Raises:
         TransferError: ``after`` is a transfer that failed.
@@ -257,16 +257,16 @@ def wait_for(after: Any) -> None:
 
 
 def wait_on_cpu(after: Any, standby: Standby, wake: Wake, given_up: Callable[[], bool]) -> BaseException | None:
-    """Wait on the CPU for what a submit named with ``after=``, or until the wait is given up.
+    """Wait on the CPU for the object that a submit named with ``after=``, or until the wait is given up.
 
     Args:
-        after: what ``submit`` was given.
-        standby: waits in the caller's place where the wait cannot be cut short.
+        after: the ``after`` of a submit.
+        standby: its thread waits instead of the caller if the wait cannot be interrupted.
         wake: the caller's queue, which gets an entry when ``given_up`` may have changed.
-        given_up: whether to stop waiting.
+        given_up: a function that returns whether to stop waiting.
 
     Returns:
-        The error of what was waited for, or None.
+        The error that the wait raised, or None.
     """
     if after is None:
         return None
@@ -277,10 +277,10 @@ def wait_on_cpu(after: Any, standby: Standby, wake: Wake, given_up: Callable[[],
 
 
 def check_after(after: Any, *, gpu: bool = False) -> None:
-    """Check that ``after`` is a transfer, a stream or an event; a GPU also takes an object with a CUDA handle.
+    """Check that ``after`` is a transfer, a stream or an event; for a GPU, also accept an object with a CUDA handle.
 
     Raises:
-        KVPlanError: ``after`` is something else, or must be awaited, as an event of asyncio.
+        KVPlanError: ``after`` has another type, or must be awaited, such as an event of asyncio.
     """
     handles = ("cuda_stream", "cuda_event", "__cuda_stream__")
     if gpu and any(hasattr(after, name) for name in handles):

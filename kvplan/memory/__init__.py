@@ -1,1 +1,1 @@
-"""Memory for layouts: pools, pinned memory, memory shared by processes, and reserved addresses."""
+"""Memory for layouts: pools, pinned memory, memory that processes share, and reserved addresses."""

@@ -1,4 +1,4 @@
-"""Allocate a pool for the content of another layout, in an order of its own."""
+"""Allocate a pool for the content of another layout; the pool's notation may have another order of dims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvplan.memory.shared import Shared
 
-# Short names of dtypes in specs, and their names in torch and numpy.
+# Short names of dtypes in specs, with their names in torch and numpy.
 _DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
     "double": "float64", "byte": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
@@ -52,36 +52,36 @@ def allocate(
 ) -> KVLayout:
     """Allocate memory for the layers, parts and heads of ``like``, in the order of ``notation``.
 
-    torch allocates if ``like`` was made of torch tensors or the device is not the CPU; otherwise numpy does. The memory
-    is not cleared.
+    torch allocates if ``like`` was made of torch tensors or the device is not the CPU; otherwise numpy allocates. The
+    memory is not cleared.
 
     Args:
-        notation: order of the pool, for example ``"block layer kv token head dim"``.
-        like: the layout whose content it will hold. All its parts must have one size. For parts that differ (scales
-            next to K and V), allocate each from ``like.slice(parts=...)`` and merge.
-        num_blocks: number of blocks of the pool; by default that of ``like``.
-        block_tokens: token slots per block; by default those of ``like``.
-        layers: global numbers of the pool's layers, if it also holds other ranks'; by default those of ``like``.
-        heads: range of the pool's global KV heads, likewise.
+        notation: the pool's notation, for example ``"block layer kv token head dim"``.
+        like: the layout whose content the pool will hold. All its parts must have one size. If sizes differ (scales
+            next to K and V), allocate a pool for each from ``like.slice(parts=...)`` and merge.
+        num_blocks: number of blocks of the pool; by default the number of ``like``.
+        block_tokens: token slots per block; by default the number of ``like``.
+        layers: global numbers of the pool's layers, which may include other ranks' layers; by default ``like.layers``.
+        heads: global numbers of the pool's KV heads, which may include other ranks' heads; by default ``like.heads``.
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
-        pin: page-lock host memory so that a GPU reaches it; without effect if torch has no GPU. The memory is
-            registered in pieces of at most 32 GiB. They end on boundaries of the outermost dim if these are page
-            boundaries. The border between two pieces is a seam of the layout. If pinning fails, a warning says so and
-            the pool is pageable.
+        pin: whether to page-lock host memory, so that it is reachable from a GPU; without effect if torch has no GPU.
+            The memory is registered in pieces of at most 32 GiB, which end between rows of the outermost dim if these
+            ends are page boundaries. The border between two pieces is a seam of the layout. If pinning fails, a warning
+            is issued, and the pool is pageable.
         sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the number of opaque
             blocks of ``like`` in one block of the pool.
-        shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same one share the memory.
-            The first one makes it, cleared; the last one unlinks it. Only what ``like`` uses of it is pinned. See
-            ``docs/shared-pool.md``.
+        shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
+            memory. The first process makes the file, full of zeros; the last unlinks it. Only the memory that ``like``
+            uses is pinned. See ``docs/shared-pool.md``.
 
     Returns:
-        A layout; its ``tensors`` are the allocated tensors, nested as the notation says.
+        The pool's layout. Its ``tensors`` are the allocated tensors, in nested lists if the notation has several.
 
     Raises:
         NotationError: the notation does not parse.
         LayoutError: the notation cannot hold ``like``, a size is invalid, or the shared pool is in use with another
-            geometry; then both are named.
-        HostMemoryError: there is no room for a shared pool, or the file cannot be one.
+            geometry; then the message shows both.
+        HostMemoryError: there is no space for a shared pool, or the file cannot be used as a pool.
 
     >>> import numpy as np
     >>> gpu = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -147,7 +147,7 @@ def allocate(
 
 
 def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
-    """Global numbers of the pool's layers, ascending."""
+    """Return the global numbers of the pool's layers, ascending."""
     if layers is None:
         return like.layers
     right = "give the global numbers of the pool's layers, each once"
@@ -167,7 +167,7 @@ def _counted(name: str, value: Any) -> int:
 
 
 def _heads(heads: range | None, like: KVLayout) -> range:
-    """Global numbers of the pool's heads."""
+    """Return the global numbers of the pool's heads."""
     if heads is None:
         return like.heads
     if not isinstance(heads, range) or heads.step != 1 or not len(heads) or heads.start < 0:
@@ -183,7 +183,7 @@ def _heads(heads: range | None, like: KVLayout) -> range:
 
 
 def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
-    """Name of the content, and its bytes per (token, head)."""
+    """Return the name of the content, and its bytes per (token, head)."""
     sizes = {extent(c.form.dim) for c in like.components}
     heads = {extent(c.form.head) for c in like.components}
     if len(sizes) > 1 or len(heads) > 1:
@@ -207,7 +207,7 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
 
 
 def _dtype(like: KVLayout, content: int) -> tuple[str, int]:
-    """Element type of the pool: that of ``like`` if it divides the content, otherwise bytes."""
+    """Return name and bytes of the pool's element type: the type of ``like`` if it divides the content, else uint8."""
     itemsize = ITEMSIZE.get(like.dtype)
     name = _DTYPES.get(like.dtype, like.dtype)
     return (name, itemsize) if itemsize and content % itemsize == 0 else ("uint8", 1)
@@ -219,7 +219,7 @@ def _wants_torch(like: KVLayout, device: str) -> bool:
 
 
 def _element(dtype: str) -> np.dtype[Any]:
-    """The numpy type of a name; unsigned integers of its width replace types that numpy lacks (bfloat16, fp8)."""
+    """Return the numpy type of a name; an unsigned integer of equal width if numpy lacks it (bfloat16, fp8)."""
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -227,7 +227,7 @@ def _element(dtype: str) -> np.dtype[Any]:
 
 
 def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
-    """View bytes as an array or tensor of a type and shape."""
+    """Return a view of bytes as an array or tensor of a type and shape."""
     if not torch:
         return memory.view(_element(dtype)).reshape(shape)
     import torch as library
@@ -236,7 +236,7 @@ def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
 
 
 def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayout:
-    """The layout of a shared pool, with the pool named in its regions for processes that load it from a pickle."""
+    """Return a shared pool's layout whose regions name the pool, for processes that load the layout from a pickle."""
     if not memory.token:  # another version of kvplan made the file
         return pool
     each = memory.tensors[0].nbytes
@@ -247,7 +247,7 @@ def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayou
 
 
 def attach_pool(pool: Pool) -> tuple[int, Any] | None:
-    """Map a pool that a pickle names: its address in this process, and its memory; None where no process uses it."""
+    """Map a pool that a pickle names; return its address here and its memory, or None if no process uses the pool."""
     from kvplan.memory.shared import attach
 
     found = attach(pool.path, pool.geometry, [pool.nbytes] * pool.tensors, pool.token)
@@ -255,7 +255,7 @@ def attach_pool(pool: Pool) -> tuple[int, Any] | None:
 
 
 def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:
-    """Pin the part of the pool that ``like`` uses, with the ends of registrations as seams; warn if that fails."""
+    """Pin the memory of the pool that ``like`` uses, with the ends of registrations as seams; warn if that fails."""
     import torch
 
     if not torch.cuda.is_available():
@@ -275,7 +275,7 @@ def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[
 
 
 def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int | None) -> tuple[list[Any], list[int]]:
-    """Tensors of torch, and the seams where registrations end; host memory is pinned for GPU number ``pin``."""
+    """Allocate torch tensors; return them and the seams, where registrations end. ``pin`` is the number of a GPU."""
     import torch
 
     element = getattr(torch, dtype, torch.uint8)
@@ -300,7 +300,7 @@ def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int
 
 
 def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Nest a list by the given lengths, outermost first; without lengths, return its only tensor."""
+    """Nest a list by the given lengths, outermost first; if there are no lengths, return its only tensor."""
     level = list(flat)
     for count in reversed(counts):
         edges = range(0, len(level) + 1, count)

@@ -1,4 +1,4 @@
-"""Pinned host memory of any size: pages that are registered with the driver in pieces of bounded size."""
+"""Pinned host memory of any size. Its pages are registered with the driver in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Bytes = NDArray[np.uint8]
 
 
 def edges(nbytes: int, row: int, most: int) -> list[int]:
-    """Offsets where registrations begin and end: row boundaries if these are page boundaries, else page boundaries.
+    """Return the offsets where registrations begin and end: ends of rows if they are page boundaries, else of pages.
 
     Args:
         nbytes: bytes of the memory.
         row: bytes that should stay in one registration.
-        most: most bytes of a registration.
+        most: largest registration in bytes.
 
     >>> edges(10 * 4096, 3 * 4096, 8 * 4096)
     [0, 24576, 40960]
@@ -45,13 +45,13 @@ def edges(nbytes: int, row: int, most: int) -> list[int]:
 
 
 def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]:
-    """Allocate pinned bytes; return them and the addresses inside where one registration ends and the next begins.
+    """Allocate pinned bytes; return them, and the addresses inside at which one registration ends and the next begins.
 
     The memory is freed when the array, and every view of it, is gone.
 
     Args:
         nbytes: number of bytes.
-        row: bytes that should stay in one registration, such as those of a block.
+        row: bytes that should stay in one registration, such as the bytes of a block.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
     """
     # A shared mapping: after a fork, the parent would get a copy of a private page, and the GPU would keep the old one.
@@ -66,12 +66,12 @@ def register(array: Bytes, pieces: Sequence[tuple[int, int]], ordinal: int) -> N
     """Pin existing memory until the array, and every view of it, is gone.
 
     Args:
-        array: keeps the memory alive.
-        pieces: address of the first byte of each registration, and of the first byte after it; no two share a page.
+        array: the array that keeps the memory alive.
+        pieces: addresses of each registration's first byte, and of the first byte after it; no two share a page.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
 
     Raises:
-        TransferError: the driver refuses; nothing stays registered.
+        TransferError: the driver cannot register a piece; then no piece stays registered.
     """
     device = Device(ordinal)
     registered: list[int] = []
@@ -93,11 +93,11 @@ def pin_used(
     """Pin the used part of a pool; return the pool with the ends of registrations as seams.
 
     Args:
-        pool: a pool of C-contiguous tensors that begin pages.
+        pool: a pool of C-contiguous tensors, each at the start of a page.
         used: a slice of the pool.
-        memory: keeps the pool's memory alive.
+        memory: the array that keeps the pool's memory alive.
         page: bytes per page.
-        strides: strides of the tensors' dims in bytes, outermost first; registrations end between rows.
+        strides: strides of the tensors' dims in bytes, outermost first. Registrations end between rows.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
     """
     tensors = [Rows(region.address, tuple(strides)) for region in pool.regions]
@@ -118,7 +118,7 @@ def pin_used(
 
 
 def _unregister(device: Any, registered: list[int], made_in: int) -> None:
-    if made_in != generation():  # a forked child has nothing registered
+    if made_in != generation():  # a forked child has no registrations
         return
     with device.current(), Uncaptured(device):
         for address in registered:

@@ -1,4 +1,4 @@
-"""Reserve memory for the layout of another process. Only the pages that are touched use memory."""
+"""Reserve addresses for the layout of another process. Only touched pages take memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: untouched pages ta
 
 
 def reserve(layout: KVLayout) -> KVLayout:
-    """Place a layout in CPU memory of this process, with the same strides and offsets within pages.
+    """Return a copy of a layout in CPU memory of this process, with the same strides and offsets within pages.
 
     Hundreds of gigabytes can be reserved, because untouched pages take no memory. All bytes are zero at first.
 
     Raises:
-        LayoutError: the system refuses to reserve the addresses.
+        LayoutError: the system cannot reserve the addresses.
 
     >>> from kvplan import KVLayout
     >>> spec = {"notation": "kv block token dim", "sizes": {"block": 1 << 20, "token": 16, "dim": 1024}}
@@ -72,7 +72,7 @@ def reserve(layout: KVLayout) -> KVLayout:
 
 
 def _mapped(nbytes: int) -> tuple[int, Any]:
-    """Address and owner of new bytes, all zero."""
+    """Map bytes, all zero; return their address and their owner."""
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     except (OSError, ValueError, OverflowError) as error:
@@ -84,7 +84,7 @@ def _mapped(nbytes: int) -> tuple[int, Any]:
 
 
 def _moved(component: Component, there: Callable[[int], int]) -> Component:
-    """A component at its region's new address; blocks of a table may lie in several regions."""
+    """Return a component at its region's new address; blocks of a table may lie in several regions."""
     form, address = component.form, there(component.address)
     if form.table is not None:
         table = tuple(there(component.address + step) - address for step in form.table)

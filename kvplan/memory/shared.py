@@ -1,7 +1,7 @@
-"""Memory that processes of one machine share by name: a file that they map and that the last one unlinks.
+"""Memory that processes of one machine share by name: a file that all map and that the last process unlinks.
 
 Every user holds a shared ``flock`` on the file, which the system releases however the process ends. So a file without a
-lock has no users: a process that finds one makes it anew, and the last user that leaves unlinks it.
+lock has no users: a process that finds such a file makes it anew, and the last user unlinks it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from kvplan.memory.shared_header import (
 )
 from kvplan.memory.shared_path import page_of, path_of
 
-FORMAT = 1  # version of the file; it is in the header, so that another version is refused
-ATTEMPTS = 1000  # about 20 seconds in which the file is half made or locked and does not grow
+FORMAT = 1  # version of the file; it is in the header, so that another version raises an error
+ATTEMPTS = 1000  # to open a file that is half made or locked and does not grow: about 20 seconds
 RESERVED = 1 << 30  # bytes reserved by one call, which is repeated if a signal interrupts it
 
 Bytes = NDArray[np.uint8]
@@ -48,10 +48,10 @@ class Shared(NamedTuple):
     """A pool that this process has mapped.
 
     Attributes:
-        memory: the whole file; this process uses the pool as long as this array, or a view of it, is alive.
-        tensors: bytes of each tensor, each beginning a page.
+        memory: bytes of the whole file; this process uses the pool while this array, or a view of it, is alive.
+        tensors: bytes of each tensor; each tensor begins at the start of a page.
         page: bytes per page of the file.
-        token: identifies the pool; "" if the file has no token.
+        token: text that identifies the pool; "" if the file has no token.
     """
 
     memory: Bytes
@@ -61,16 +61,16 @@ class Shared(NamedTuple):
 
 
 def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
-    """Map the pool of a name. The first user makes it, full of zeros; all users must give the same geometry.
+    """Map the pool with a name. The first user makes it, full of zeros; all users must give the same geometry.
 
     Args:
-        shared: see :func:`path_of`.
-        geometry: a text that determines where all bytes lie; it is compared, and a message shows both that differ.
+        shared: name or path of the pool; see :func:`path_of`.
+        geometry: a text that determines the place of every byte. If two users' texts differ, a message shows both.
         sizes: bytes of each tensor.
 
     Raises:
-        LayoutError: the name is invalid, or the pool is in use with another geometry; then both are named.
-        HostMemoryError: there is no room, or the file cannot be used.
+        LayoutError: the name is invalid, or the pool is in use with another geometry; then the message shows both.
+        HostMemoryError: there is no space, or the file cannot be used.
 
     >>> pool, again = share(f"kvplan-doctest-{os.getpid()}", "two of 100", [100, 100]), None
     >>> again = share(f"kvplan-doctest-{os.getpid()}", "two of 100", [100, 100])
@@ -87,14 +87,14 @@ def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
 
 
 def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared | None:
-    """Map a pool that is in use, whichever process made it; None if there is no such pool. No file is made or replaced.
+    """Map a pool that is in use, whichever process made it, or return None. It makes and replaces no file.
 
     A mapping that this process already has is used again, so that the pool has one address in a process.
 
     Args:
         path: the file.
         geometry, sizes: as given to :func:`share`.
-        token: :attr:`Shared.token` of the pool; another pool of that name and geometry does not count.
+        token: :attr:`Shared.token` of the pool; another pool with that name and geometry is not mapped.
 
     >>> pool = share(f"kvplan-doctest-{os.getpid()}", "one of 100", [100])
     >>> path = str(path_of(f"kvplan-doctest-{os.getpid()}"))
@@ -131,13 +131,13 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
                 continue
             known = None if token is None else _mapped.get((str(path), use.token))
             if known is not None:
-                use.leave()  # the other mapping has its own use
+                use.leave()  # the other mapping has a use of its own
                 return _shared(known, starts, sizes, page, use.token)
             memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
         except BaseException:
             use.leave()
             raise
-        # It runs before the mapping goes, because an array drops its buffer last.
+        # The finalizer runs before the unmapping, because an array releases its buffer last.
         weakref.finalize(memory, use.leave).atexit = False
         first = _mapped.setdefault((str(path), use.token), memory)
         if token is not None:  # another thread may have attached meanwhile
@@ -155,9 +155,9 @@ def _shared(memory: Bytes, starts: Sequence[int], sizes: Sequence[int], page: in
 
 
 def _mapping(use: _Use, nbytes: int) -> mmap.mmap:
-    """Map the file through a second descriptor.
+    """Map the file through a second file descriptor, without a lock.
 
-    A mapping keeps its descriptor, and a forked child keeps the mapping. So a lock on that descriptor would stay held.
+    A mapping keeps its file descriptor, and a forked child keeps the mapping. So a lock on it would not be released.
     """
     fd = os.open(use.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -169,14 +169,14 @@ def _mapping(use: _Use, nbytes: int) -> mmap.mmap:
 
 
 class _Use:
-    """One use of a file by this process: a descriptor and the lock on it.
+    """One use of a file by this process: a file descriptor and the lock on it.
 
     Args:
-        path: the file; without a token, an empty one is made if it is missing.
+        path: the file; if ``token`` is None, a missing file is made, empty.
         token: token of the wanted pool, or None for any pool.
 
     Attributes:
-        token: token of the pool in the file, once it was entered.
+        token: token of the pool in the file; "" before :meth:`enter` succeeds.
 
     Raises:
         HostMemoryError: the path is not a regular file, or belongs to another user.
@@ -199,10 +199,10 @@ class _Use:
             raise HostMemoryError(f"{str(path)!r} {what}; take another name")
 
     def enter(self, geometry: str, page: int, nbytes: int) -> bool:
-        """Lock the file, make it if it has no users, and compare; False if it must be opened again.
+        """Lock the file, make the pool if it has no users, and compare geometries; return False to open the file again.
 
-        One lock cannot be exchanged for another in one step. So everything found before the shared lock was taken is
-        checked again under it.
+        An exclusive lock cannot be turned into a shared lock in one step. So all that was checked before the shared
+        lock is checked again under it.
         """
         if self._wanted is not None:
             if not in_use(self.fd):
@@ -211,8 +211,8 @@ class _Use:
             if not self._named():
                 return False
             if os.fstat(self.fd).st_size:
-                # Left by users that were killed, or by one that did not finish it. It may still be mapped, by a forked
-                # child for example, so it is not cut but replaced.
+                # Users that were killed, or did not finish it, left this file. It may still be mapped, for example by a
+                # forked child, so it is replaced and not cut.
                 if not self._ours(page):
                     raise HostMemoryError(f"{str(self.path)!r} is a file that kvplan did not make; remove it, "
                                           "or take another name")  # fmt: skip
@@ -221,7 +221,7 @@ class _Use:
             self._make(geometry, page, nbytes)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process makes it or holds the lock: try again, but not for ever
+        except BlockingIOError:  # another process makes it or holds the lock: the caller tries again for some time
             return False
         self._heir = True  # from now on
         if not self._named():
@@ -246,24 +246,24 @@ class _Use:
         return True
 
     def grown(self) -> tuple[int, int, int]:
-        """Inode of the file, and how much of it is reserved: bytes, and blocks of 512 bytes."""
+        """Return the file's inode, its size in bytes, and its reserved blocks of 512 bytes."""
         told = os.fstat(self.fd)
         return told.st_ino, told.st_size, told.st_blocks
 
     def leave(self) -> None:
-        """Release the lock, and unlink the file if no other process has one."""
+        """Release the lock, and unlink the file if no other process has a lock."""
         try:
             _uses.remove(self)
         except KeyError:  # left before, or this is a forked child, which has no uses
             return
         with contextlib.suppress(OSError):
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # first, so that of two that leave at once, one finds itself alone
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # first: if two processes leave at once, one finds no other lock
             if self._heir and self._alone() and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
                 self.path.unlink()
         os.close(self.fd)
 
     def _alone(self) -> bool:
-        """Lock the file exclusively, if no other process has a lock."""
+        """Lock the file exclusively if no other process has a lock; return whether it is locked."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -271,30 +271,30 @@ class _Use:
         return True
 
     def _named(self) -> bool:
-        """Whether the path still leads to this file; only a process with the exclusive lock unlinks it."""
+        """Return whether the path still names this file. Only a process with the exclusive lock unlinks it."""
         try:
             return os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self.fd))
         except FileNotFoundError:
             return False
 
     def _header(self, page: int) -> tuple[bytes, str]:
-        """State and geometry in the first page, or whatever is in their place."""
+        """Return the state and geometry in the first page, or the bytes at their positions."""
         return header_in(os.pread(self.fd, page, 0))
 
     def _ours(self, page: int) -> bool:
-        """Whether the content is a pool, or the beginning of one, so that it may be replaced."""
+        """Return whether the content is a pool or an unfinished pool, so that the file may be replaced."""
         head, size = os.pread(self.fd, page, 0), os.fstat(self.fd).st_size
         return head.startswith(MAGIC) or (size in (0, page) and not head.strip(b"\0"))
 
     def _make(self, geometry: str, page: int, nbytes: int) -> None:
-        """Make the file, and reserve all of it: touching a page without memory would kill the process."""
+        """Make the pool, and reserve memory for all of it: a touched page without memory would kill the process."""
         header = new_header(geometry)
         try:
             os.fchmod(self.fd, 0o600)
             check_header(header, page)
             self._check_room(nbytes)
             os.posix_fallocate(self.fd, 0, page)
-            with _mapping(self, page) as head:  # hugetlbfs has no other way to write
+            with _mapping(self, page) as head:  # hugetlbfs can be written only through a mapping
                 head[: len(header)] = header
                 for at in range(page, nbytes, RESERVED):
                     os.posix_fallocate(self.fd, at, min(RESERVED, nbytes - at))
@@ -309,7 +309,7 @@ class _Use:
             raise
 
     def _check_room(self, nbytes: int) -> None:
-        """Check for room first, instead of filling the file system and then failing."""
+        """Check that the file system has space, before it is filled; raise HostMemoryError if it has not."""
         told = os.fstatvfs(self.fd)
         every, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
         if every > 0 and free < nbytes:  # file systems without a limit report 0
@@ -321,7 +321,7 @@ class _Use:
 
 
 _uses: set[_Use] = set()
-# Mappings of this process by path and token: the first living one of each pool.
+# Mappings of this process by path and token: the first mapping of each pool that is still alive.
 _mapped: weakref.WeakValueDictionary[tuple[str, str], Bytes] = weakref.WeakValueDictionary()
 
 

@@ -1,4 +1,4 @@
-"""The first page of a shared pool's file: a text that identifies the pool, and a mark of its users.
+"""The first page of a shared pool's file: a text that identifies the pool, and a mark that it has users.
 
 The text has a magic line, a state, the geometry, and a token: 32 random hexadecimal digits that identify the pool.
 """
@@ -23,7 +23,7 @@ _FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, proces
 
 
 def new_header(geometry: str) -> bytes:
-    """The text of a new pool, with its own token."""
+    """Return the text of a new pool, with a new token."""
     return MAGIC + MAKING + f"{geometry}\n{os.urandom(16).hex()}\n".encode()
 
 
@@ -35,7 +35,7 @@ def check_header(header: bytes, page: int) -> None:
 
 
 def header_in(head: bytes) -> tuple[bytes, str]:
-    r"""State and geometry in a file's first page, or whatever is in their place.
+    r"""Return the state and geometry in a file's first page, or the bytes at their positions.
 
     >>> header_in(b"kvplan.pool\nwhole.\nformat 1 | two of 100\n")
     (b'whole.\n', 'format 1 | two of 100')
@@ -45,7 +45,7 @@ def header_in(head: bytes) -> tuple[bytes, str]:
 
 
 def token_in(head: bytes) -> str:
-    r"""The token in a file's first page, or "" if it has no token.
+    r"""Return the token in a file's first page, or "" if it has no token.
 
     >>> token_in(new_header("two of 100")).isalnum(), token_in(b"kvplan.pool\nwhole.\nformat 1\n")
     (True, '')
@@ -55,7 +55,7 @@ def token_in(head: bytes) -> str:
 
 
 def told(geometry: str) -> str:
-    """A geometry as a message shows it; the text in a file may be anything."""
+    """Return a geometry as a message shows it. The text in a file may have any length and characters."""
     if not geometry.isprintable():
         return quoted(geometry)
     return f"'{geometry}'" if len(geometry) <= SHOWN else f"'{geometry[:SHOWN]}...'"
@@ -64,16 +64,15 @@ def told(geometry: str) -> str:
 def mark_use(fd: int) -> None:
     """Mark the file as in use until the descriptor is closed, however the process ends.
 
-    A ``flock`` can be taken, but not queried. Taking it exclusively to find out would mislead a user who leaves
-    meanwhile: it would think that another user is left to unlink the file. So users also hold a record lock on the
-    first byte.
+    A ``flock`` can be taken, but not queried. If a process took it exclusively to find out, a user that leaves
+    meanwhile would see a lock, and not unlink the file. So users also hold a record lock on the first byte.
     """
-    with contextlib.suppress(OSError):  # a system without such locks, where no process can attach
+    with contextlib.suppress(OSError):  # a system without such locks; no process can attach there
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
 
 def in_use(fd: int) -> bool:
-    """Whether another descriptor has marked the file."""
+    """Return whether another file descriptor has marked the file."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     return bool(kind != fcntl.F_UNLCK)

@@ -1,4 +1,4 @@
-"""The file behind the name of a shared pool, and its pages."""
+"""The file of a shared pool, found by its name, and its page size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 def path_of(shared: Any) -> Path:
-    """The file of a name: in /dev/shm, or, with a slash, anywhere.
+    """Return the file of a name: in /dev/shm, or at an absolute path if the name has a slash.
 
     Raises:
         LayoutError: ``shared`` is neither a name nor an absolute path.
@@ -49,6 +49,6 @@ def path_of(shared: Any) -> Path:
 
 
 def page_of(fd: int) -> int:
-    """Bytes per page of the file's system. On hugetlbfs pages are large, and a file has a whole number of them."""
+    """Return bytes per page of the file's system. On hugetlbfs pages are large, and files have whole pages."""
     block = os.fstatvfs(fd).f_bsize
     return lcm(mmap.PAGESIZE, block) if 0 < block <= 1 << 30 else mmap.PAGESIZE

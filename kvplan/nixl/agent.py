@@ -1,4 +1,4 @@
-"""Plans between processes, on one machine or two: kvplan says which bytes go where, and NIXL moves them.
+"""Transfers between processes, on one machine or two: kvplan makes the plans, and NIXL moves the bytes.
 
 Source: NIXL 1.5.1, Python API of its agent. kvplan has no transport of its own.
 """
@@ -25,23 +25,23 @@ log = logging.getLogger("kvplan.nixl")
 
 
 class NixlAgent:
-    """This process's end: its layouts, registered with NIXL, and the peers that it has met.
+    """This process's end of NIXL: its registered layouts, and the peers that it has connected to.
 
     Args:
-        name: name of this process, different from every peer's.
-        layouts: layouts under the names that peers will see; their memory must stay until :meth:`close`.
-        backends: NIXL backends, the transports that it may use.
-        agent: an existing ``nixl_agent`` of the same name; by default one is made.
+        name: name of this process; every peer has another name.
+        layouts: layouts by the names that peers will see; their memory must stay allocated until :meth:`close`.
+        backends: names of the NIXL backends (transports) that the agent may use.
+        agent: an existing ``nixl_agent`` of the same name; by default a new agent.
 
     Raises:
         PathError: NIXL is not installed, has none of these backends, or the memory is neither the CPU's nor CUDA's.
         KVPlanError: ``agent`` has another name.
         LayoutError: the memory of a layout is not this process's.
-        TransferError: NIXL refuses to register the memory.
+        TransferError: NIXL cannot register the memory.
 
-    Two processes exchange the bytes of :meth:`card` over any channel of theirs. From then on, either one can read from
-    the other's layouts and write to them; the other does nothing for it. Several threads may call its methods. A card
-    gives access to this memory, so give it only to processes that may have it.
+    Two processes exchange the bytes of :meth:`card` over any channel. After :meth:`meet`, each process can read and
+    write the other's layouts; the other process makes no call for it. Several threads may call the methods. A card
+    gives access to this memory, so send it only to processes that may have it.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class NixlAgent:
             raise TransferError(f"NIXL cannot register the memory of {name!r}: {in_words(error)}") from error
 
     def card(self) -> bytes:
-        """Everything that a peer needs to :meth:`meet` this process: its layouts and NIXL's metadata."""
+        """Return the data that a peer needs to :meth:`meet` this process: its layouts and NIXL's metadata."""
         self._end.check_open()
         with self._end.lock:
             metadata = self.nixl.get_agent_metadata()
         return write(self.name, self.layouts, metadata)
 
     def meet(self, card: bytes) -> NixlPeer:
-        """Get to know a peer by its card. The new card of a known peer replaces it, and its old transfers fail.
+        """Connect to a peer by its card. A new card of a known peer replaces that peer, and its old transfers fail.
 
         Raises:
             LayoutError: the card cannot be read, or one of its layouts is invalid.
             KVPlanError: the card is this process's own.
-            TransferError: NIXL does not take its metadata.
+            TransferError: NIXL does not accept the card's metadata.
         """
         end = self._end
         end.check_open()
@@ -106,7 +106,7 @@ class NixlAgent:
         return peer
 
     def forget(self, peer: NixlPeer) -> None:
-        """Forget a peer; its transfers that have not ended fail. Forgetting a peer twice is fine.
+        """Remove a peer; its transfers that have not ended fail. A second call for a peer does nothing.
 
         Raises:
             KVPlanError: ``peer`` is not a peer of this agent.
@@ -115,13 +115,13 @@ class NixlAgent:
             raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
         with self._end.lock:
             if peer.connection.forgotten:
-                return  # NIXL knows peers by name: it would forget the peer that came after this one
+                return  # NIXL knows peers by name: it would remove the next peer of this name
             peer.connection.forget()
             del self.peers[peer.name]
         log.info("forgot %s", peer.name, extra={"kvplan_peer": peer.name})
 
     def notes(self) -> list[tuple[str, bytes]]:
-        """Notes that peers sent with transfers that have ended since the last call: (peer, note)."""
+        """Return the notes that peers sent with transfers that have ended since the last call, as (peer, note)."""
         self._end.check_open()
         with self._end.lock:
             found = self.nixl.get_new_notifs()
@@ -132,13 +132,13 @@ class NixlAgent:
         ]
 
     def stats(self) -> ExecutorStats:
-        """Sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
+        """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
         with self._end.lock:
             flying = sum(len(peer.connection.flying) for peer in self.peers.values())
         return replace(self._end.tally.stats(), in_flight=flying)
 
     def close(self) -> None:
-        """Forget all peers and deregister the memory; transfers that have not ended fail."""
+        """Remove all peers and deregister the memory; transfers that have not ended fail."""
         end = self._end
         with end.lock:
             if end.closed:
@@ -179,7 +179,7 @@ def _new_agent(name: str, backends: list[str]) -> Any:
 
 
 def _registrations(spans: frozenset[Span]) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The rows that NIXL is to register, by kind of memory, without spans that lie inside another one."""
+    """Return the rows to register with NIXL, by kind of memory, without spans that lie inside another span."""
     kept: dict[str, list[tuple[int, int, int]]] = {}
     ends: dict[str, int] = {}
     for address, nbytes, device in sorted(spans, key=lambda span: (span[2], span[0], -span[1])):

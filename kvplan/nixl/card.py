@@ -1,4 +1,4 @@
-"""The card of a process: its layouts and NIXL's metadata as text, to send to a peer over any channel."""
+"""The card of a process: its name, layouts and NIXL metadata as text, to send to a peer over any channel."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
 
 
 def check_name(name: object) -> None:
-    """Raise LayoutError unless a name is a printable text of limited length."""
+    """Raise LayoutError if a name is not a printable text of limited length."""
     if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
         raise LayoutError(
             f"the name of an agent, or of its card, is {quoted(name)}; give a printable text of 1 to "

@@ -19,27 +19,27 @@ log = logging.getLogger("kvplan.nixl")
 
 
 def spans_of(layouts: Iterable[KVLayout]) -> frozenset[Span]:
-    """Address, bytes and device of every region of some layouts."""
+    """Return address, bytes and device of every region of some layouts."""
     return frozenset((r.address, r.nbytes, r.device) for layout in layouts for r in layout.regions)
 
 
 def in_words(error: BaseException) -> str:
-    """An error of NIXL as a message shows it."""
+    """Return an error of NIXL as a message shows it."""
     return f"{type(error).__name__}: {error}"
 
 
 @dataclass(eq=False)
 class End:
-    """This process's end of NIXL.
+    """The state of this process's end of NIXL.
 
     Attributes:
         name: name of the process.
-        spans: the memory that it registers.
+        spans: address, bytes and device of the memory that it registers.
         nixl: the ``nixl_agent``.
-        tally: sums of its transfers.
-        lock: guards everything here, and every call of NIXL.
+        tally: sums over its transfers.
+        lock: lock for all attributes, and for every call of NIXL.
         closed: whether the agent is closed.
-        kept: handles that NIXL could not release, and the plans whose memory they reach.
+        kept: handles that NIXL could not release yet, and the plans whose memory they access.
     """
 
     name: str
@@ -56,7 +56,7 @@ class End:
             raise TransferError(f"the agent {self.name!r} is closed")
 
     def release(self, held: list[tuple[Any, Plan]]) -> None:
-        """Give NIXL's handles back. A handle in use is told to end, and is given back with the next ones."""
+        """Release handles of NIXL. A handle in use is aborted, and a later call releases it."""
         kept, self.kept = self.kept, []
         for handle, plan in [*kept, *held]:
             try:
@@ -67,13 +67,13 @@ class End:
 
 
 class Flying(Protocol):
-    """A transfer in flight, as its connection sees it."""
+    """The methods of a transfer in flight that its connection calls."""
 
     def moves(self) -> bool:
-        """Whether NIXL has it and reports that it is in progress."""
+        """Return whether NIXL has the transfer and reports that it is in progress."""
 
     def give_up(self, why: str) -> None:
-        """End it now as failed."""
+        """End the transfer now as failed."""
 
 
 @dataclass(eq=False)
@@ -84,8 +84,8 @@ class Connection:
         end: this process's end.
         name: name of the peer.
         metadata: NIXL's metadata from the peer's card.
-        forgotten: whether the agent has forgotten the peer.
-        joined: how often the connection was made; a failed transfer sees by it whether another one has renewed it.
+        forgotten: whether the agent has removed the peer.
+        joined: how often the connection was made; a failed transfer compares it, to see whether it was renewed.
         flying: transfers in flight.
     """
 
@@ -97,7 +97,7 @@ class Connection:
     flying: list[Flying] = field(default_factory=list)
 
     def join(self) -> None:
-        """Tell NIXL of the peer; raise TransferError if it does not take the metadata."""
+        """Add the peer to NIXL; raise TransferError if NIXL does not accept its metadata."""
         try:
             self.end.nixl.add_remote_agent(self.metadata)
         except Exception as error:
@@ -105,23 +105,23 @@ class Connection:
         self.joined += 1
 
     def leave(self) -> None:
-        """Let NIXL forget the peer, and with it a broken connection."""
+        """Remove the peer from NIXL, also if its connection is broken."""
         try:
             self.end.nixl.remove_remote_agent(self.name)
-        except Exception as error:  # noqa: BLE001  # NIXL had forgotten it already
+        except Exception as error:  # noqa: BLE001  # NIXL had removed it already
             log.debug("NIXL had forgotten %s: %s", self.name, in_words(error))
 
     def rejoin(self, joined: int) -> None:
-        """Renew the connection as :meth:`join` does, unless that was done since it was made for the ``joined``-th time.
+        """Renew the connection, unless it was already renewed after it was made for the ``joined``-th time.
 
-        It also stays while another transfer moves over it, because a new connection would make that one fail.
+        It is not renewed while a transfer uses it, because a new connection would make that transfer fail.
         """
         if self.joined == joined and not any(one.moves() for one in tuple(self.flying)):
             self.leave()
             self.join()
 
     def forget(self) -> None:
-        """End the transfers in flight as failed, and leave the peer."""
+        """End the transfers in flight as failed, and remove the peer from NIXL."""
         for transfer in tuple(self.flying):
             transfer.give_up(f"the peer {self.name!r} was forgotten")
         self.leave()

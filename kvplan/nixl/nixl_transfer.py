@@ -1,4 +1,4 @@
-"""A transfer that NIXL makes: it is posted, polled, tried again after a failure, and given up at its deadline."""
+"""A transfer by NIXL, which is posted, polled, tried again after a failure, and given up at its deadline."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvplan.nixl.connection import Connection, in_words
 from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 
-LOOK_SECONDS = 50e-6  # between two polls of a transfer in flight
-PAUSE_SECONDS = 0.05  # before a second attempt; the pause doubles before each further one
+LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight
+PAUSE_SECONDS = 0.05  # seconds before a second attempt; the pause doubles before each further attempt
 
 log = logging.getLogger("kvplan.nixl")
 
 
 class NixlTransfer(StreamlessTransfer):
-    """A transfer between two processes. Made by :meth:`kvplan.nixl.NixlPeer.submit`.
+    """A transfer between two processes. :meth:`kvplan.nixl.NixlPeer.submit` returns it.
 
-    NIXL moves the bytes without being polled. But only :meth:`done` and calls that wait notice that the bytes have
-    moved, or that an attempt has failed; the ``seconds`` of the result end there. Bytes that a failed attempt wrote
-    stay written.
+    NIXL moves the bytes even if no thread polls it. But only :meth:`done` and calls that wait notice that the bytes
+    have moved, or that an attempt has failed; the ``seconds`` of the result end there. Bytes that a failed attempt
+    wrote stay.
 
     Attributes:
         attempt: number of the current attempt, from 1.
@@ -70,7 +70,7 @@ class NixlTransfer(StreamlessTransfer):
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    # For the peer and its connection, which hold the lock of this process's end.
+    # The peer and its connection call these methods, and hold the lock of this process's end.
 
     def begin(self) -> None:
         """Post the transfer, for the first time or again."""
@@ -104,13 +104,13 @@ class NixlTransfer(StreamlessTransfer):
             self._take(state)
 
     def moves(self) -> bool:
-        """Whether NIXL has it and reports that it is in progress."""
+        """Return whether NIXL has the transfer and reports that it is in progress."""
         if self._held:
             self._look()
         return bool(self._held)
 
     def give_up(self, why: str) -> None:
-        """End it now as failed."""
+        """End the transfer now as failed."""
         if not self._over:
             self._release()
             self._ended(self._problem(why))
@@ -184,7 +184,7 @@ class NixlTransfer(StreamlessTransfer):
             self._end.tally.fail(self.plan, "nixl", error)
 
     def _release(self) -> None:
-        """Give NIXL's handles back."""
+        """Release the handles of NIXL."""
         held, self._held = self._held, []
         self._end.release([(handle, self.plan) for handle in held])
 

@@ -1,4 +1,4 @@
-"""A process that this one has met, to plan and submit transfers with."""
+"""A peer: another process, from which this process reads and to which it writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvplan.plan.plan import Plan
 
 
 class NixlPeer:
-    """A process that was met. Made by :meth:`NixlAgent.meet`.
+    """Another process that this process is connected to. :meth:`NixlAgent.meet` returns it.
 
     Attributes:
         name: the peer's name.
-        layouts: its layouts by name, to compile against; their addresses are the peer's.
+        layouts: the peer's layouts by name, to compile against; their addresses are the peer's.
     """
 
     def __init__(self, connection: Connection, layouts: Mapping[str, KVLayout]) -> None:
@@ -33,17 +33,17 @@ class NixlPeer:
         """Begin a transfer and return at once.
 
         Args:
-            plan: between registered layouts of this process and layouts of the peer. NIXL keeps no order between
-                transfers: wait for anything else that uses the memory before you submit.
-            note: sent to the peer when the last byte has moved; the peer reads it with :meth:`NixlAgent.notes`.
-            attempts: number of attempts in all. The connection is renewed between two attempts.
-            deadline: seconds after which the transfer is given up. Without it, a peer that hangs is never noticed.
+            plan: a plan between registered layouts of this process and layouts of the peer. NIXL keeps no order between
+                transfers: first wait for all other work on the memory.
+            note: bytes for the peer, sent when the last byte has moved; it reads them with :meth:`NixlAgent.notes`.
+            attempts: number of attempts in total. The connection is renewed between two attempts.
+            deadline: seconds until the transfer is given up. Without a deadline, a hanging peer is never noticed.
 
         Raises:
             KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or a number is out of range.
-            PathError: the plan is not between this process and this peer, or takes memory of two kinds on one side.
+            PathError: the plan is not between this process and this peer, or one side has memory of two kinds.
             LayoutError: the destination is read-only.
-            TransferError: the agent is closed, or the peer was forgotten.
+            TransferError: the agent is closed, or the peer was removed.
         """
         end = self.connection.end
         end.check_open()
@@ -66,7 +66,7 @@ class NixlPeer:
         return transfer
 
     def _reads(self, plan: Plan) -> bool:
-        """Check a plan's layouts; return whether it reads from the peer. Otherwise it writes there."""
+        """Check a plan's layouts; return True if it reads from the peer, False if it writes to it."""
         here = self.connection.end
         sides = []
         for k, side in enumerate(("src", "dst")):

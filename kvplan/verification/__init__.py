@@ -1,1 +1,1 @@
-"""Verification on live pools: a real transfer is compared byte by byte with what the layouts say."""
+"""Verification on live pools: the bytes that a real transfer wrote are compared with the addresses of the layouts."""

@@ -1,4 +1,4 @@
-"""Watching bytes that a transfer must not change, in windows, so that memory use is bounded."""
+"""Canaries: bytes that a transfer must not change. They are watched in windows, so that memory use is bounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvplan.verification.raw_bytes import Bytes, Contents
 
 WINDOW = 64 << 10  # bytes read at once
 PAGE = 4 << 10  # bytes that share a checksum
-SAVED_NBYTES = 32 << 20  # of the nearest windows a copy is kept: every byte is compared and can be restored
-SUMMED_NBYTES = 128 << 20  # of windows further away, checksums are kept
+SAVED_NBYTES = 32 << 20  # bytes of the nearest windows: a copy is kept, so every byte can be compared and restored
+SUMMED_NBYTES = 128 << 20  # bytes of windows further away, of which checksums are kept
 
 
 Bools = NDArray[np.bool_]
@@ -28,10 +28,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Bytes that changed and should not have.
+    """Bytes that changed, although they must not change.
 
     Attributes:
-        address: address of the first such byte; or of its page, if only a checksum shows the change.
+        address: address of the first changed byte; or of its page, if only a checksum shows the change.
         nbytes: 1; or the bytes of the page, if only a checksum shows the change.
         before, after: the byte's values before and after the transfer; None if only a checksum shows the change.
     """
@@ -43,14 +43,14 @@ class Stray:
 
 
 class Stretches(NamedTuple):
-    """Separate stretches of addresses, ascending: address of the first byte of each, and of the first byte after it."""
+    """Separate stretches of addresses, ascending: addresses of their first bytes, and of the first bytes after them."""
 
     starts: Int64Array
     ends: Int64Array
 
     @classmethod
     def joined(cls, several: Iterable[tuple[Int64Array, int]]) -> Stretches:
-        """Join stretches, given as arrays of first bytes with one length each; stretches that touch become one.
+        """Join stretches, given as arrays of first addresses with one length per array; touching stretches become one.
 
         >>> Stretches.joined([(np.array([[8, 0], [24, 4]]), 4)])
         Stretches(starts=array([ 0, 24]), ends=array([12, 28]))
@@ -65,7 +65,7 @@ class Stretches(NamedTuple):
         return cls(starts[first], ends[np.append(first[1:], len(ends)) - 1])
 
     def free(self, address: int, nbytes: int) -> Bools | None:
-        """A mask of the bytes of a window outside all stretches; None if all of them are outside."""
+        """Return a mask of a window's bytes that are outside all stretches; None if all bytes are outside."""
         low, high = np.searchsorted(self.ends, address, "right"), np.searchsorted(self.starts, address + nbytes)
         if low == high:
             return None
@@ -80,25 +80,25 @@ class Stretches(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Consecutive bytes, and a mask of the watched ones; None if all are watched."""
+    """Consecutive bytes, and a mask of the watched bytes; the mask is None if all are watched."""
 
     address: int
     nbytes: int
     watched: Bools | None
 
     def seen(self, held: Bytes) -> Bytes:
-        """The window's bytes, with zeros for those that are not watched."""
+        """Return the window's bytes, with zeros for bytes that are not watched."""
         return held if self.watched is None else np.where(self.watched, held, np.uint8(0))
 
 
 class Guard:
-    """Watches the bytes of a layout's regions that a transfer must not change, the nearest first.
+    """A watch over the bytes of a layout's regions that a transfer must not change, the nearest first.
 
     Args:
         contents: memory of the layout.
         regions: regions of the layout.
         taken: stretches that the transfer may write, or that are checked elsewhere.
-        poison: whether the nearest bytes may be overwritten and restored.
+        poison: whether :meth:`poison` may overwrite the nearest bytes.
 
     Attributes:
         nbytes: number of watched bytes.
@@ -126,17 +126,17 @@ class Guard:
                 self._summed.append((window, _sums(window.seen(contents.stretch(address, nbytes)))))
 
     def poison(self, value: int) -> None:
-        """Overwrite all saved bytes with one value, if that is allowed."""
+        """Overwrite all saved bytes with one value, if the guard was made with ``poison``."""
         if self._poisoned:
             self._poison = value
             for window, _ in self._saved:
                 self._write(window, np.uint8(value))
 
     def check(self, *, sums: bool) -> tuple[Stray | None, int]:
-        """The first byte that changed, and the number of changed bytes; behind a checksum, whole pages count.
+        """Return the first byte that changed, and the number of changed bytes; with checksums, whole pages count.
 
         Args:
-            sums: whether to compare checksums, too. Those bytes are never overwritten, so once at the end is enough.
+            sums: whether to compare checksums, too. Their bytes are never overwritten, so a check at the end suffices.
         """
         strays: list[Stray] = []
         total = 0
@@ -171,14 +171,14 @@ class Guard:
 
 
 def _sums(seen: Bytes) -> list[int]:
-    """Checksums of all pages."""
+    """Return the checksum of each page."""
     return [crc32(seen[at : at + PAGE]) for at in range(0, len(seen), PAGE)]
 
 
 def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int]]:
-    """Address and bytes of the windows of all regions, the nearest to taken stretches first.
+    """Return address and bytes of each window to watch, the nearest to taken stretches first.
 
-    It returns no more windows than can be watched.
+    It returns at most as many windows as can be watched.
     """
     edges = sorted({edge for region in regions for edge in (region.address, region.end)})
     most = (SAVED_NBYTES + SUMMED_NBYTES) // WINDOW
@@ -197,7 +197,7 @@ def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int
                 address = first + number * WINDOW
                 found.append((away, address, min(WINDOW, end - address)))
     found = sorted(found)[:most]
-    for first, end in untouched:  # after all others
+    for first, end in untouched:  # after all windows near taken stretches
         if len(found) >= most:
             break
         found += [(0, address, min(WINDOW, end - address)) for address in range(first, end, WINDOW)[:most]]
@@ -205,14 +205,14 @@ def _nearest(regions: Sequence[Region], taken: Stretches) -> list[tuple[int, int
 
 
 def _numbers(starts: Int64Array, lasts: Int64Array) -> Int64Array:
-    """Numbers of the windows that contain stretches."""
+    """Return the numbers of the windows that contain stretches."""
     low, high = np.maximum(starts, 0) // WINDOW, lasts // WINDOW
     spread = [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True) if b > a + 1]
     return np.unique(np.concatenate([low, high, *spread])).astype(np.int64)
 
 
 def _around(near: Int64Array, count: int, most: int) -> list[tuple[int, int]]:
-    """At most ``most`` window numbers below ``count``, and the distance of each from the nearest of ``near``.
+    """Return at most ``most`` window numbers below ``count``, each with its distance from the nearest of ``near``.
 
     >>> _around(np.array([0, 3]), 6, 5)
     [(0, 0), (3, 0), (1, 1), (2, 1), (4, 1)]

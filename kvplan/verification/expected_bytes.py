@@ -1,4 +1,4 @@
-"""The bytes that a transfer moves, and where each lies on both sides, from the layouts alone; and stray bytes."""
+"""The bytes that a transfer moves and their addresses on both sides, from the layouts alone; and strays in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Side = Literal[0, 1]  # source, destination
 
 
 class Match(NamedTuple):
-    """A pair of components, and the shape of its moved bytes: (tokens, heads, bytes)."""
+    """A pair of components that hold the same content, and the shape of its moved bytes: (tokens, heads, bytes)."""
 
     pair: Pair
     first: int  # number of its first byte, counted over all pairs
@@ -28,7 +28,7 @@ class Match(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tokens and heads."""
+        """Return the bytes of all its tokens and heads."""
         return self.shape[0] * self.shape[1] * self.shape[2]
 
 
@@ -37,7 +37,7 @@ class Moved:
 
     Args:
         src, dst: the layouts.
-        ids: block ids of both, in order of tokens.
+        ids: block ids of both layouts, in order of tokens.
 
     Attributes:
         matches: one entry per pair of components.
@@ -55,7 +55,7 @@ class Moved:
             self.nbytes += self.matches[-1].nbytes
 
     def addresses(self, one: Match, side: Side) -> Int64Array:
-        """Address of every byte of one pair: (tokens, heads, bytes)."""
+        """Return the address of every byte of one pair: (tokens, heads, bytes)."""
         _, dim = _placed(one.pair, side)
         return self._rows(one, side, np.arange(dim, dim + one.shape[2]))
 
@@ -66,12 +66,12 @@ class Moved:
         return addresses_of(component, self.ids[side][blocks], slots, heads, content)
 
     def whole_blocks(self) -> Iterator[tuple[Component, Int64Array]]:
-        """Addresses of all content of the destination's blocks, moved or not: (tokens, heads, bytes)."""
+        """Yield the addresses of all content of the destination's blocks, moved or not: (tokens, heads, bytes)."""
         for component in self.layouts[1].components:
             yield component, _blocks_of(component, self.ids[1], np.arange(extent(component.form.dim)))
 
     def taken(self) -> Stretches:
-        """Stretches of the source's rows and of the destination's whole blocks."""
+        """Return the stretches of the source's rows and of the destination's whole blocks."""
         several: list[tuple[Int64Array, int]] = []
         for one in self.matches:
             component, dim = _placed(one.pair, 0)
@@ -83,20 +83,20 @@ class Moved:
         return Stretches.joined(several)
 
     def coordinate(self, one: Match, at: tuple[int, ...], side: Side) -> Row:
-        """Coordinate of one byte of a pair, given as (token, head, byte)."""
+        """Return the coordinate of one byte of a pair, given as (token, head, byte)."""
         (component, dim), (token, head, byte) = _placed(one.pair, side), at
         block, slot = divmod(token, extent(component.form.token))
         first = _first_head(one.pair, component)
         return row_of(component, (int(self.ids[side][block]), slot, head + first, byte + dim))
 
     def numbered(self, number: int) -> Row:
-        """Coordinate in the source of the byte with a number."""
+        """Return the source's coordinate of the moved byte with this number."""
         one = next(one for one in reversed(self.matches) if one.first <= number)
         return self.coordinate(one, tuple(int(k) for k in np.unravel_index(number - one.first, one.shape)), 0)
 
 
 def _stray_places(stray: Stray, layouts: tuple[KVLayout, KVLayout]) -> tuple[str, Place]:
-    """The side that owns a stray byte, and its place there."""
+    """Return the side that owns a stray byte, and the byte's place on that side."""
     dst = locate(layouts[1], stray.address)[0]
     src = locate(layouts[0], stray.address)[0]
     if dst.kind == "outside" or (src.kind == "content" and dst.kind != "content"):
@@ -111,7 +111,7 @@ def stray_row(stray: Stray, layouts: tuple[KVLayout, KVLayout]) -> Row | None:
 
 
 def stray_in_words(stray: Stray, nbytes: int, layouts: tuple[KVLayout, KVLayout]) -> str:
-    """Name the byte that changed and should not have, with its values before and after."""
+    """Say in words which byte changed although it must not, with its values before and after."""
     side, place = _stray_places(stray, layouts)
     called = str(place) if place.row is None else row_in_words(place.row, byte=True)
     if stray.before is None:
@@ -123,12 +123,12 @@ def stray_in_words(stray: Stray, nbytes: int, layouts: tuple[KVLayout, KVLayout]
 
 
 def _placed(pair: Pair, side: Side) -> tuple[Component, int]:
-    """The component of one side, and the first moved byte of its rows."""
+    """Return the component of one side, and the first moved byte of its rows."""
     return (pair.src, pair.src_dim) if side == 0 else (pair.dst, pair.dst_dim)
 
 
 def _first_head(pair: Pair, component: Component) -> int:
-    """The first moved head, counted from the component's first head."""
+    """Return the first moved head, counted from the component's first head."""
     return pair.heads.start - component.form.head_start if pair.src.form.headed and pair.dst.form.headed else 0
 
 
@@ -138,7 +138,7 @@ def _blocks_of(component: Component, ids: Int64Array, content: Int64Array) -> In
 
 
 def _pieces(dim: Factors, first: int, nbytes: int) -> tuple[Int64Array, int]:
-    """First bytes of contiguous pieces of a row, and the bytes of each."""
+    """Return the first bytes of the contiguous pieces of a row, and the bytes of each piece."""
     if len(dim) == 1 and dim[0][1] == 1:
         return np.array([first]), nbytes
     return np.arange(first, first + nbytes), 1

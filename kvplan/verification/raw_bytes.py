@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 
 def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
-    """Byte offsets of coordinates of an axis that may be long."""
+    """Return the byte offsets of coordinates of an axis, without a table of the whole axis."""
     out = np.zeros(len(coordinates), dtype=np.int64)
     for count, stride in reversed(factors):
         coordinates, digit = np.divmod(coordinates, count)
@@ -32,7 +32,7 @@ def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
 def addresses_of(
     component: Component, blocks: Int64Array, tokens: Int64Array, heads: Int64Array, content: Int64Array
 ) -> Int64Array:
-    """Address of every byte: (tokens, heads, bytes), from each token's block id and slot, and numbers from 0."""
+    """Return every byte's address: (tokens, heads, bytes); each token by block id and slot; heads and bytes from 0."""
     form = component.form
     table = form.table
     starts = _offsets_at(form.block, blocks) if table is None else np.array(table, dtype=np.int64)[blocks]
@@ -44,16 +44,16 @@ class Contents:
     """The memory of a layout, whose bytes are read and written by address.
 
     Raises:
-        LayoutError: the layout's addresses are not those of this process, or GPU memory belongs to no torch tensor.
+        LayoutError: the addresses are not this process's, or the owner of GPU memory is not a torch tensor.
     """
 
     def __init__(self, layout: KVLayout) -> None:
         if layout.addresses != "memory":
             raise LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; they cannot be read")
-        # A region may lie in another one (views of views). Of regions with one address, the widest comes first.
+        # A region may lie in another region (views of views). Of regions with one address, the widest comes first.
         self._regions = sorted(layout.regions, key=lambda region: (region.address, -region.nbytes))
         self._starts = [region.address for region in self._regions]
-        # For each region, of all that begin no later, the one that reaches furthest: it holds what any of them holds.
+        # For each region: of all regions that begin no later, the region with the highest end.
         self._widest = list(accumulate(range(len(self._regions)), self._further))
         self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
 
@@ -61,7 +61,7 @@ class Contents:
         return other if self._regions[other].end > self._regions[one].end else one
 
     def read(self, addresses: Int64Array) -> Bytes:
-        """The bytes at an array of addresses, in its shape."""
+        """Return the bytes at an array of addresses, in its shape."""
         out = np.empty(addresses.shape, dtype=np.uint8)
         for chosen, memory, offsets in self._split(addresses):
             held = memory[offsets]
@@ -77,7 +77,7 @@ class Contents:
                 memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
 
     def stretch(self, address: int, nbytes: int) -> Bytes:
-        """A copy of consecutive bytes of one region."""
+        """Return a copy of consecutive bytes of one region."""
         memory, offset = self._at(address, nbytes)
         held = memory[offset : offset + nbytes]
         return held.copy() if isinstance(held, np.ndarray) else held.cpu().numpy().copy()
@@ -100,7 +100,7 @@ class Contents:
         raise LookupError(f"no single region holds {nbytes} bytes at {address:#x}")
 
     def _split(self, addresses: Int64Array) -> Any:
-        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of them."""
+        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of the addresses."""
         if not addresses.size:
             return
         low, high = int(addresses.min()), int(addresses.max())
@@ -125,7 +125,7 @@ def _host(region: Region) -> Bytes:
 
 
 def _torch(region: Region) -> Any:
-    """All bytes of a tensor's storage, as a tensor."""
+    """Return all bytes of a tensor's storage, as a tensor."""
     storage = getattr(region.owner, "untyped_storage", None)
     if storage is None:
         raise LayoutError(

@@ -26,8 +26,8 @@ from kvplan.verification.raw_bytes import Bytes, Contents
 
 MAX_NBYTES = 64 << 20  # most bytes that one verification moves
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
-# Values of bytes that must not be written; the second one, for the last round, is no marker's last byte. There are two,
-# since a byte copied from a place without markers is the same in all rounds, and so differs from one of them.
+# Values of bytes that must not be written; the second value, for the last round, is no marker's last byte. There are
+# two values because a byte copied from a place without markers is the same in all rounds: it differs from one of them.
 POISON = (0x5A, 0xFF)
 
 
@@ -39,14 +39,14 @@ class Verification:
         ok: whether every byte arrived at its place, and no watched byte changed.
         blocks: ids of the blocks read, and of the blocks written.
         nbytes: number of compared bytes.
-        markers: whether the source held markers; otherwise its own content was moved, where equal rows look alike.
-        rounds: number of transfers. A marker is one byte, and a coordinate takes several.
+        markers: whether the source held markers; otherwise its own content was moved, in which equal rows look alike.
+        rounds: number of transfers. A marker is one byte per round, and a coordinate needs several bytes.
         wrong_nbytes: number of wrong bytes.
         row: coordinate in the destination of the first wrong byte; None if no byte is wrong, or if it is padding.
         held: coordinate in the source of the byte that arrived there instead, if markers show it.
-        wrong: the same in words, or None.
+        wrong: the first wrong byte and the first stray in words, or None.
         stray: the first byte outside the transfer's rows that changed, with its values before and after, or None.
-        stray_nbytes: number of such bytes; if only checksums show them, bytes of their pages.
+        stray_nbytes: number of such bytes that changed; if only checksums show them, bytes of their pages.
         watched_nbytes: number of watched bytes outside the blocks' own content.
     """
 
@@ -73,36 +73,34 @@ def verify(
     markers: bool = True,
     beside: Literal["poison", "watch", "ignore"] | None = None,
 ) -> Verification:
-    """Move blocks as a transfer would, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
+    """Move blocks with a real transfer, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
 
-    The written blocks are saved before and restored, also after an error; nothing else may use them meanwhile. The
-    first byte outside the transfer's rows that changes is reported: the rest of the blocks is overwritten before the
-    transfer and restored after it. ``beside`` decides about the destination's memory around the blocks. Bytes are
-    compared on the CPU, about ten million per second.
+    The written blocks are saved before and restored after, also after an error; no other code may use them meanwhile.
+    The first byte outside the transfer's rows that changes is reported. To see such changes, the other bytes of the
+    blocks are overwritten before the transfer and restored after it. ``beside`` is for the destination's memory around
+    the blocks. The CPU compares about ten million bytes per second.
 
     Args:
         src: layout to read; it is written and restored, unless ``markers`` is False.
         dst: layout to write.
         executor: moves the plans; by default the host path, for two layouts in CPU memory.
-        blocks: number of blocks of the side with the larger blocks; or ``(src_ids, dst_ids)``, such as an engine's
-            free blocks. By default at most 8 blocks, from the first, and at most 4 MiB.
-        markers: write markers to the source blocks, and restore them. A marker encodes the byte's coordinate, so a byte
-            in a wrong place shows where it came from. Without markers the source's own content moves. Then rows of
-            equal content, such as those of an empty pool, cannot be told apart.
-        beside: what to do with the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB
-            are watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: nothing else uses this
-            memory, so the nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
+        blocks: number of blocks of the side with the larger blocks; or ``(src_ids, dst_ids)``, such as an engine's free
+            blocks. By default the first blocks: at most 8, and at most 4 MiB.
+        markers: whether to write markers to the source blocks, and restore the blocks after. A marker encodes the
+            byte's coordinate, so a byte in a wrong place shows its origin. Without markers, the source's own content is
+            moved. Then rows of equal content, as in an empty pool, cannot be told apart.
+        beside: treatment of the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB are
+            watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: no other code uses this memory.
+            The nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
             ``"watch"``: the bytes are read before and after, and never written. ``"ignore"``: other code writes there
-            meanwhile, which would look like a wrong transfer. The default is ``"watch"`` for blocks given by id, and
-            otherwise ``"poison"``.
+            meanwhile, so nothing is watched. The default is ``"watch"`` for blocks given by id, otherwise ``"poison"``.
 
     Raises:
         IncompatibleLayoutsError: the layouts do not compile.
         BlockIndexError: a block does not exist, a source block is named twice, or the sides cover different tokens.
         OverlapError: a destination block is named twice.
         LayoutError: addresses are not this process's, memory is read-only, or more than 64 MiB would move.
-        KVPlanError: layouts are on a GPU and no executor is given, or ``beside`` is unknown. Errors of the executor are
-            passed on.
+        KVPlanError: layouts are on a GPU and no executor is given, or ``beside`` is unknown; or the executor raises it.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
@@ -143,7 +141,7 @@ def verify(
 
 
 def _chosen(src: KVLayout, dst: KVLayout, blocks: Any) -> tuple[Int64Array, Int64Array]:
-    """Block ids of both sides."""
+    """Return the block ids of both sides."""
     if _by_id(blocks):
         return own_block_ids(blocks[0], "src_blocks"), own_block_ids(blocks[1], "dst_blocks")
     counts = block_counts(src, dst, number_of_blocks(blocks))
@@ -161,7 +159,7 @@ def number_of_blocks(blocks: Any) -> int | None:
 
 
 def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int, int]:
-    """Number of blocks of each side that cover ``blocks`` larger blocks, or as many as both sides have."""
+    """Return the number of blocks of each side that cover ``blocks`` larger blocks, or the whole smaller layout."""
     larger = max(src.block_tokens, dst.block_tokens)
     if blocks is None:
         block_nbytes = min(src.block_nbytes // src.block_tokens, dst.block_nbytes // dst.block_tokens) * larger
@@ -171,7 +169,7 @@ def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int,
 
 
 class _Verifying:
-    """A verification in progress: its bytes, and their content before."""
+    """A verification in progress: the bytes to move, and the content of all written bytes before it."""
 
     def __init__(self, moved: Moved, *, markers: bool, beside: str) -> None:
         self.moved, self.markers = moved, markers
@@ -189,7 +187,7 @@ class _Verifying:
             self.guard = Guard(self.dst, dst.regions, moved.taken(), poison=beside == "poison")
 
     def run(self, executor: Any, plan: Any) -> Verification:
-        """Move, compare, and restore all bytes."""
+        """Make all transfers, compare the bytes, restore them, and return the findings."""
         found: list[list[Bytes]] = []
         strays: list[Stray] = []
         stray_nbytes = 0
@@ -226,7 +224,7 @@ class _Verifying:
         return POISON[number == self.rounds - 1]
 
     def _expected(self, k: int, number: int) -> Bytes:
-        """Expected bytes of one pair in a round: one byte of each byte's own number, or the source's content."""
+        """Return one pair's expected bytes in a round: one byte of each byte's own number, or the source's content."""
         given = self.given[k]
         if not self.markers:
             return given
@@ -235,7 +233,7 @@ class _Verifying:
         return (numbers >> (8 * number)).astype(np.uint8)
 
     def _beside_in_blocks(self, number: int) -> tuple[Stray | None, int]:
-        """Find written bytes of the destination's blocks that the transfer does not move; overwrites the moved ones."""
+        """Find written bytes of the destination's blocks that the transfer does not move; overwrite the moved bytes."""
         if not self.partial:
             return None, 0
         poison = self._poison(number)
@@ -260,7 +258,7 @@ class _Verifying:
             self.guard.put_back()
         for one, held in zip(self.moved.matches, self.given, strict=True):
             at = self.moved.addresses(one, 0)
-            # Without markers, too: code that raised may have written it.
+            # Also without markers: the code that raised an error may have written it.
             if self.markers or not np.array_equal(self.src.read(at), held):
                 self.src.write(at, held)
         for (_, at), held in zip(self.moved.whole_blocks(), self.saved, strict=True):
@@ -301,7 +299,7 @@ class _Verifying:
 
 
 def _changed(several: Iterable[tuple[Int64Array, Bytes, Any]]) -> tuple[Stray | None, int]:
-    """The first byte that differs, and the number of such bytes, from (addresses, actual bytes, expected bytes)."""
+    """Return the first wrong byte and the number of wrong bytes, from (addresses, actual bytes, expected bytes)."""
     strays, total = [], 0
     for at, held, known in several:
         differs = held != known
@@ -317,7 +315,7 @@ def _words(row: Row) -> str:
 
 
 def _move(executor: Any, plan: Any) -> None:
-    """Make one transfer to its end. Even if waiting fails, nothing is in flight when memory is restored."""
+    """Make one transfer to its end. Even if the wait fails, no transfer is in flight when memory is restored."""
     transfer = executor.submit(plan)
     try:
         transfer.result()

@@ -11,13 +11,13 @@ Task = Callable[[], None]
 
 
 class Crew:
-    """The threads that copy: the thread that calls ``run``, and helpers that start with their first work.
+    """The threads that copy: the thread that calls ``run``, and helpers, which start with their first tasks.
 
-    An executor of concurrent.futures would not do: it takes no work once the interpreter begins to exit.
+    An executor of concurrent.futures cannot be used: it accepts no work after the interpreter begins to exit.
 
     Args:
         helpers: number of helpers.
-        inside: identifiers of threads that must not wait for the executor's end; the helpers' are added.
+        inside: identifiers of threads that must not wait for the executor's end; each helper adds its own.
     """
 
     def __init__(self, helpers: int, inside: set[int]) -> None:
@@ -27,7 +27,7 @@ class Crew:
         self._calls: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
 
     def run(self, work: list[Task]) -> None:
-        """Do all tasks; return when all have ended, and raise the first error."""
+        """Run all tasks, wait until all have ended, and raise the first error."""
         share = _Share(work)
         wanted = len(work) - 1
         while self._missing and len(self._helpers) < wanted:
@@ -44,7 +44,7 @@ class Crew:
         share.wait()
 
     def dismiss(self) -> None:
-        """End the helpers."""
+        """End the helpers, and wait until they have ended."""
         for _ in self._helpers:
             self._calls.put(None)
         for helper in self._helpers:
@@ -60,7 +60,7 @@ class _Share:
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work(self) -> None:
-        """Take tasks and do them until none is left."""
+        """Take tasks and run them until no task is left."""
         while True:
             try:
                 task = self._left.popleft()
@@ -86,4 +86,4 @@ def _help(calls: queue.SimpleQueue[_Share | None], inside: set[int]) -> None:
     while (share := calls.get()) is not None:
         share.work()
         del share
-    inside.discard(me)  # the next thread may get its number
+    inside.discard(me)  # a later thread may get this identifier

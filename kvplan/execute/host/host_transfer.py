@@ -11,24 +11,24 @@ from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult, cancellation
 from kvplan.plan.plan import Plan
 
-BEGUN = object()  # the fate of a transfer that its runner has begun
+BEGUN = object()  # an entry of ``fates``: the runner has begun the transfer
 
 
 class HostTransfer(StreamlessTransfer):
     """A transfer of the host path.
 
     Args:
-        plan: what to move.
-        after: what ``submit`` was given.
+        plan: the plan to move.
+        after: the ``after`` of the submit.
         urgent: whether it has high priority.
-        cancel: cancels it if it has not begun; returns whether it will not run.
-        generation: the process that it belongs to; see :func:`kvplan.base.process.generation`.
+        cancel: a function that cancels the transfer if it has not begun, and returns whether it will not run.
+        generation: number of the process that it belongs to; see :func:`kvplan.base.process.generation`.
 
     Attributes:
-        after: what ``submit`` was given to wait for, until the transfer begins.
+        after: the ``after`` of the submit; None when the transfer has begun.
         urgent: whether it has high priority.
-        behind: earlier transfers whose bytes conflict with it; known when a runner gets the transfer.
-        fates: :data:`BEGUN`, or another object of a caller that cancels the transfer; the first entry decides.
+        behind: earlier transfers whose bytes conflict with it; set before a runner gets the transfer.
+        fates: :data:`BEGUN`, or an object of each caller that cancels the transfer; the first entry decides.
         sleepers: queues of the threads that wait for its end.
     """
 
@@ -49,16 +49,16 @@ class HostTransfer(StreamlessTransfer):
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled before it began."""
+        """Return whether it was cancelled before it began."""
         fates = self.fates
         return bool(fates) and fates[0] is not BEGUN
 
     def done(self) -> bool:
-        """See :meth:`Transfer.done`."""
+        """Return whether it has finished; see :meth:`Transfer.done`."""
         return self._over or self.cancelled
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """See :meth:`Transfer.synchronize`."""
+        """Block until it has finished; see :meth:`Transfer.synchronize`."""
         if not self._over:
             check_process(self._generation)  # in a forked child, no thread would end it
             if not sleep(self.done, self.sleepers, timeout):
@@ -69,7 +69,7 @@ class HostTransfer(StreamlessTransfer):
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
     def cancel(self) -> bool:
-        """See :meth:`Transfer.cancel`."""
+        """Cancel it if it has not begun; see :meth:`Transfer.cancel`."""
         return self._cancel(self)
 
     def follow(self, others: Sequence[HostTransfer]) -> None:

@@ -1,8 +1,8 @@
 """Copy loops over raw addresses, compiled by numba.
 
-There are two ways to copy a run. Small transfers go through the CPU's cache. Transfers larger than the cache use
-streaming (non-temporal) stores, which bypass it, so that the destination is not read before it is overwritten. The C
-library's ``memcpy`` does so for one large copy only; on runs of a few KiB it loses a third of the bandwidth.
+Runs of small transfers are copied through the CPU's cache. Transfers larger than the cache use streaming (non-temporal)
+stores. These bypass the cache, so that the destination is not read before it is overwritten. The C library's ``memcpy``
+uses them only for one large copy; on runs of a few KiB it loses a third of the bandwidth.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LINE = 64  # bytes: a cache line, and one streaming store
 # fast as the C library on one large array (measured; four parts were slower than one).
 LANES = 2
 AHEAD = 256  # bytes
-MIN_STREAMED = 4 * LINE  # shorter runs are mostly unaligned head and tail
+MIN_STREAMED = 4 * LINE  # bytes; shorter runs are mostly unaligned head and tail
 
 
 @intrinsic
 def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
-    """``memcpy(dst, src, nbytes)`` of int64 addresses."""
+    """Call ``memcpy(dst, src, nbytes)`` with int64 addresses."""
     del typingctx, dst, src, nbytes
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -72,7 +72,7 @@ def _fence(typingctx: Any) -> Any:
 
 @intrinsic
 def _prefetch(typingctx: Any, address: Any) -> Any:
-    """Prefetch the cache line at ``address``; never faults."""
+    """Prefetch the cache line at ``address``; an invalid address has no effect."""
     del typingctx, address
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -115,12 +115,12 @@ def _copy(dst, src, nbytes, following, streaming):
 
 @_compiled
 def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
-    """Make some copies of a part. Copies are numbered unit by unit, and run by run within a unit.
+    """Make some copies of a plan part. They are numbered unit by unit, and run by run within a unit.
 
     Args:
         units: (2, n) int64, source and destination address of each unit.
         run_src, run_dst, run_size: offsets and bytes of each copy within a unit.
-        first, last: number of the first copy to make, and of the first one behind the last.
+        first, last: number of the first copy to make, and of the first copy after the last.
         streaming: whether to bypass the cache.
     """
     runs = run_src.size
@@ -144,7 +144,7 @@ def copy_flat(src, dst, size, first, last, streaming):
 
 
 def load() -> None:
-    """Compile both loops for the array types of plans, or load them from numba's cache; copies nothing."""
+    """Compile both loops for the array types of plans, or load them from numba's cache; copy no bytes."""
     one = np.zeros(1, np.int64)
     copy_units(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
     copy_flat(one, one, one, 0, 0, streaming=False)

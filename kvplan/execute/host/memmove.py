@@ -1,6 +1,6 @@
-"""Copy loops without numba, for short processes where numba's start-up would cost more than it saves.
+"""Copy loops without numba, for short processes, in which the start of numba costs more time than it saves.
 
-They make one C call per copy. Names, arguments and results are those of the loops in ``memcpy``.
+They make one C call per copy. They have the names, arguments and results of the loops in ``memcpy``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ def copy_units(
     units: Int64Array, run_src: Int64Array, run_dst: Int64Array, run_size: Int64Array, first: int, last: int,
     streaming: bool,  # an argument of the compiled loop
 ) -> None:  # fmt: skip
-    """Make the copies ``first`` to ``last`` of a part, counted unit by unit, and run by run within a unit.
+    """Make some copies of a plan part. They are numbered unit by unit, and run by run within a unit.
 
     Args:
         units: (2, n) int64, source and destination address of each unit.
         run_src, run_dst, run_size: offsets and bytes of each copy within a unit.
-        first, last: number of the first copy, and of the first one not made.
-        streaming: without effect.
+        first, last: number of the first copy to make, and of the first copy after the last.
+        streaming: not used; an argument of the compiled loop.
     """
     runs = run_src.size
     begin, end = first // runs, -(-last // runs)
@@ -35,7 +35,7 @@ def copy_flat(
     src: Int64Array, dst: Int64Array, size: Int64Array, first: int, last: int,
     streaming: bool,
 ) -> None:  # fmt: skip
-    """Copy the descriptors ``first`` to ``last``."""
+    """Copy the descriptors from position ``first`` up to, but not including, ``last``."""
     del streaming
     move = ctypes.memmove
     for source, target, nbytes in zip(*(column[first:last].tolist() for column in (src, dst, size)), strict=True):

@@ -1,4 +1,4 @@
-"""The host path: copies between CPU memories, by threads that release the interpreter lock while they copy."""
+"""The host path: threads copy between CPU memories, and release the interpreter lock while they copy."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
 
 MAX_THREADS = 8
-EXIT_SECONDS = 5.0  # time that an exit waits once every transfer left waits for its after=
+EXIT_SECONDS = 5.0  # time that an exit waits after all remaining transfers wait for their after=
 
 
 class HostPath:
-    """Runs transfers one after another, in the order of their submits, each on all threads.
+    """The backend of a CPU executor. It runs transfers one by one, in order of submits, each on all threads.
 
     Its thread, the runner, keeps it alive until :meth:`stop` or :meth:`close`. Urgent transfers have a second runner
-    with its own threads, made with the first of them. While that one copies, no other transfer begins. A transfer waits
-    for one of the other runner only if their bytes conflict.
+    with its own threads, which starts with the first urgent transfer. While the urgent runner copies, no other transfer
+    begins. A transfer waits for a transfer of the other runner only if their bytes conflict.
 
-    A submit adds one entry to one line. The runners do the rest, in threads where no signal's handler runs. No lock is
-    held that a submit, a cancel or a query takes.
+    A submit adds one entry to one queue. The runners do all other work, in threads where no signal handler runs. A
+    submit, a cancel and a query take no lock that a runner holds.
 
     Args:
         threads: number of CPU threads; by default one per core, at most 8.
 
     Attributes:
         inside: identifiers of its own threads, which cannot wait for its end.
-        loaded: set when the loops that copy are loaded, or cannot be.
-        waiting: submitted transfers that no runner has yet.
+        loaded: set when the copy loops are loaded, or cannot be loaded.
+        waiting: submitted transfers that have not been given to a runner.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -63,26 +63,26 @@ class HostPath:
         self.tally = Tally()
         self.inside: set[int] = set()
         self.loaded = Latch()
-        self._sparing = loops.spares(0)  # as in the thread that makes it: the setting belongs to a thread
+        self._sparing = loops.spares(0)  # the setting of the thread that makes this object; each thread has its own
         self.waiting: Line[HostTransfer] = Line()
         self.normal, self.urgent = Runner(self, urgent=False), Runner(self, urgent=True)
         self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
-        self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent one, too
-        self._dealing = threading.Lock()  # of the two runners
-        self._cancel = self.cancel  # made once, not with each submit
+        self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent runner, too
+        self._dealing = threading.Lock()  # one runner at a time deals out
+        self._cancel = self.cancel  # one bound method for all submits
         self._owner: weakref.ref[object] | None = None
 
     def own(self, executor: object) -> None:
-        """End when this executor is gone, even if its finalizer is interrupted."""
-        self._owner = weakref.ref(executor, self.normal.wake.put)  # one call of C
+        """End when this executor is garbage-collected, even if its finalizer is interrupted."""
+        self._owner = weakref.ref(executor, self.normal.wake.put)  # one C call
 
     def look(self) -> None:
-        """Stop if the executor is gone, so that no more submits can come."""
+        """Stop if the executor was garbage-collected, so that there can be no more submits."""
         if self._owner is not None and self._owner() is None and not self.waiting.closed:
             self.stop()
 
     def start(self) -> None:
-        """Start the runner. Raises TransferError if the system starts no more threads."""
+        """Start the runner; raise TransferError if the system cannot start its thread."""
         _hook_exit()
         self.normal.thread.start()
 
@@ -97,7 +97,7 @@ class HostPath:
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
-        """Load the loops that plan and copy; see :meth:`kvplan.Executor.prepare`."""
+        """Load the loops of plans and copies; see :meth:`kvplan.Executor.prepare`."""
         del by_layer
         self.check_open()
         if plan is not None:
@@ -128,7 +128,7 @@ class HostPath:
             wake = self._wake_urgent if transfer.urgent else self._wake_normal
             try:
                 fates.append(mine)
-            finally:  # each is one C call, so that all are made even if a signal's handler raises
+            finally:  # each is one C call, so that all are made even if a signal handler raises an error
                 try:
                     any(wakes)
                 finally:
@@ -140,7 +140,7 @@ class HostPath:
         return transfer.cancelled
 
     def stop(self) -> None:
-        """Take no more transfers, finish the submitted ones, then end the threads; returns at once."""
+        """Accept no more transfers, and return at once. The threads finish the submitted transfers, then end."""
         if self.generation == generation():
             try:
                 self.waiting.close(self._wake_normal)
@@ -150,8 +150,8 @@ class HostPath:
     def close(self) -> None:
         """Stop, and wait until all transfers are finished.
 
-        It does not wait in the path's own threads, which run the code of an ``after``. Nor does it wait in a signal's
-        handler that interrupted a compiler: the runners may need the compiler's lock.
+        It does not wait in the path's own threads, which run the code of an ``after``. It also does not wait in a
+        signal handler that interrupted a compiler, because the runners may need the compiler's lock.
         """
         self.stop()
         if self.generation == generation() and threading.get_ident() not in self.inside and not compiles():
@@ -163,15 +163,15 @@ class HostPath:
 
     def in_flight(self) -> int:
         """Count the transfers that have not ended."""
-        known = dict.fromkeys(self.waiting.entries())  # first: transfers move from here to the runners
+        known = dict.fromkeys(self.waiting.entries())  # read first, because transfers move from here to the runners
         known |= dict.fromkeys([*self.normal.queue.copy(), *self.urgent.queue.copy()])
         return sum(not transfer.done() for transfer in known)
 
-    # For the runners.
+    # The runners call these methods.
 
     def load(self) -> None:
-        """Load the loops that copy, before the first transfer comes."""
-        # An error here comes again in the transfers that need the loops, and is reported there.
+        """Load the copy loops before the first transfer."""
+        # An error is ignored here: the transfers that need the loops raise it again.
         with loops.sparing(wanted=self._sparing), contextlib.suppress(Exception):
             if not self.waiting.closed or self.waiting.first() is not None:
                 with compiling():
@@ -179,31 +179,31 @@ class HostPath:
         self.loaded.set()
 
     def deal_out(self) -> None:
-        """Give each runner its transfers, each with the earlier ones of the other runner that it conflicts with."""
+        """Give each runner its transfers, each with the other runner's earlier transfers that conflict with it."""
         with self._dealing:
             while (transfer := self.waiting.first()) is not None:
                 mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
                 others = list(other.queue)
                 try:
-                    transfer.follow([one for one in others if not one.done() and conflict(one.plan, transfer.plan)])
-                except MemoryError:  # then it waits for all of them
-                    transfer.follow(others)
+                    transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
+                except MemoryError:  # then it waits for all transfers of the other runner
+                    transfer.behind = others
                 mine.queue.append(transfer)
                 self.waiting.take()
 
     def dealt_out(self) -> bool:
-        """Whether the path is closed and each runner has its transfers."""
+        """Return whether the path is closed and each runner has its transfers."""
         return self.waiting.ended()
 
     def run(self, transfer: HostTransfer, crew: Crew, error: BaseException | None) -> None:
-        """Copy a transfer that has begun, or end it with the error of what it waited for."""
+        """Copy a transfer that has begun, or end it with the error of its ``after=``."""
         if error is None:
             try:
                 with loops.sparing(wanted=self._sparing):
                     result = run_plan(transfer.plan, crew)
                 self.tally.add(result)
                 transfer.finish(result)
-            except BaseException as problem:  # noqa: BLE001  # the next one must still run
+            except BaseException as problem:  # noqa: BLE001  # the next transfer must still run
                 error = problem
         if error is not None:
             self.tally.fail(transfer.plan, "host", error)
@@ -211,7 +211,7 @@ class HostPath:
 
 
 class Runner:
-    """Runs the transfers that it was dealt, in order. Its thread starts with the first one and ends with the path.
+    """A thread, and the transfers that it runs in order. The thread ends with the path.
 
     Args:
         host: the path whose transfers it runs.
@@ -219,8 +219,8 @@ class Runner:
 
     Attributes:
         host: as given.
-        queue: its transfers that have not ended, in the order of their submits, cancelled ones included.
-        wake: gets an entry whenever something that it waits for may have happened.
+        queue: its transfers that have not ended, in order of their submits, cancelled transfers included.
+        wake: queue that gets an entry when a condition that it waits for may have changed.
         waiting_since: when its wait for a transfer's ``after=`` or conflicts began; None while it does not wait.
         thread: its thread.
     """
@@ -240,7 +240,7 @@ class Runner:
         self._standby = Standby(host.inside)
 
     def busy(self) -> bool:
-        """Whether it copies a transfer, or will as soon as its thread runs."""
+        """Return whether it copies a transfer, or will copy one as soon as its thread runs."""
         self.host.deal_out()
         return bool(self.queue) and self.waiting_since is None
 
@@ -251,7 +251,7 @@ class Runner:
         while (transfer := self._next()) is not None:
             self._serve_one(transfer)
             self.queue.popleft()
-            del transfer  # otherwise the last transfer's memory would stay alive until the next one comes
+            del transfer  # otherwise its memory would stay alive until the next transfer
             host.tally.settle()
             if self._urgent:
                 host.stir()
@@ -259,14 +259,14 @@ class Runner:
         self._crew.dismiss()
 
     def _next(self) -> HostTransfer | None:
-        """Wait for the next transfer; None if no more can come."""
+        """Wait for the next transfer and return it; return None if there can be no more."""
         host = self.host
         while True:
-            for _ in range(self.wake.qsize()):  # what these entries report is checked now
+            for _ in range(self.wake.qsize()):  # the changes that these entries report are checked below
                 self.wake.get()
             host.look()
             host.deal_out()
-            last = host.dealt_out()  # before the queue is read: the other runner deals out, too
+            last = host.dealt_out()  # before the queue is read, because the other runner deals out, too
             if self.queue:
                 return self.queue[0]
             if last:
@@ -274,7 +274,7 @@ class Runner:
             self.wake.get()
 
     def _serve_one(self, transfer: HostTransfer) -> None:
-        """Run a transfer in its turn, unless it is cancelled before."""
+        """Wait until a transfer may begin, and run it, unless it is cancelled before."""
         error: BaseException | None = None
         if transfer.after is not None or transfer.behind:
             error = self._wait(transfer)
@@ -286,13 +286,13 @@ class Runner:
             self.host.run(transfer, self._crew, error)
 
     def _let_pass(self, transfer: HostTransfer) -> None:
-        """Let urgent transfers go first: while one is copied, no other transfer begins."""
+        """Wait while urgent transfers are copied, or until this transfer is cancelled."""
         urgent = self.host.urgent
         while urgent.busy() and not transfer.cancelled:
             self.wake.get()
 
     def _wait(self, transfer: HostTransfer) -> BaseException | None:
-        """Wait for what comes before a transfer; return the error of its ``after=``, or None."""
+        """Wait for a transfer's conflicts and its ``after=``; return the error of its ``after=``, or None."""
         if transfer.cancelled:
             return None
         self.waiting_since = monotonic()
@@ -314,13 +314,13 @@ def _hook_exit() -> None:
 
 
 def _drain_at_exit() -> None:
-    """Finish all submitted transfers; give up those that only wait for an ``after=`` that does not come."""
+    """Finish all submitted transfers; give up transfers whose ``after=`` does not complete in time."""
     runners = [runner for runner in live.copy() if runner.host.generation == generation()]
     for runner in runners:
         runner.host.stop()
     begun = monotonic()
     while runners := [runner for runner in runners if not runner.thread.join(0)]:
-        # A runner that copies may be what another waits for. Only when all wait will nothing more happen.
+        # A runner may wait for a runner that copies. So the exit gives up only if all runners wait.
         since = [runner.waiting_since for runner in runners]
         idle = [max(begun, when) for when in since if when is not None]
         if len(idle) == len(runners) and monotonic() - max(idle) > EXIT_SECONDS:

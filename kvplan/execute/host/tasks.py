@@ -1,4 +1,4 @@
-"""Plans of the host path: checked, cut into independent tasks, and copied."""
+"""Check the plans of the host path, cut them into independent tasks, and copy their bytes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvplan.execute.transfer import TransferResult, check_layouts
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 
-# Bytes of a task: large enough to hide the cost of handing it to a thread, small enough to share work evenly.
+# Bytes of a task: large enough to hide the cost of passing it to a thread, small enough to share work evenly.
 TASK_NBYTES = 4 << 20
-# Transfers of this size or more bypass the CPU's caches, where they would only evict other data.
+# Transfers of this size or more bypass the CPU's caches; otherwise they would evict other data.
 STREAMING_NBYTES = 16 << 20
 
 
@@ -24,7 +24,7 @@ def check_plan(plan: Plan) -> None:
 
     Raises:
         LayoutError: the destination is read-only, or addresses are not this process's.
-        PathError: the plan touches memory that is not the CPU's.
+        PathError: the plan touches memory of a GPU.
     """
     check_layouts(plan)
     if plan.direction != "host":
@@ -34,8 +34,8 @@ def check_plan(plan: Plan) -> None:
 def tasks_of(plan: Plan) -> tuple[list[Task], int]:
     """Cut a plan into independent tasks; return them and the number of contiguous copies that they make.
 
-    Each loop is first called with nothing to copy. So a loop not yet loaded for these array types is loaded here, and
-    not while the copying is timed. Runs longer than a task are cut into flat descriptors.
+    Each loop is first called without copies, so that it is loaded for these array types before the copying is timed.
+    Runs longer than a task are cut into flat descriptors.
     """
     counts = [part.group.offsets[0].size * part.units.shape[1] for part in plan.parts]
     copies = sum(counts)
@@ -59,13 +59,13 @@ def tasks_of(plan: Plan) -> tuple[list[Task], int]:
 
 
 def copy_loops(copies: int) -> ModuleType:
-    """The module with the loops that copy: without numba for few copies in a short process, otherwise compiled."""
+    """Return the module with the copy loops: without numba for few copies in a short process, otherwise compiled."""
     name = "memmove" if loops.spares(copies) else "memcpy"
     return import_module(f"kvplan.execute.host.{name}")
 
 
 def run_plan(plan: Plan, crew: Crew) -> TransferResult:
-    """Copy a plan with all threads of a crew."""
+    """Copy the bytes of a plan with all threads of a crew; return the result."""
     work, copies = tasks_of(plan) if plan.nbytes else ([], 0)
     begun = perf_counter()
     crew.run(work)
