@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvplan.backends._tensors import content_dims
 from kvplan.errors import LayoutError
 
-# A host pool's layout -> the dims of its page rows; a list has one tensor a layer.
+# A host pool's layout -> the dims of its page rows; a list has one tensor per layer.
 PAGE_ROWS = {
     "layer_first": "layer: block dim",
     "page_first": "block layer dim",
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 def parts_of(pool: Any, kind: str) -> list[Part] | None:
-    """List the parts of a pool of pages or of states; None for any other pool.
+    """Return the parts of a pool of pages or of states; None for any other pool.
 
     Raises:
         LayoutError: one strided map cannot describe the pool; the message gives the reason and an alternative.
@@ -64,10 +64,10 @@ def parts_of(pool: Any, kind: str) -> list[Part] | None:
 
 
 def _latents(pool: Any, kind: str) -> list[Part]:
-    """Describe pages of latents: rows with their scales inside, or all data of a page and then all scales."""
+    """Describe pages of latents: either rows that hold their scales, or all data of a page, then all scales."""
     page, row, form = int(pool.page_size), int(pool.kv_cache_total_dim), pool.kv_layout
     sizes, buffers = {"token": page}, pool.kv_buffer
-    if form.bytes_per_token != row or not form.scale_bytes or form.is_interleaved:  # plain values are row after row
+    if form.bytes_per_token != row or not form.scale_bytes or form.is_interleaved:  # plain values: row after row
         return [Part("kv", "layer: block (token dim)", [pages[:, : page * row] for pages in buffers], sizes)]
     data, scales = int(form.data_bytes), int(form.scale_bytes)
     step, start, scale_step = form.row_addressing(page)

@@ -1,4 +1,4 @@
-"""Helpers that several backends share: facts of tensors, options by name, and entries of one layer each."""
+"""Helpers of several backends: read facts of tensors, check options, and check caches with one entry per layer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from kvplan.errors import LayoutError
 
-# The order of a page's dims by the engines' name for it: N tokens, H heads, D dim.
+# The engines' name for the order of a page's dims -> the dims: N is tokens, H heads, D dim.
 PAGE = {"NHD": "token head dim", "HND": "head token dim"}
 
 
 def rank_of(value: Any) -> int:
-    """Count the dims of a tensor; 0 for any other value."""
+    """Return the number of dims of a tensor, or 0 for any other value."""
     return len(value.shape) if hasattr(value, "shape") else 0
 
 
@@ -29,7 +29,7 @@ def steps_of(tensor: Any) -> tuple[int, ...]:
 
 
 def content_dims(count: int) -> str:
-    """Write ``count`` dims of content in notation: ``dim``, or its factors.
+    """Return the notation of ``count`` dims of content: ``dim``, or its factors.
 
     >>> content_dims(1), content_dims(3)
     ('dim', 'dim.0 dim.1 dim.2')
@@ -38,7 +38,7 @@ def content_dims(count: int) -> str:
 
 
 def dense(shape: Sequence[int], steps: Sequence[int], nbytes: int) -> bool:
-    """Tell whether dims are contiguous, the last one innermost. ``steps`` are in bytes; ``nbytes`` is one element's.
+    """Return whether dims are contiguous, the last one innermost. ``steps`` are bytes; ``nbytes`` is bytes per element.
 
     >>> dense((4, 8), (16, 2), 2), dense((4, 8), (32, 2), 2)
     (True, False)
@@ -60,7 +60,7 @@ def kv_names(part: str) -> tuple[str, str]:
 
 
 def check_option(name: str, value: Any, known: Iterable[str]) -> None:
-    """Check an option that is given by name.
+    """Raise LayoutError unless ``value`` is one of the ``known`` names.
 
     >>> check_option("kv_layout", "HDN", PAGE)
     Traceback (most recent call last):
@@ -72,19 +72,19 @@ def check_option(name: str, value: Any, known: Iterable[str]) -> None:
 
 
 def layers_of(kv_caches: Any, *, kv_dim: int, expected: str, other: str) -> tuple[list[Any] | tuple[Any, ...], bool]:
-    """Check caches with one entry a layer: a tensor of 5 dims, or a pair ``(k_cache, v_cache)`` of 4 dims each.
+    """Check caches with one entry per layer: a tensor of 5 dims, or a pair ``(k_cache, v_cache)`` of 4 dims each.
 
     Args:
-        kv_caches: a list or tuple of entries of one form; one tensor or one pair by itself is one layer.
+        kv_caches: a list or tuple of entries of one form; a single tensor or pair is one layer.
         kv_dim: the dim of a tensor that holds K and V, 0 or 1.
         expected: the forms that the backend takes, for messages.
-        other: the backend whose tensors hold K and V in the other of the two dims.
+        other: the backend whose ``kv_dim`` is the other number.
 
     Returns:
         The entries, and whether they are pairs.
 
     Raises:
-        LayoutError: another rank, an extent of ``kv_dim`` that is not 2, or forms mixed.
+        LayoutError: a wrong rank, an extent of ``kv_dim`` that is not 2, or mixed forms.
 
     >>> import numpy as np
     >>> entries, paired = layers_of(np.zeros((2, 8, 16, 4, 64)), kv_dim=0, expected="", other="")

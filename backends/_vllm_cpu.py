@@ -1,4 +1,4 @@
-"""Packing of K and V inside one (block, head) by vLLM's CPU kernels; shapes and strides do not show it.
+"""Packing of K and V inside one (block, head) by vLLM's CPU kernels. Shapes and strides do not show it.
 
 Source: vLLM 0.33.0, ``csrc/cpu/cpu_attn_*.hpp`` (``reshape_and_cache``), ``csrc/cpu/cpu_attn_fp8.hpp`` and
 ``v1/attention/backends/cpu_attn.py`` (``_get_attn_isa``); 0.30.0, 0.26.0 and 0.20.2, the same files.
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
     v_sizes: dict[str, int]
 
     def sides(self, tokens: int) -> tuple[tuple[str, dict[str, int]], tuple[str, dict[str, int]]]:
-        """Axes of K and of V, each with the extents that its shape does not give; ``tokens`` is of a block."""
+        """Return the axes of K and of V, with the extents that shapes do not show; ``tokens`` is tokens per block."""
         return (self.k, _extents(self.k, self.k_sizes, tokens)), (self.v, _extents(self.v, self.v_sizes, tokens))
 
 
@@ -38,7 +38,7 @@ def _extents(axes: str, sizes: dict[str, int], tokens: int) -> dict[str, int]:
 
 
 def _grouped(k_tokens: int, k_dims: int, v_tokens: int, v_dims: int) -> Packing:
-    """K in groups of tokens, V in groups of content."""
+    """Return a packing of K in groups of tokens, and V in groups of content."""
     return Packing("token.0 dim.0 token.1 dim.1", "dim.0 token.0 dim.1 token.1",
                    {"token.1": k_tokens, "dim.1": k_dims}, {"token.1": v_tokens, "dim.1": v_dims})  # fmt: skip
 
@@ -47,7 +47,7 @@ _VECTOR = Packing("dim token", "token dim", {}, {})  # K is transposed, V is pla
 _AMX = _grouped(16, 2, 2, 16)  # elements of 2 bytes, and fp8 as well
 _BFMMLA = _grouped(8, 4, 4, 8)
 _BFMMLA_TO_0_30 = _grouped(8, 4, 4, 2)
-BFMMLA_CHANGED = (0, 31)  # V in groups of 8 dims, where it was 2
+BFMMLA_CHANGED = (0, 31)  # from here on, V is in groups of 8 dims; before, of 2
 
 OPAQUE = Packing("dim", "dim", {}, {})
 
@@ -65,16 +65,16 @@ def packing_of(
     dim: int,
     planes: bool = False,
 ) -> Packing:
-    """Find the packing of a cache; :data:`OPAQUE` where the instruction set is not known.
+    """Return the packing of a cache; :data:`OPAQUE` if the instruction set is not known.
 
     Args:
-        isa: one of :data:`ISAS`; None asks vLLM, where this process has loaded it.
-        version: of vLLM, if it is known.
-        dtype: of the cache.
-        itemsize: bytes of an element.
-        tokens: token slots of the kernel's block.
-        dim: elements of K, or of V, of one (token, head).
-        planes: whether K and V are in planes of their own, as they are to 0.22.
+        isa: one of :data:`ISAS`; None takes that of vLLM, if this process has loaded it.
+        version: version of vLLM, if it is known.
+        dtype: type of the cache.
+        itemsize: bytes per element.
+        tokens: token slots per block of the kernel.
+        dim: elements of K, or of V, per (token, head).
+        planes: whether K and V are in separate planes, as they are to 0.22.
 
     Raises:
         LayoutError: the instruction set is unknown, groups do not divide the block, or the version is missing.
@@ -117,9 +117,9 @@ def packing_of(
 
 
 def _told_by_vllm(dtype: Any, itemsize: int, tokens: int, dim: int) -> str | None:
-    """Ask vLLM which kernels it uses on this machine; None where it is not loaded, or where the answer is not sure.
+    """Return the kernels that vLLM uses on this machine; None if vLLM is not loaded, or the answer is not certain.
 
-    The model's type decides, too, and a cache of single bytes (fp8) does not show it.
+    The model's type decides, too. A cache of single bytes (fp8) does not show that type.
     """
     choose = getattr(sys.modules.get("vllm.v1.attention.backends.cpu_attn"), "_get_attn_isa", None)
     if choose is None or itemsize == 1 or not str(dtype).startswith("torch."):
@@ -129,7 +129,7 @@ def _told_by_vllm(dtype: Any, itemsize: int, tokens: int, dim: int) -> str | Non
 
 
 def version_of(version: str | None) -> tuple[int, int] | None:
-    """Parse the major and minor number of vLLM's version; by default of the vLLM that this process has loaded.
+    """Return the major and minor number of vLLM's version; by default of the vLLM that this process has loaded.
 
     >>> version_of("0.26.0"), version_of("0.31.0rc1+cpu")
     ((0, 26), (0, 31))

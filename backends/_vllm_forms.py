@@ -1,4 +1,4 @@
-"""Forms of the tensors of vLLM's attention backends; :mod:`kvplan.backends.vllm` has them in a table."""
+"""Forms of the tensors of vLLM's attention backends, and their notations; a table is in :mod:`kvplan.backends.vllm`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Form(NamedTuple):
     """The form of one layer's tensor.
 
     Attributes:
-        shape: its dims, as text.
-        dims: notation of the whole tensor, or of K and of V; empty where the form alone does not decide.
+        shape: dims of the tensor, as text.
+        dims: notation of the whole tensor, or of K and of V; empty if the form alone does not decide.
         tokens: number of the dim that counts token slots; None without such a dim.
         pair: number of the dim that holds K and V, with extent 2; None without such a dim.
     """
@@ -28,12 +28,12 @@ class Form(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Number of dims of a layer's tensor."""
+        """Return the number of dims of a layer's tensor."""
         return self.shape.count(",") + 1
 
     @property
     def takes_heads(self) -> bool:
-        """Whether heads share a dim with another axis, so that the shape does not show their number."""
+        """Return whether heads share a dim with another axis, so that the shape does not show their number."""
         return any("(head" in dims for dims in self.dims) and ", H," not in self.shape
 
 
@@ -60,7 +60,7 @@ FORMS = {
 }
 
 CPU_FORMS = ("cpu", "planes_hnd")
-ROCM_CHANGED = (0, 29)  # K and V as two head slots of a block, where they were two planes
+ROCM_CHANGED = (0, 29)  # from here on, K and V are two head slots of a block; before, two planes
 
 
 def check_options(
@@ -72,7 +72,7 @@ def check_options(
     isa: str | None,
     version: str | None,
 ) -> None:
-    """Refuse arguments of ``describe`` that do not fit the form."""
+    """Raise LayoutError if arguments of ``describe`` do not fit the form."""
     if head_size_v is not None and form not in ("fused", "rows"):
         raise LayoutError(f"head_size_v is given for form={form!r}; only 'fused' and 'rows' hold V beside K in one row")
     if isa is not None and form not in CPU_FORMS:
@@ -89,7 +89,7 @@ def check_options(
 
 
 def rocm_form(version: str | None) -> str:
-    """Find the form of ROCM_ATTN in a version of vLLM.
+    """Return the form of ROCM_ATTN in a version of vLLM.
 
     >>> rocm_form("0.26.0"), rocm_form("0.33.0")
     ('rocm', 'paged')
@@ -115,7 +115,7 @@ def parts_of(
     isa: str | None,
     version: str | None,
 ) -> list[_Part]:
-    """List the notations of a form, each with its tensors."""
+    """Return the parts of a form, each with its notation and tensors."""
     shape = tuple(map(int, caches[0].shape))
     tokens = block_tokens if row.tokens is None else shape[row.tokens]
     sizes = {} if heads is None else {"head": heads}
@@ -152,7 +152,7 @@ def parts_of(
 def _cpu_parts(
     form: str, caches: list[Any], names: tuple[str, str], isa: str | None, version: str | None
 ) -> list[_Part]:
-    """Part K and V of CPU_ATTN: in one tensor, the first half of the rows of each (block, head) is K's."""
+    """Separate K and V of CPU_ATTN. In one tensor, the first half of the rows of each (block, head) is K."""
     fused = form == "cpu"
     tokens, content = map(int, caches[0].shape[-2:])
     if fused and content % 2:
@@ -175,7 +175,7 @@ def _cpu_parts(
 def _x_packed_parts(
     row: Form, caches: list[Any], names: tuple[str, str], tokens: int, sizes: dict[str, int]
 ) -> list[_Part]:
-    """Part K, in groups of 16 bytes a token, and V, which is transposed or shuffled in groups of tokens."""
+    """Separate K, in groups of 16 bytes per token, and V, which is transposed or shuffled in groups of tokens."""
     x = 16 // itemsize_of(caches[0])
     keys, values = ([_page(cache, row, kv) for cache in caches] for kv in (0, 1))
     shuffled = row.dims[1] == _SHUFFLED
@@ -192,14 +192,14 @@ def _x_packed_parts(
 def _manager_blocks(part: _Part, ratio: int) -> _Part:
     """Describe the same tensors in the manager's blocks, each of ``ratio`` consecutive blocks of the kernel."""
     name, dims, tensors, sizes = part
-    if "token" not in dims:  # opaque: the kernel's blocks are content
+    if "token" not in dims:  # opaque: the blocks of the kernel count as content
         return name, dims.replace("(dim)", "dim.1").replace("block", "(block dim.0)", 1), tensors, {"dim.0": ratio}
     dims = _one_deeper(dims).replace("block", "(block token.0)", 1)
     return name, dims, tensors, {_one_deeper(axis): size for axis, size in sizes.items()} | {"token.0": ratio}
 
 
 def _opaque_blocks(part: _Part, block_tokens: int, tokens: int) -> _Part:
-    """Describe the same tensors in the manager's blocks; opaque blocks of the kernel are sub-blocks of these."""
+    """Describe the same tensors in the manager's blocks. Opaque blocks of the kernel are sub-blocks of them."""
     name, dims, tensors, sizes = part
     if block_tokens % tokens:
         raise LayoutError(f"block_tokens is {block_tokens}; the tensor's blocks are of {tokens} tokens, and the "

@@ -13,19 +13,19 @@ from typing import Any
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
 
-# Outermost axis first. HND and NHD are older names, which VLLM_KV_CACHE_LAYOUT still takes.
+# Outermost axis first. HND and NHD are older names, which VLLM_KV_CACHE_LAYOUT still accepts.
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 ALIASES = {"HND": "LBHNC", "NHD": "LBNHC"}
 
 
 def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int], page_nbytes: int) -> dict[str, int]:
-    """Compute the bytes from one coordinate of each axis to the next.
+    """Return the stride of each axis in bytes.
 
     Args:
         order: the five axes, outermost first.
-        extents: of the axes L, B, H, N and C; C in bytes.
-        fixed: bytes of the steps of L and B, if they are known.
-        page_nbytes: least bytes of a page.
+        extents: extents of the axes L, B, H, N and C; C in bytes.
+        fixed: strides of L and B in bytes, if they are known.
+        page_nbytes: least bytes per page.
 
     >>> sizes = {"L": 2, "B": 10, "H": 4, "N": 16, "C": 256}
     >>> strides_of("LBHNC", sizes, {}, 16384)
@@ -44,7 +44,7 @@ def strides_of(order: str, extents: Mapping[str, int], fixed: Mapping[str, int],
 
 
 def _is_page(order: str, axis: str, extents: Mapping[str, int]) -> bool:
-    """Tell whether all axes inside a block (H, N and C) are to the right of ``axis``; axes of extent 1 do not count."""
+    """Return whether all axes inside a block (H, N, C) are to the right of ``axis``; extents of 1 do not count."""
     return prod(extents[other] for other in order[: order.index(axis)] if other not in "LB") == 1
 
 
@@ -63,29 +63,29 @@ def place(
     page_nbytes: int | None = None,
     kernel_tokens: int | None = None,
 ) -> list[Any]:
-    """View the caches of layers that share one raw allocation, each as ``(blocks, heads, tokens, row_nbytes)``.
+    """Return views of the layers that share a raw allocation, each ``(blocks, heads, tokens, row_nbytes)``.
 
     The page of layer ``l`` and block ``b`` begins at byte ``offset + l * layer_stride + b * block_stride`` of ``raw``.
-    Give the views to ``describe``. Groups that overlay one another are placed one at a time in the same ``raw``.
+    Pass the views to ``describe``. For groups that share memory, call this once per group with the same ``raw``.
 
     Args:
         raw: one dimension of int8 or uint8, contiguous: the whole allocation.
-        layers: layers placed here, ``len(KVCacheTensor.layers)``.
-        blocks: the manager's blocks, ``KVCacheConfig.num_blocks``.
+        layers: number of layers in ``raw``, ``len(KVCacheTensor.layers)``.
+        blocks: number of the manager's blocks, ``KVCacheConfig.num_blocks``.
         heads: KV heads, or head slots (``spec.num_heads``); 1 for an MLA latent.
-        tokens: token slots of a manager's block (``spec.num_states``).
-        row_nbytes: bytes of content of one (head, token), K and V together (``spec.state_content_size_bytes``).
+        tokens: token slots per block of the manager (``spec.num_states``).
+        row_nbytes: bytes of content per (head, token), K and V together (``spec.state_content_size_bytes``).
         order: ``"LBHNC"`` (or ``"HND"``), ``"LBNHC"`` (or ``"NHD"``), ``"LHBNC"``, ``"BLHNC"``, ``"BLNHC"`` or
             ``"BHLNC"``.
         offset: bytes to block 0 of the first layer.
         layer_stride: bytes from a layer to the next; by default as densely as the order allows.
-        block_stride: bytes from a block to the next; by default the same.
+        block_stride: bytes from a block to the next; by default as densely as the order allows.
         page_nbytes: bytes of a padded page, ``spec.page_size_padded``; the padding is not content.
-        kernel_tokens: token slots of the attention kernel's block, where it is smaller: the views then hold ``tokens
-            // kernel_tokens`` blocks for each of the manager's.
+        kernel_tokens: token slots per block of the attention kernel, if that block is smaller. The views then have
+            ``tokens // kernel_tokens`` blocks for each block of the manager.
 
     Raises:
-        LayoutError: the order is unknown, the memory has another form, a size is not a positive integer, a page is
+        LayoutError: the order is unknown, the memory has a wrong form, a size is not a positive integer, a page is
             smaller than its content or in an order without pages, split pages have gaps, or layers leave the
             allocation.
 
@@ -131,7 +131,7 @@ def place(
 def _kernel_blocks(
     order: str, extents: dict[str, int], strides: dict[str, int], kernel_tokens: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Divide each page into several blocks of the kernel, which keep the order of a page inside."""
+    """Divide each page into several blocks of the kernel, each in the order of a page."""
     tokens, page = extents["N"], extents["H"] * extents["N"] * extents["C"]
     ratio, rest = divmod(tokens, kernel_tokens)
     if rest:

@@ -33,9 +33,9 @@ def _steps(shape: tuple[int, ...], unit: int) -> tuple[int, ...]:
 
 
 def holds_nvfp4(shape: tuple[int, ...], itemsize: int) -> bool:
-    """Tell whether ``(B, H, N, C)`` is NVFP4: K and V have a slot a head, and a ninth of their bytes are scales.
+    """Return whether ``(B, H, N, C)`` is NVFP4: K and V have a slot per head, and a ninth of their bytes are scales.
 
-    A page of one slot or of one row has only one order, so that the answer does not matter there.
+    A page of one slot or of one row has only one order, so the answer does not matter for it.
 
     >>> holds_nvfp4((10, 16, 16, 72), 1), holds_nvfp4((10, 1, 64, 132), 1)
     (True, False)
@@ -47,8 +47,9 @@ def holds_nvfp4(shape: tuple[int, ...], itemsize: int) -> bool:
 def nvfp4_parts(caches: list[Any], names: tuple[str, str]) -> list[tuple[str, str, list[Any], dict[str, int]]]:
     """Cut every page into K data, K scales, V data and V scales, by head; each of them is opaque.
 
-    A page holds these four one after the other. The strides of the page say whether heads or tokens are the outer axis
-    of each. Tokens are not separated: kernels of compute capability 10 keep V's scales in groups of four.
+    A page holds these four parts one after the other. The strides of the page show whether heads or tokens are the
+    outer axis of each part. Tokens are not separated: kernels of compute capability 10 keep V's scales
+    in groups of four.
 
     Raises:
         LayoutError: a page is not contiguous.

@@ -29,13 +29,13 @@ def describe(
     """Describe one tensor that holds all layers.
 
     Args:
-        tensor: its dims in the order of ``notation``, extents in elements. Real strides are used.
-        notation: every dim by name, ``layer`` among them; nothing left of a colon.
+        tensor: its dims are in the order of ``notation``, extents in elements. Its real strides are used.
+        notation: the name of every dim, with ``layer`` among them, and without a colon.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
+        layers: global number of every layer, if they are not consecutive.
         sizes: extents that the shape does not give (``{"token": 16}`` of ``(block token)``).
-        part: name of the content where the notation has no kv axis.
+        part: name of the content, if the notation has no kv axis.
         seams: addresses that no descriptor may cross.
 
     Raises:

@@ -29,22 +29,22 @@ def describe(
     layers: Sequence[int] | None = None,
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe the caches that FlashAttention reads, one entry a layer.
+    """Describe the caches that FlashAttention reads, one entry per layer.
 
-    The rank distinguishes the two forms. Real strides are used, so that permuted views (vLLM's HND order under the same
-    shape) and padded ones need no option.
+    The rank distinguishes the two forms. Real strides are used, so permuted views (vLLM's HND order under the same
+    shape) and padded views need no option.
 
     Args:
-        kv_caches: a list or tuple with one entry a layer, in order of layers, all of one form: a tensor ``(2,
+        kv_caches: a list or tuple with one entry per layer, in order of layers, all of one form: a tensor ``(2,
             num_blocks, block_tokens, heads, head_dim)``, or a pair ``(k_cache, v_cache)`` of ``(num_blocks,
-            block_tokens, heads, head_dim)``. One tensor or one pair by itself is one layer.
+            block_tokens, heads, head_dim)``. A single tensor or pair is one layer.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
+        layers: global number of every layer, if they are not consecutive.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: another rank, a first extent other than 2, mixed forms, or K and V of different shapes or strides.
+        LayoutError: a wrong rank, a first extent other than 2, mixed forms, or K and V of different shapes or strides.
 
     >>> import numpy as np
     >>> print(describe([np.zeros((2, 8, 16, 4, 64), np.float16) for layer in range(3)]))

@@ -25,26 +25,26 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe the paged caches that FlashInfer's wrappers read, one entry a layer.
+    """Describe the paged caches that FlashInfer's wrappers read, one entry per layer.
 
-    The rank distinguishes combined caches from tuples. NHD and HND have equal ranks, so that ``kv_layout`` has to name
-    the order. Give a list of all K caches and one of all V caches as ``list(zip(k_caches, v_caches))``. The scales of
-    an NVFP4 cache (``kv_cache_sf``, float8, head_dim / 16) have the same form: describe them with ``part="scale"``, and
-    ``KVLayout.merge`` the two.
+    The rank distinguishes combined caches from tuples. NHD and HND have equal ranks, so ``kv_layout`` names the order.
+    Pass a list of all K caches and a list of all V caches as ``list(zip(k_caches, v_caches))``. The scales of an NVFP4
+    cache (``kv_cache_sf``, float8, head_dim / 16) have the same form: describe them with ``part="scale"``, and
+    ``KVLayout.merge`` both layouts.
 
     Args:
-        kv_caches: a list or tuple with one entry a layer, in order of layers, all of one form: a tensor ``(num_pages,
+        kv_caches: a list or tuple with one entry per layer, in order of layers, all of one form: a tensor ``(num_pages,
             2, page_tokens, heads, head_dim)`` (NHD) or ``(num_pages, 2, heads, page_tokens, head_dim)`` (HND), or a
-            pair ``(k_cache, v_cache)`` of the same without the 2. One tensor or one pair by itself is one layer.
+            pair ``(k_cache, v_cache)`` of the same without the 2. A single tensor or pair is one layer.
         kv_layout: ``"NHD"`` or ``"HND"``, as given to the wrapper.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
+        layers: global number of every layer, if they are not consecutive.
         part: ``"kv"`` for K and V; ``"scale"`` makes the parts ``"k_scale"`` and ``"v_scale"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown kv_layout, another rank, a second extent other than 2, mixed forms, or K and V of
+        LayoutError: an unknown kv_layout, a wrong rank, a second extent other than 2, mixed forms, or K and V of
             different shapes or strides.
 
     >>> import numpy as np

@@ -1,9 +1,9 @@
-"""FlexKV: one flat pool for CPU, SSD and remote, and the GPU caches it reads, by its three layout types.
+"""FlexKV: its flat pools (CPU, SSD or remote) and the GPU caches that it reads, in its three layout types.
 
 Source: FlexKV (the public repository taco-project/FlexKV; not on PyPI), ``flexkv/common/storage.py``
-(``KVCacheLayoutType``, ``KVCacheLayout.kv_shape``, ``StorageHandle``), ``flexkv/storage/allocator.py`` (a CPU pool is
-one 1-D tensor, whatever its layout) and ``flexkv/integration/vllm/vllm_v1_adapter.py`` (lists of GPU tensors, one a
-layer; MLA ones of three dims). Its older names LAYERWISE and BLOCKWISE are LAYERFIRST and BLOCKFIRST here.
+(``KVCacheLayoutType``, ``KVCacheLayout.kv_shape``, ``StorageHandle``), ``flexkv/storage/allocator.py`` (a CPU pool of
+any layout is one 1-D tensor) and ``flexkv/integration/vllm/vllm_v1_adapter.py`` (lists of GPU tensors, one per layer;
+MLA tensors have three dims). The older names LAYERWISE and BLOCKWISE are LAYERFIRST and BLOCKFIRST here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
-# Order of the six dims, by FlexKV's name of the layout type.
+# FlexKV's name of a layout type -> the order of the six dims.
 ORDER = {
     "BLOCKFIRST": "block layer kv token head dim",
     "LAYERFIRST": "layer kv block token head dim",
@@ -22,7 +22,7 @@ ORDER = {
 }
 _OLDER = {"BLOCKWISE": "BLOCKFIRST", "LAYERWISE": "LAYERFIRST"}
 
-# Members of a KVCacheLayout that hold extents, by axis.
+# Axis -> the member of a KVCacheLayout that holds its extent.
 _SIZES = {
     "layer": "num_layer", "block": "num_block", "token": "tokens_per_block", "head": "num_head", "dim": "head_size",
 }  # fmt: skip
@@ -38,25 +38,24 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe storage of FlexKV: a pool, flat or shaped, or a list of GPU tensors, one a layer.
+    """Describe storage of FlexKV: a pool, flat or shaped, or a list of GPU tensors, one per layer.
 
     Args:
-        storage: a tensor with the six dims of its layout type; a flat 1-D tensor of as many elements, with a
-            ``KVCacheLayout``; a list with one tensor a layer, in order of layers, of the same dims without the layer's
-            (flat too), or of ``(num_blocks, block_tokens, dim)`` for MLA; or a ``StorageHandle`` of any of these. The
-            kv dim has extent 2, or 1 for MLA.
+        storage: a tensor with the six dims of its layout type; or a flat 1-D tensor of that many elements, with a
+            ``KVCacheLayout``; or a list with one tensor per layer, in order of layers. Its tensors have the same dims
+            without the layer dim, or are flat, or for MLA ``(num_blocks, block_tokens, dim)``. A ``StorageHandle`` of
+            any of these also works. The kv dim has extent 2, or 1 for MLA.
         kv_layout: FlexKV's ``KVCacheLayout``, or the name of its type: ``"BLOCKFIRST"``, ``"LAYERFIRST"`` or
-            ``"LAYERBLOCK"``. A handle brings its own.
+            ``"LAYERBLOCK"``. A ``StorageHandle`` has its own.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
+        layers: global number of every layer, if they are not consecutive.
         part: ``"kv"``, or the name of an extra such as ``"index"`` (MLA) or ``"scale"`` (``"k_scale"``, ``"v_scale"``).
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown type, a flat tensor without a ``KVCacheLayout`` or of another size, another shape, a
-            list that is BLOCKFIRST, files, or layer groups and packed K and V: the object does not show the order of
-            these inside a block.
+        LayoutError: an unknown type, a flat tensor without a ``KVCacheLayout`` or of a wrong size, a wrong shape, a
+            BLOCKFIRST list, or files; also layer groups and packed K and V, whose order in a block is not known.
 
     >>> import numpy as np
     >>> print(describe(np.zeros((8, 32, 2, 16, 4, 64), np.float16), "BLOCKFIRST"))
@@ -96,7 +95,7 @@ def describe(
 
 
 def _type_name(kv_layout: Any) -> str:
-    """Find the name of the layout type, from a KVCacheLayout, its type, or a string."""
+    """Return the name of the layout type of a KVCacheLayout, of its type, or of a string."""
     kind = getattr(kv_layout, "type", kv_layout)
     given = kind if isinstance(kind, str) else getattr(kind, "name", None)
     name = _OLDER.get(str(given), str(given))
@@ -107,7 +106,7 @@ def _type_name(kv_layout: Any) -> str:
 
 
 def _told(kv_layout: Any) -> tuple[dict[str, int], int | None]:
-    """Read the extents of the axes from a KVCacheLayout, and the extent of its kv dim. The name of a type has none."""
+    """Return the extents of a KVCacheLayout by axis, and the extent of its kv dim; neither for the name of a type."""
     if not hasattr(kv_layout, "tokens_per_block"):
         return {}, None
     if getattr(kv_layout, "layer_groups", None) is not None:
@@ -121,7 +120,7 @@ def _told(kv_layout: Any) -> tuple[dict[str, int], int | None]:
 
 
 def _dims(shape: tuple[int, ...], order: str, sizes: dict[str, int], factor: int | None) -> tuple[str, dict[str, int]]:
-    """Find the notation of one tensor, and the sizes that its shape is checked against."""
+    """Return the notation of one tensor, and the sizes that its shape must have."""
     axes = order.split()
     if len(shape) == 1:
         if not sizes:

@@ -1,7 +1,7 @@
 """LMCache: its host memory objects, and engine caches by the names of its formats.
 
-Source: LMCache 0.5.6, ``lmcache_native.pyi`` (``EngineKVFormat``), ``v1/gpu_connector/kv_format/specs`` for what the
-names mean, ``v1/memory_management.py`` (``MemoryFormat``, ``TensorMemoryObj``), ``v1/metadata.py`` (``get_shapes``) and
+Source: LMCache 0.5.6, ``lmcache_native.pyi`` (``EngineKVFormat``), ``v1/gpu_connector/kv_format/specs`` for its
+names, ``v1/memory_management.py`` (``MemoryFormat``, ``TensorMemoryObj``), ``v1/metadata.py`` (``get_shapes``) and
 ``v1/gpu_connector/gpu_connectors.py``. A memory object holds one chunk of tokens (256 by default): kvplan's block.
 """
 
@@ -14,7 +14,7 @@ from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
-# EngineKVFormat in the order of its numbers.
+# Names of EngineKVFormat, at their numbers.
 ENGINE_FORMATS = (
     "NB_NL_TWO_BS_NH_HS",
     "NL_X_TWO_NB_BS_NH_HS",
@@ -37,7 +37,7 @@ ENGINE_FORMATS = (
     "NL_X_NB_BS_NH_HS",
 )
 
-# The dims of a tensor that each letter of a format stands for.
+# Letters of a format -> the dim of a tensor that they stand for.
 LETTERS = {
     "NB": "block",
     "NL": "layer",
@@ -48,22 +48,22 @@ LETTERS = {
     "CS": "(kv dim)",  # K and V packed in the content; LMCache uses it for vLLM's CPU_ATTN too, where it is wrong
     "NBBS": "(block token)",
     "ONE": "1",
-    # An indexer's rows: of a block all values, then all scales. Registered as (blocks, tokens, 132), but the bytes of a
-    # token don't lie together, so that what would be tokens counts as content.
+    # An indexer's rows: all values of a block, then all its scales. The tensor is registered as (blocks, tokens, 132),
+    # but the bytes of a token do not lie together, so the token dim counts as content.
     "BSV": "dim.0",
     "BSS": "dim.1",
 }
 
-# A memory object's format -> its dims before the last. One object holds a chunk, or a layerwise one a layer of it.
+# A memory object's format -> its dims before the last. An object holds a chunk; a layerwise one holds a layer of it.
 OBJECTS = {"KV_2LTD": "kv layer token", "KV_MLA_FMT": "layer token"}
 LAYERWISE = {"KV_T2D": "token kv", "KV_2TD": "kv token", "KV_MLA_FMT": "token"}
 
 
 def notation_of(engine_format: str) -> str:
-    """Translate an engine format to notation, letter by letter; the ``_X_`` behind the nesting is the colon.
+    """Return the notation of an engine format, translated letter by letter. The last ``_X_`` becomes the colon.
 
     Args:
-        engine_format: name of an ``EngineKVFormat``, or one in its letters.
+        engine_format: name of an ``EngineKVFormat``, or another name made of its letters.
 
     Raises:
         LayoutError: unknown letters; the message names them.
@@ -104,28 +104,28 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe memory objects, one chunk each, or with ``engine_format`` the caches of an engine.
+    """Describe memory objects, which hold one chunk each; or with ``engine_format`` the caches of an engine.
 
-    The last dim of an object holds ``heads * head_dim`` elements, so that its shape does not show the heads. Describe a
-    short last chunk by itself.
+    The last dim of an object holds ``heads * head_dim`` elements, so its shape does not show the heads. If the last
+    chunk is shorter, describe it separately.
 
     Args:
-        tensors: with engine_format, nested lists and tensors as the format says. Else a list of objects, or the tensors
-            of such, each ``(2, layers, tokens, heads * head_dim)``, or one plane, ``(1, layers, tokens, width)`` or
-            ``(layers, tokens, width)``: a latent, or with ``heads`` K and V packed a head. Layerwise, a list with one
-            list of objects a layer. One object is one block; one tensor with ``block`` in front is a pool.
+        tensors: with engine_format, nested lists and tensors as the format says. Otherwise a list of objects or of
+            their tensors, each ``(2, layers, tokens, heads * head_dim)``, or one plane, ``(1, layers, tokens, width)``
+            or ``(layers, tokens, width)``: a latent, or with ``heads`` K and V packed per head. Layerwise: a list with
+            one list of objects per layer. One object is one block; one tensor with ``block`` in front is a pool.
         engine_format: an ``EngineKVFormat`` or its name.
         object_format: ``"KV_2LTD"``, ``"KV_MLA_FMT"``, or layerwise ``"KV_T2D"`` or ``"KV_2TD"``; by default the format
-            that the objects name, or KV_2LTD.
-        block_tokens: tokens a block, where the format has NBBS.
-        heads: KV heads that an object's last dim holds; left out where tensors have a dim of their own for them.
-        group: number of the kernel group described, where objects hold several; ``layers`` are then that group's.
-        opaque_tokens: of objects of one plane that hold whole blocks of an indexer (``NL_X_NB_BSV_BSS``), one after
-            another in each layer: tokens of such a block. It is opaque; a block here then counts its sub-blocks.
+            that the objects have, or KV_2LTD.
+        block_tokens: tokens per block, if the format has NBBS.
+        heads: KV heads in the last dim of an object; left out if tensors have a separate dim for heads.
+        group: number of the kernel group to describe, if objects hold several; ``layers`` are then its layers.
+        opaque_tokens: tokens per block of an indexer (``NL_X_NB_BSV_BSS``), for objects of one plane that hold such
+            blocks one after another in each layer. They are opaque, and become sub-blocks of the object's block.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
-        part: name of content without K and V, such as ``"index"``.
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content, if it is not K and V, such as ``"index"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
@@ -174,7 +174,7 @@ def describe(
 
 
 def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None) -> str:
-    """Find the notation of a list of objects, of a layerwise list of lists, or of one tensor."""
+    """Return the notation of a list of objects, of a layerwise list of lists, or of one tensor."""
     depth = 0
     while isinstance(tensors, list | tuple):
         depth, tensors = depth + 1, tensors[0]
@@ -185,7 +185,7 @@ def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None)
             f"object_format is {name!r} of {given}; a tensor or a list of objects is one of {', '.join(OBJECTS)}, a "
             f"list with one list of objects a layer one of {', '.join(LAYERWISE)}"
         )
-    # One plane: a latent, or K and V packed a head. LMCache also keeps such under KV_2LTD, with a leading 1 or without.
+    # One plane: a latent, or K and V packed per head. LMCache also names it KV_2LTD, with a leading 1 or without.
     dims, rank = formats[name], len(shape)
     if name == "KV_2LTD" and (rank == 3 or (rank == 4 and shape[0] == 1)):
         dims = OBJECTS["KV_MLA_FMT"]
@@ -206,7 +206,7 @@ def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None)
 
 
 def _opaque(notation: str, shape: tuple[int, ...], tokens: int) -> str:
-    """Find the notation of objects whose rows belong to opaque blocks, each of ``tokens`` tokens."""
+    """Return the notation of objects whose rows belong to opaque blocks of ``tokens`` tokens each."""
     if not notation.endswith("token dim"):
         raise LayoutError(f"opaque_tokens is of objects of one plane without heads; these are '{notation}'")
     if tokens < 1 or shape[-2] % tokens:
@@ -223,7 +223,7 @@ def _first(tensors: Any) -> Any:
 
 
 def _unwrapped(value: Any, group: int | None) -> Any:
-    """Replace memory objects by their tensors."""
+    """Return the value with memory objects replaced by their tensors."""
     if isinstance(value, list | tuple):
         return [_unwrapped(item, group) for item in value]
     if hasattr(value, "shape"):
@@ -231,7 +231,7 @@ def _unwrapped(value: Any, group: int | None) -> Any:
             raise LayoutError("group= is of memory objects; got tensors, which hold one group each")
         return value
     kind = type(value).__name__
-    if not hasattr(value, "get_tensor"):  # objects of several groups raise where they are asked for their tensor
+    if not hasattr(value, "get_tensor"):  # objects of several groups raise if their tensor is read
         raise LayoutError(f"expected a memory object or a tensor; got {kind}")
     groups = len(getattr(getattr(value, "metadata", None), "shapes", None) or [None])
     if group is None and groups > 1:

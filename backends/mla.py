@@ -1,4 +1,4 @@
-"""MLA: one latent row a token for all heads, plain, packed with its scales, or split into ckv and kpe.
+"""MLA: one latent row per token for all heads, plain, packed with its scales, or split into ckv and kpe.
 
 Source: vLLM 0.10.2, ``v1/attention/backends/mla/common.py``, for ``(num_blocks, block_tokens, 576)``; vLLM 0.33.0,
 ``mla/flashmla_sparse.py`` and ``ops/rocm_aiter_mla_sparse.py``, for the packed rows; SGLang 0.5.23,
@@ -6,7 +6,7 @@ Source: vLLM 0.10.2, ``v1/attention/backends/mla/common.py``, for ``(num_blocks,
 ``mla/_batch_mla``.
 
 =====================  ============================  ==============================================
-row                    bytes a token                 a block of several tokens
+row                    bytes per token               a block of several tokens
 =====================  ============================  ==============================================
 bf16, fp8              1152, 576 (512 + 64 values)   row after row
 fp8_ds_mla             656 = 512 + 16 + 128          row after row
@@ -40,28 +40,28 @@ def describe(
     whole_blocks: bool = False,
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe latent caches, one tensor a layer; packed rows are opaque bytes.
+    """Describe latent caches, one tensor per layer. Packed rows are opaque bytes.
 
-    Real strides are used, so that blocks and rows may be padded; padding is not moved.
+    Real strides are used, so blocks and rows may be padded. Padding is not moved.
 
     Args:
-        kv_caches: a list or tuple with one tensor a layer, in order of layers; one tensor is one layer. Each is
+        kv_caches: a list or tuple with one tensor per layer, in order; a single tensor is one layer. Each is
             ``(num_blocks, block_tokens, dim)``, ``(num_blocks, 1, block_tokens, dim)`` or ``(num_blocks,
             block_tokens, 1, dim)``; with ``block_tokens=``, flat slots ``(num_blocks * block_tokens, 1, dim)`` or
             ``(num_blocks * block_tokens, dim)``; with ``whole_blocks=True`` also ``(num_blocks, bytes of a block)``.
         kpe: the RoPE half of a split cache, in the same form; the parts are then ``"ckv"`` and ``"kpe"``.
         layer_start: global number of the first layer.
-        layers: global number of every layer, where they are not consecutive.
-        part: name of the content: ``"kv"``, or that of an extra, such as ``"index"``.
-        block_tokens: token slots a block, where dim 0 holds flat slots.
-        row_nbytes: bytes of content at the front of the last dim, where the rest of it is padding.
-        whole_blocks: the bytes of one token are not contiguous (see the table above), so that blocks move whole, and
-            only to blocks of as many tokens.
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content: ``"kv"``, or the name of an extra, such as ``"index"``.
+        block_tokens: token slots per block, if dim 0 holds flat slots.
+        row_nbytes: bytes of content at the start of the last dim, if padding follows there.
+        whole_blocks: whether the bytes of one token are not contiguous (see the table above). Blocks then move whole,
+            and only to blocks with the same number of tokens.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: another rank or extent, a 4-D shape in which two dims could be the head's, row_nbytes that do not
-            fit a row, or kpe together with part, row_nbytes or seams.
+        LayoutError: a wrong rank or extent, a 4-D shape in which two dims could be the head dim, row_nbytes that do
+            not fit a row, or kpe together with part, row_nbytes or seams.
 
     >>> import numpy as np
     >>> print(describe([np.zeros((8, 64, 656), np.uint8) for layer in range(2)]))

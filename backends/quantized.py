@@ -20,13 +20,13 @@ class RowFormat(NamedTuple):
     """The bytes that are stored for one token, or for one (token, head).
 
     Attributes:
-        fields: bytes of each field, in order, by its name; a pair is (bits for each of head_dim values, further bytes).
+        fields: name of each field -> its bytes, in order; a pair is (bits for each of head_dim values, further bytes).
         source: project, version and file that define the format.
-        regions: fields by the part they make, ``{}`` standing for the name asked for. A page holds each region for
-            all its rows, one region after the other; without regions, whole rows follow one another.
+        regions: name of a part -> its fields; ``{}`` stands for the argument ``part``. A page holds each region for
+            all its rows, one region after the other. Without regions, whole rows follow one another.
         headed: whether there is a row for each (token, head).
-        align: bytes of a page are rounded up to a multiple of this.
-        tile: side of the square tiles (rows by bytes) in which the first region is stored; 0 where rows are plain.
+        align: bytes; the size of a page is rounded up to a multiple of them.
+        tile: side of the square tiles (rows by bytes) in which the first region is stored; 0 if rows are plain.
     """
 
     fields: Mapping[str, int | tuple[float, int]]
@@ -37,7 +37,7 @@ class RowFormat(NamedTuple):
     tile: int = 0
 
     def sizes(self, head_dim: int) -> dict[str, int]:
-        """Bytes of each field.
+        """Return the bytes of each field.
 
         >>> FORMATS["turboquant_k3v4_nc"].sizes(128)
         {'k': 48, 'k_scale': 2, 'v': 64, 'v_scale': 4}
@@ -46,7 +46,7 @@ class RowFormat(NamedTuple):
         return {name: ceil(bits * head_dim / 8) + extra for name, (bits, extra) in told.items()}
 
     def nbytes(self, head_dim: int) -> int:
-        """Bytes a row; rows a head are rounded up to an even number.
+        """Return the bytes per row; rows of formats with heads are rounded up to an even number.
 
         >>> FORMATS["fp8_ds_mla"].nbytes(128), FORMATS["turboquant_3bit_nc"].nbytes(128)
         (656, 102)
@@ -70,12 +70,12 @@ _EACH = {"k": ("k",), "k_scale": ("k_scale",), "v": ("v",), "v_scale": ("v_scale
 
 
 def _pair(k: float, k_scale: int, v: float, v_scale: int) -> dict[str, int | tuple[float, int]]:
-    """Fields of K and V, by their bits a value and the bytes of their scales."""
+    """Return the fields of K and V, from their bits per value and the bytes of their scales."""
     return {"k": (k, 0), "k_scale": k_scale, "v": (v, 0), "v_scale": v_scale}
 
 
 FORMATS: Mapping[str, RowFormat] = {
-    # one row a token
+    # one row per token
     "fp8_ds_mla": RowFormat({"nope": 512, "scale": 16, "rope": 128}, _FLASHMLA),
     "nvfp4_ds_mla": RowFormat({"nope": 256, "rope": 64, "scale": 32}, _FLASHMLA),
     "deepseek_v41": RowFormat({"data": 512, "scale": 16}, _V41, align=512),
@@ -91,7 +91,7 @@ FORMATS: Mapping[str, RowFormat] = {
     "indexer_fp8": RowFormat({"data": 128, "scale": 4}, _INDEX, _DATA_SCALE),
     "indexer_fp8_tiled": RowFormat({"data": 128, "scale": 4}, _INDEX, _DATA_SCALE, tile=16),
     "indexer_mxfp4": RowFormat({"data": 64, "scale": 4}, _STORE, _DATA_SCALE),
-    # one row a (token, head)
+    # one row per (token, head)
     "int8_per_token_head": RowFormat(_pair(8, 4, 8, 4), _TRITON, headed=True),
     "fp8_per_token_head": RowFormat(_pair(8, 4, 8, 4), _TRITON, headed=True),
     "int4_per_token_head": RowFormat(_pair(4, 4, 4, 4), _TRITON, headed=True),
@@ -99,8 +99,8 @@ FORMATS: Mapping[str, RowFormat] = {
     "turboquant_4bit_nc": RowFormat(_pair(4, 2, 4, 4), _TURBO, headed=True),
     "turboquant_k3v4_nc": RowFormat(_pair(3, 2, 4, 4), _TURBO, headed=True),
     "turboquant_3bit_nc": RowFormat(_pair(3, 2, 3, 4), _TURBO, headed=True),
-    # K data, K scales, V data, V scales of a page; scales of half a bit a value. For GPUs of compute capability 10 vLLM
-    # swizzles V's scales within aligned groups of four tokens: groups may move, and a token alone may not.
+    # K data, K scales, V data, V scales of a page; scales have half a bit per value. For GPUs of compute capability 10,
+    # vLLM swizzles V's scales within aligned groups of four tokens: groups may move, but a single token may not.
     "nvfp4": RowFormat(
         {"k": (4, 0), "k_scale": (0.5, 0), "v": (4, 0), "v_scale": (0.5, 0)}, _NVFP4, _EACH, headed=True
     ),
@@ -123,26 +123,26 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe caches of one row format, as bytes, one tensor a layer.
+    """Describe caches of one row format, as bytes, one tensor per layer.
 
-    A row is opaque and moves whole: fields keep their order. Where a page keeps its regions apart, each is a part of
-    its own (``"kv"`` and ``"kv_scale"``; ``"k"``, ``"k_scale"``, ``"v"``, ``"v_scale"``), so that tokens may go to
-    blocks of another size.
+    A row is opaque and moves whole: fields keep their order. If a page has separate regions, each region is a part
+    (``"kv"`` and ``"kv_scale"``; ``"k"``, ``"k_scale"``, ``"v"``, ``"v_scale"``), so that tokens may move to blocks of
+    another size.
 
     Args:
-        caches: a list or tuple with one tensor a layer, in order of layers, of one-byte elements; one tensor is one
-            layer. ``(blocks, tokens, row)``, with a dim of 1 before or behind the tokens or without; formats with
+        caches: a list or tuple with one tensor per layer, in order of layers, of one-byte elements; one tensor is one
+            layer. ``(blocks, tokens, row)``, also with a dim of 1 before or after the tokens; formats with
             heads ``(blocks, tokens, heads, row)`` or ``(blocks, heads, tokens, row)``, NVFP4 as vLLM's ``(blocks,
-            2 * heads, tokens, row / 2)``; or pages ``(blocks, bytes)``, with the pad of their format or without.
+            2 * heads, tokens, row / 2)``; or pages ``(blocks, bytes)``, with the padding of their format or without.
         row_format: a name of :data:`FORMATS`.
         kv_layout: ``"NHD"`` or ``"HND"``, the order of tokens and heads in the shape, and in a page.
-        head_dim: values a head, for formats with heads.
-        block_tokens: rows a page, which for some models is a fraction of the block's tokens; needed for pages.
-        num_kv_heads: heads a page; needed for pages of formats with heads.
+        head_dim: values per head, for formats with heads.
+        block_tokens: rows per page, for some models a fraction of the block's tokens; needed for pages.
+        num_kv_heads: heads per page; needed for pages of formats with heads.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
-        part: name of the content, such as ``"index"``, where the format has no names.
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content, such as ``"index"``, if the format has no names.
         seams: addresses that no descriptor may cross.
 
     Raises:
@@ -202,18 +202,18 @@ def describe(
 def with_scales(
     cache: KVLayout, scales: Mapping[str, Any], *, kv_layout: str = "NHD", whole_blocks: bool = False
 ) -> KVLayout:
-    """Add scales, or other content, from separate tensors to a cache, as parts of it.
+    """Return a cache with scales, or other content, from separate tensors as further parts.
 
     Args:
         cache: K and V, described by the backend that reads them.
-        scales: by part (``"k_scale"``, ``"v_scale"``), one tensor a layer of the cache: ``(blocks, tokens, heads)`` or
-            ``(blocks, tokens, heads, scales)`` in NHD, ``(blocks, tokens)`` where heads share a scale.
+        scales: part (``"k_scale"``, ``"v_scale"``) -> one tensor per layer of the cache: ``(blocks, tokens, heads)`` or
+            ``(blocks, tokens, heads, scales)`` in NHD, ``(blocks, tokens)`` if heads share a scale.
         kv_layout: ``"NHD"`` or ``"HND"``, the order of tokens and heads in the shapes of the scales.
-        whole_blocks: a block's scales are swizzled over its tokens, so that dim 0 counts blocks and the rest is opaque.
-            Where it counts several blocks of an attention kernel for each of the cache's, these are sub-blocks.
+        whole_blocks: whether a block's scales are swizzled over its tokens. Dim 0 then counts blocks, and the other
+            dims are opaque. If it counts several kernel blocks for each block of the cache, these are sub-blocks.
 
     Raises:
-        LayoutError: another rank, other numbers of blocks or tokens than the cache's, or a part that it has already.
+        LayoutError: a wrong rank, numbers of blocks or tokens unlike the cache's, or a part that the cache has.
 
     >>> import numpy as np
     >>> kv = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 4, 64), np.uint8))
@@ -258,7 +258,7 @@ def _order(kv_layout: str) -> str:
 
 
 def _page(shape: tuple[int, ...], form: RowFormat, order: str, told: Mapping[str, int | None]) -> tuple[str, int, int]:
-    """Find the notation of one tensor, its rows a page, and its heads."""
+    """Return the notation of one tensor, its rows per page, and its heads."""
     if len(shape) == 2:
         needed = ["block_tokens", "num_kv_heads"] if form.headed else ["block_tokens"]
         given = [told[name] for name in needed]
@@ -285,7 +285,7 @@ def _page(shape: tuple[int, ...], form: RowFormat, order: str, told: Mapping[str
 
 
 def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: int, rows: int) -> None:
-    """Check that the last dim is a row of the format, or a page of ``rows`` rows."""
+    """Raise LayoutError unless the last dim is a row of the format, or a page of ``rows`` rows."""
     row = form.nbytes(head_dim)
     fields = " + ".join(f"{field} {size}" for field, size in form.sizes(head_dim).items())
     if len(shape) > 2:
@@ -301,7 +301,7 @@ def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: i
 
 
 def _flat(cache: Any, name: str) -> Any:
-    """View a cache as pages of bytes."""
+    """Return a cache viewed as pages of bytes."""
     shape, steps = tuple(cache.shape), steps_of(cache)
     if not dense(shape[1:], steps[1:], 1):
         raise LayoutError(f"{name} has shape {shape} and strides {steps}: a page is not contiguous, though its regions "

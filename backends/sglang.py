@@ -16,19 +16,19 @@ from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
-# One layer's dims where slots are flat, of K or of V and of a latent.
+# The dims of one layer with flat slots: of K or of V, and of a latent.
 SLOTS = "(block token) head dim"
 LATENT = "(block token) 1 dim"
 
 # A device pool's kv_cache_layout -> the dims of one layer's K, and of its V.
 DEVICE = {
     "nhd": (SLOTS, SLOTS),
-    "page_major": (SLOTS, SLOTS),  # the unified pool: slots of one entry for all layers, so that rows are strided
+    "page_major": (SLOTS, SLOTS),  # the unified pool: a slot holds all layers, so rows are strided
     "hnd": ("block head token dim", "block head token dim"),
     "vectorized_5d": ("block head dim.0 token dim.1", "block head token.0 dim token.1"),
 }
 
-# By the content of one buffer of a host pool, and by the pool's layout: its dims. head.0 counts head groups.
+# Content of one buffer of a host pool -> the pool's layout -> the dims. head.0 counts head groups.
 HOST = {
     "K and V": {
         "layer_first": f"kv layer {SLOTS}",
@@ -69,7 +69,7 @@ class _Naming(NamedTuple):
     seams: tuple[int, ...]
 
     def of(self, notation: str, tensors: Any, part: str = "kv", sizes: Mapping[str, int] | None = None) -> KVLayout:
-        """Describe tensors under these numbers."""
+        """Describe tensors with these numbers."""
         return KVLayout.from_tensors(notation, tensors, sizes=sizes, part=part, **self._asdict())
 
 
@@ -85,31 +85,31 @@ def describe(
 ) -> KVLayout:
     """Describe a pool of SGLang, or tensors laid out as one; slots after the last whole page are left out.
 
-    Block ids are physical page numbers: slot // page_size. Page 0 of a device pool takes the writes of padding and is
-    never handed out; host pools hand out every page. Scales are parts ``"k_scale"`` and ``"v_scale"`` (``"kv_scale"``
-    of MLA), native FP4 scales ``"k_native_scale"`` and ``"v_native_scale"``, index keys ``"index"``: a page of them is
-    opaque, and several lie in a larger block of a pool as sub-blocks (``"block layer subblock dim"``). Of DeepSeek-V4's
-    single pools a token is a compressed one. States of recurrent layers are parts ``"conv"`` and ``"ssm"``, and a block
-    is a state slot.
+    Block ids are physical page numbers: slot // page_size. Page 0 of a device pool receives the writes of padding and
+    is never allocated; host pools allocate every page. Scales are parts ``"k_scale"`` and ``"v_scale"`` (``"kv_scale"``
+    for MLA), native FP4 scales ``"k_native_scale"`` and ``"v_native_scale"``, index keys ``"index"``. A page of index
+    keys is opaque; several are sub-blocks of a larger block of a pool (``"block layer subblock dim"``). In single pools
+    of DeepSeek-V4, a token is a compressed token. States of recurrent layers are parts ``"conv"`` and ``"ssm"``, and a
+    block is a state slot.
 
     Args:
-        pool: the engine's pool: a device pool (``k_buffer`` and ``v_buffer``, or ``kv_buffer``, lists with one tensor a
-            layer) or a host pool (``layout`` and ``kv_buffer``). Or tensors: K and V as a pair of lists, one tensor
-            ``(slots, heads, head_dim)`` a layer; a list of latents ``(slots, 1, dim)``; or a host buffer, its dims in
-            the order of the engine's, K and V outermost where it is not MLA.
-        layout: of tensors: ``"nhd"`` (left out), ``"hnd"`` or ``"vectorized_5d"`` on a device; ``"layer_first"``,
+        pool: the engine's pool: a device pool (``k_buffer`` and ``v_buffer``, or ``kv_buffer``, lists with one tensor
+            per layer) or a host pool (``layout`` and ``kv_buffer``). Or tensors: K and V as a pair of lists, with one
+            tensor ``(slots, heads, head_dim)`` per layer; a list of latents ``(slots, 1, dim)``; or a host buffer with
+            its dims in the engine's order, K and V outermost if it is not MLA.
+        layout: layout of tensors: ``"nhd"`` (default), ``"hnd"`` or ``"vectorized_5d"`` on a device; ``"layer_first"``,
             ``"page_first"``, ``"page_first_direct"``, ``"page_head"`` or ``"page_unified"`` on a host.
-        page_size: of tensors: tokens a page.
+        page_size: tokens per page, for tensors.
         layer_start: global number of the first layer; by default the pool's own number, or 0.
         head_start: global number of this rank's first KV head; pools do not know it.
-        layers: global number of every layer held, where they are not consecutive. A host pool counts from its
-            start_layer, its draft layers last. Where the device pool has other ``model_layer_ids``
-            (``mamba_layer_ids``), give those.
-        seams: of tensors: addresses that no descriptor may cross; a host pool notes where its registrations meet.
+        layers: global number of every layer in the pool, if they are not consecutive. A host pool counts from its
+            start_layer, its draft layers last. If the device pool has ``model_layer_ids`` (``mamba_layer_ids``) that
+            differ, give these.
+        seams: addresses that no descriptor may cross, for tensors; a host pool knows where its registrations meet.
 
     Raises:
-        LayoutError: a pool of pools; an unknown kind of pool; a pool together with layout, page_size or seams; tensors
-            without page_size; or shapes that do not fit the layout.
+        LayoutError: a pool of pools, an unknown kind of pool, a pool together with layout, page_size or seams, tensors
+            without page_size, or shapes that do not fit the layout.
 
     >>> import numpy as np
     >>> k_buffer, v_buffer = ([np.zeros((256 + 64, 8, 128), np.float16) for layer in range(2)] for _ in "kv")
@@ -146,7 +146,7 @@ def describe(
 
 
 def _refuse_pools(pool: Any, kind: str) -> None:
-    """Refuse a pool that consists of several pools: each of them has page ids of its own."""
+    """Raise LayoutError if a pool consists of several pools: each of these has its own page ids."""
     inner = [name for name in _INNER if _has(pool, name)]
     if inner:
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "
@@ -154,7 +154,7 @@ def _refuse_pools(pool: Any, kind: str) -> None:
 
 
 def _refuse(pool: Any, kind: str) -> None:
-    """Refuse pools that this module does not describe, and name the reason."""
+    """Raise LayoutError with the reason if this module does not describe a pool."""
     if getattr(pool, "kpool_use_compress", False):
         raise LayoutError(f"{kind} keeps compress tails a request, not a page; run without index_kpool_compress")
     host = hasattr(pool, "layout")
@@ -181,7 +181,7 @@ def _member(pool: Any, kind: str, name: str) -> Any:
 
 def _device_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
     page = integer("page_size", _member(pool, kind, "page_size"), least=1)
-    # Backed only as far as the pool's size, where memory came after the graphs were captured.
+    # If memory was allocated after the capture of graphs, only the slots up to the pool's size have memory.
     slots = integer("size", _member(pool, kind, "size")) + page if getattr(pool, "post_capture_active", False) else None
     if _has(pool, "k_buffer"):
         if not _has(pool, "v_buffer"):  # MiniMax's index branch reads no V
@@ -196,7 +196,7 @@ def _device_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
         rows = _whole_pages(pool.kv_scale_buffer, page, slots)
         parts.append(naming.of("layer: (block token) dim", rows, "kv_scale", {"token": page}))
     index = getattr(pool, "index_k_with_scale_buffer", None) or ()
-    if any(len(pages) for pages in index):  # all keys of a page, then all scales; none where layers share their top-k
+    if any(len(pages) for pages in index):  # all keys of a page, then all scales; empty if layers share their top-k
         held, rows = _held(index, naming)
         count, blocks = len(rows[0]), parts[0].num_blocks
         if not blocks <= count <= blocks + 1:
@@ -221,7 +221,7 @@ def _keys_and_values(k: Any, v: Any, form: str, page: int, naming: _Naming, slot
 
 
 def _scales(pool: Any, page: int, naming: _Naming, slots: int | None) -> list[KVLayout]:
-    """Describe scales of K and of V: one for 16 values (FP4) or 32 (MXFP8), and FP4's in the order of its kernels."""
+    """Describe scales of K and of V: one per 16 values (FP4) or 32 (MXFP8), and FP4's in the order of its kernels."""
     found: list[KVLayout] = []
     for half in "kv":
         if _has(pool, f"{half}_scale_buffer"):
@@ -240,7 +240,7 @@ def _scales(pool: Any, page: int, naming: _Naming, slots: int | None) -> list[KV
 
 
 def _held(buffers: Any, naming: _Naming) -> tuple[_Naming, list[Any]]:
-    """Select the layers that have rows on this rank; the tensors of other layers have no rows."""
+    """Return the layers that have rows on this rank; the tensors of other layers have no rows."""
     rows = [rows for rows in buffers if len(rows)]
     if len(rows) == len(buffers):
         return naming, rows
@@ -252,7 +252,7 @@ def _held(buffers: Any, naming: _Naming) -> tuple[_Naming, list[Any]]:
 
 
 def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows: bool = False) -> list[Any]:
-    """Cut tensors to whole pages that have memory. A row is a slot, or a page."""
+    """Return tensors cut to the whole pages that have memory. A row is a slot, or a page."""
     step, limit = (1, page) if page_rows else (page, 1)
     counts = [len(t) if slots is None else min(len(t), slots // limit) for t in tensors]
     return [t[: count // step * step] for t, count in zip(tensors, counts, strict=True)]
@@ -261,7 +261,7 @@ def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows
 def _host_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
     page, layout = integer("page_size", _member(pool, kind, "page_size"), least=1), pool.layout
     if _has(pool, "index_k_with_scale_buffer"):
-        buffer, count = pool.index_k_with_scale_buffer, _member(pool, kind, "page_num")  # one page more than has an id
+        buffer, count = pool.index_k_with_scale_buffer, _member(pool, kind, "page_num")  # its last page has no id
         if layout == "layer_first":
             return _seamed(naming, buffer).of("layer block dim", buffer[:, :count], "index")
         return _seamed(naming, buffer).of("block layer 1 dim", buffer[:count], "index")

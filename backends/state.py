@@ -1,9 +1,9 @@
 """State: the states of Mamba, gated delta nets and short convolutions, as opaque bytes; a block is one state slot.
 
-Source: vLLM 0.33.0, ``model_executor/layers/mamba/abstract.py`` (``bind_kv_cache``: a page a layer and slot holds that
+Source: vLLM 0.33.0, ``model_executor/layers/mamba/abstract.py`` (``bind_kv_cache``: a page per layer and slot holds the
 layer's states one after the other, and may be padded), ``mamba/mamba_utils.py`` for their shapes and
 ``v1/kv_cache_interface.py`` (``MambaSpec.page_size_padded``); SGLang 0.5.23, ``mem_cache/memory_pool.py``
-(``MambaPool``: ``(layers, slots, ...)``, one tensor a kind of state).
+(``MambaPool``: ``(layers, slots, ...)``, one tensor per kind of state).
 
 ==================  ================================================  ======================================
 model               states of a layer                                 shape of one slot (vLLM's default order)
@@ -34,19 +34,19 @@ def describe(
     layers: Sequence[int] | None = None,
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe the states of recurrent layers; dim 0 of every tensor counts slots, and the rest is opaque.
+    """Describe the states of recurrent layers. Dim 0 of every tensor counts slots, and the other dims are opaque.
 
-    A state has no token slots: ``block_tokens`` is 1, and a slot moves whole or not at all. Slots may be any distance
-    apart (padded pages, views into pages that hold several states); bytes between them are not moved. Only the bytes of
-    slots have to match, so that a state in bfloat16 goes to a pool of bytes and back.
+    A state has no token slots: ``block_tokens`` is 1, and a slot moves whole. Slots may be any distance apart (padded
+    pages, views into pages that hold several states); bytes between them are not moved. Only the bytes of slots have to
+    match, so a state in bfloat16 can move to a pool of bytes and back.
 
     Args:
-        states: a list or tuple with one entry a layer, in order of layers: a tensor ``(slots, ...)`` of any rank, or a
-            list or tuple of one such tensor a part, as vLLM's ``layer.kv_cache``. One tensor by itself is one layer.
+        states: a list or tuple with one entry per layer, in order of layers: a tensor ``(slots, ...)`` of any rank, or
+            a list or tuple with one such tensor per part, as vLLM's ``layer.kv_cache``. A single tensor is one layer.
             SGLang's pool is ``list(zip(state.conv[0], state.temporal))``.
-        parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"`` and ``"ssm"`` for two.
+        parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"``, ``"ssm"`` for two.
         layer_start: global number of the first layer.
-        layers: global number of every layer, where they are not consecutive.
+        layers: global number of every layer, if they are not consecutive.
         seams: addresses that no descriptor may cross.
 
     Raises:

@@ -1,11 +1,11 @@
 """TensorRT-LLM: pools of blocks that hold all layers, primary on the GPU and secondary in pinned host memory.
 
 Source: TensorRT-LLM 1.2, ``batch_manager/kvCacheManager.cpp`` (``allocatePools``: both pools are ``(blocks, layers,
-kv_factor, heads * tokens * dim)``; ``kv_factor`` is 1 where K is all there is, as in MLA), ``kvCacheManager.h``
+kv_factor, heads * tokens * dim)``; ``kv_factor`` is 1 if there is only K, as in MLA), ``kvCacheManager.h``
 (``getBlockSize``: inside, ``(heads, tokens, dim)``) and ``_torch/pyexecutor/resource_manager.py``
 (``KVCacheManager.get_buffers``: the order inside is the attention backend's, ``"HND"`` or ``"NHD"``); for version 2,
-``runtime/kv_cache_manager_v2/_storage/_core.py``, whose pools are slots of one size on every tier. Read in the public
-repository: the wheel is too large to try.
+``runtime/kv_cache_manager_v2/_storage/_core.py``, whose pools are slots of one size on every tier. We read these in
+the public repository and did not install the wheel, which is too large.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def describe(
 ) -> KVLayout:
     """Describe one pool, primary or secondary; a manager; or the slots of version 2.
 
-    Layers of different head counts or windows live in pools of their own: describe each, with ``layers=``. The pools
-    of NVFP4 block scales have the same form (``part="scale"``, one byte a 16 values); the indexer's pool has
+    Layers of different head counts or windows are in separate pools: describe each pool, with ``layers=``. The pools of
+    NVFP4 block scales have the same form (``part="scale"``, one byte per 16 values). The indexer's pool has
     ``kv_factor`` 1 (``part="index", whole_blocks=True``). Pools of recurrent states are layer-first and hold no tokens:
-    ``backends.state``.
+    use ``backends.state``.
 
     Args:
         pool: a tensor ``(blocks, layers, kv_factor, heads * tokens * dim)``, the same with its last dim unfolded in the
             order of ``kv_layout``, or ``(slots, bytes of a slot)``; a list of the per-layer views ``(blocks,
             kv_factor, ...)`` that ``get_buffers`` returns; a list of several pools of slots that share slot ids; or a
-            ``KVCacheManager`` itself, whose own numbers are used.
-        kv_layout: ``"HND"``, what TensorRT-LLM's own kernels read, or ``"NHD"``, what FlashInfer reads there.
-        tokens_per_block: token slots a block, where the shape does not show them.
-        num_kv_heads: KV heads a block, where the shape does not show them; 1 for MLA.
+            ``KVCacheManager``, which brings its own numbers.
+        kv_layout: ``"HND"``, which TensorRT-LLM's own kernels read, or ``"NHD"``, which FlashInfer reads there.
+        tokens_per_block: token slots per block, if the shape does not show them.
+        num_kv_heads: KV heads per block, if the shape does not show them; 1 for MLA.
         layer_start: global number of the first layer.
         head_start: global number of the first KV head.
-        layers: global number of every layer, where they are not consecutive.
-        part: name of the content; by default ``"kv"`` (parts ``"k"`` and ``"v"`` where ``kv_factor`` is 2), and
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content; by default ``"kv"`` (parts ``"k"`` and ``"v"`` if ``kv_factor`` is 2), and
             ``"slot"`` for slots, ``"slot_0"``, ``"slot_1"``, ... for several pools of them.
-        whole_blocks: the content of each layer of a block is opaque, and moves whole.
+        whole_blocks: whether the content of each layer of a block is opaque, so that it moves whole.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown kv_layout, another shape, a kv_factor other than 1 and 2, or sizes that contradict the
+        LayoutError: an unknown kv_layout, a wrong shape, a kv_factor other than 1 and 2, or sizes that contradict the
             shape.
 
     >>> import numpy as np
@@ -131,7 +131,7 @@ def _slots(
 def _inside(
     dims: tuple[int, ...], order: str, told: dict[str, int | None], shape: tuple[int, ...], *, whole_blocks: bool
 ) -> tuple[str, dict[str, int]]:
-    """Find the notation of one layer of a block, and the sizes that it needs."""
+    """Return the notation of one layer of a block, and the sizes that it needs."""
     if len(dims) not in {1, 3}:
         raise LayoutError(f"shape {shape} has {len(shape)} dims; {_EXPECTED}")
     sizes = {axis: size for axis, size in told.items() if size is not None}

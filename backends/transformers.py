@@ -4,8 +4,8 @@ Source: transformers 5.23.0, ``generation/continuous_batching/cache.py`` (``Page
 ``cache_allocators/`` (``FullAttentionCacheAllocator.register_cache_tensor``).
 
 The whole cache is one flat tensor of bytes, shared by one allocator for each attention type. Block ``b`` of an
-allocator begins at byte ``b * bytes_per_block``, counted from byte 0 of that tensor; inside it lies one page for each
-layer of the allocator, and inside a page first the keys of all tokens, then the values::
+allocator begins at byte ``b * bytes_per_block`` of that tensor. A block holds one page for each layer of the allocator.
+A page holds first the keys of all tokens, then the values::
 
     [ layer 0: K of all tokens | V of all tokens ][ layer 3: K | V ] ...        one block
 """
@@ -23,24 +23,24 @@ NOTATION = "block layer kv token head dim"
 def describe(cache: Any, *, group: str | None = None, head_start: int = 0) -> KVLayout:
     """Describe the blocks of one attention type of a ``PagedAttentionCache``.
 
-    Block ids are those of ``allocator.block_table[request_id]``. The engine never hands out the blocks of the two
-    leading trash sectors, which padding reads and writes: the first id in use is ``2 * blocks_per_sector``. In the
-    groups of a hybrid model the same bytes are divided into blocks of different sizes, so that two groups' layouts
-    overlap; ids in use at one time do not. A sliding window's blocks are a ring: position ``p`` lies in slot
+    Block ids are those of ``allocator.block_table[request_id]``. The engine never allocates the blocks of the two
+    leading trash sectors, which padding reads and writes: the first id in use is ``2 * blocks_per_sector``. The groups
+    of a hybrid model divide the same bytes into blocks of different sizes, so the layouts of two groups overlap. The
+    blocks in use at one time do not. A sliding window's blocks are a ring: position ``p`` lies in slot
     ``p % sliding_window`` of the request's blocks.
 
     Args:
         cache: ``manager.batch_processor.cache``.
-        group: attention type, ``"full_attention"`` or ``"sliding_attention"``; may be left out where there is one.
-        head_start: global number of this rank's first KV head. Where tensor parallelism divides the heads, that is
-            the rank times ``num_key_value_heads`` of the allocator; else 0.
+        group: attention type, ``"full_attention"`` or ``"sliding_attention"``; may be left out if there is one.
+        head_start: global number of this rank's first KV head. If tensor parallelism divides the heads, that is
+            the rank times ``num_key_value_heads`` of the allocator; otherwise 0.
 
     Returns:
         ``(block, layer, 2, token, head, dim)`` in elements of the cache's type: every block of the tensor, trash
-        included; ``token`` slots a page; layers under their numbers in the model.
+        included; ``token`` slots per page; layers with their numbers in the model.
 
     Raises:
-        LayoutError: not a paged cache, an unknown group, several groups without ``group``, or pages other than K and V.
+        LayoutError: no paged cache, an unknown group, several groups without ``group``, or pages other than K and V.
 
     >>> import numpy as np
     >>> from types import SimpleNamespace

@@ -10,9 +10,9 @@ the storage order. The attention backend decides the meaning of the content, whi
 form                 a layer's tensor     of
 ===================  ===================  =====================================================================
 ``fused``            (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
-``latent``           (B, 1, N, C)         0.33: MLA, where ``spec.head_size_v`` is 0
-``packed``           (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be parted
-``whole_blocks``     (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token do not lie together
+``latent``           (B, 1, N, C)         0.33: MLA, if ``spec.head_size_v`` is 0
+``packed``           (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be separated
+``whole_blocks``     (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token are not contiguous
 ``cpu``              (B, H, N, C)         0.23 to 0.33, CPU_ATTN: all K of a (block, head), then all V, by ``isa``
 ``head_slots``       (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
 ``paged``            (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
@@ -20,7 +20,7 @@ form                 a layer's tensor     of
 ``planes``           (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
 ``pages``            (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
 ``planes_hnd``       (2, B, H, N, D)      0.11 to 0.22: CPU_ATTN: planes of K and of V, by ``isa``
-``rocm``             (2, B, N, H, D)      0.11 to 0.28: ROCM_ATTN: as ``paged``, which it is by ``version`` from 0.29
+``rocm``             (2, B, N, H, D)      0.11 to 0.28: ROCM_ATTN: as ``paged``; by ``version``, ``paged`` from 0.29
 ``shuffled_planes``  (2, B, N, H, D)      0.17 to 0.22: ROCM_AITER_FA with a shuffled cache: as ``shuffled``
 ``rows``             (B, N, H, C)         0.20: FlashAttention DiffKV: as ``fused``, tokens before heads
 ``paged_planes``     (2, B, N * H * D)    0.10: PagedAttention on CPU and ROCm: as ``paged``
@@ -40,9 +40,9 @@ isa                                            K                       V
 not known                                      opaque                  opaque
 =============================================  ======================  ======================
 
-A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque within: ``"k"``, ``"k_scale"``, ``"v"``,
-``"v_scale"``. ``whole_blocks`` takes a cache for NVFP4 if it has single bytes, several token slots, an even number of
-head slots, and rows of which a ninth can be scales. Opaque blocks move whole.
+A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque inside: ``"k"``, ``"k_scale"``, ``"v"``,
+``"v_scale"``. ``whole_blocks`` treats a cache as NVFP4 if its elements are single bytes, it has several token slots and
+an even number of head slots, and a ninth of a row can be scales. Opaque blocks move whole.
 """
 
 from __future__ import annotations
@@ -76,38 +76,38 @@ def describe(
     part: str = "kv",
     seams: Sequence[int] = (),
 ) -> KVLayout:
-    """Describe one KV-cache group, by its layers' tensors.
+    """Describe one KV-cache group by the tensors of its layers.
 
-    Real strides are used, so that storage orders of 0.33, padded pages and interleaved layers need no option. Layers
-    may differ in shape. Groups overlay one another: describe each by itself (``names=``), never merge them, and
-    ``kvplan.join`` their plans. Two kinds of caches under one number (a latent and its indexer) are also described one
-    at a time, the extra one with ``part=``, and then merged.
+    Real strides are used, so storage orders of 0.33, padded pages and interleaved layers need no option. Layers may
+    differ in shape. Groups share memory: describe each group separately (``names=``), never merge them, and
+    ``kvplan.join`` their plans. If two kinds of caches have one layer number (a latent and its indexer), describe them
+    separately, too, the extra one with ``part=``, and merge them.
 
     Args:
         kv_caches: the argument of ``register_kv_caches``, layer name to tensor; or a list of tensors in order of
-            layers; or one tensor, of one layer or with a further outermost dim for the layers. A layer's number is the
-            one integer in its name; a layer that shares the tensor of another is left out.
+            layers; or one tensor, of one layer or with an outermost dim for the layers. A layer's number is the only
+            integer in its name. A layer that shares the tensor of another layer is left out.
         form: the form of a layer's tensor, from the table.
-        head_size_v: elements of V in the content of ``fused`` and ``rows``, where it is not half (the parts are then
+        head_size_v: elements of V in the content of ``fused`` and ``rows``, if it is not half (the parts are then
             of two sizes); 0 makes ``fused`` a ``latent``.
-        heads: KV heads of this rank, of the forms that hold them in one dim with others.
-        block_tokens: token slots of the manager's block, where the tensor is in smaller blocks of the attention
-            kernel; blocks are then the manager's. ``paged_planes`` always needs it.
-        isa: of ``cpu`` and ``planes_hnd``: the instruction set of the kernels, an attention layer's ``isa``. Left out,
-            vLLM is asked where this process has loaded it and the cache is not fp8. Where it is not known, blocks are
-            opaque: the build of vLLM decides for ``neon`` with bfloat16.
-        version: of vLLM, as text; by default of the vLLM that this process has loaded. ``rocm`` needs it, and
-            ``cpu`` with ``isa="neon_bfmmla"``.
-        names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all of the dict.
+        heads: KV heads of this rank, for forms that hold heads in one dim with another axis.
+        block_tokens: token slots per block of the manager, if the tensor has smaller blocks of the attention kernel.
+            Block ids are then the manager's. ``paged_planes`` always needs it.
+        isa: the instruction set of the kernels of ``cpu`` and ``planes_hnd``, an attention layer's ``isa``; by default
+            from vLLM, if this process has loaded it and the cache is not fp8. If it is unknown, blocks are opaque. It
+            is unknown for ``neon`` with bfloat16, where the build of vLLM decides.
+        version: version of vLLM, as text; by default that of the vLLM that this process has loaded. ``rocm`` needs
+            it, and ``cpu`` with ``isa="neon_bfmmla"``.
+        names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all layers of the dict.
         layer_start: number of the first layer of a list.
         head_start: global number of this rank's first KV head.
-        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, where these do not show it.
-        part: ``"kv"``, or the name of an extra. With K and V apart, ``"scale"`` makes ``"k_scale"`` and ``"v_scale"``.
+        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, if these do not show it.
+        part: ``"kv"``, or the name of an extra. For separate K and V, ``"scale"`` makes ``"k_scale"``, ``"v_scale"``.
         seams: addresses that no descriptor may cross.
 
     Raises:
-        LayoutError: an unknown form, a tensor of another rank, an argument that the form does not take or that it
-            lacks, a name without exactly one number, or two layers of one number.
+        LayoutError: an unknown form, a tensor of a wrong rank, an argument that does not fit the form, a missing
+            argument, a name without exactly one number, or two layers with one number.
 
     >>> import numpy as np
     >>> raw = np.zeros(2 * 10 * 32768, np.int8)
@@ -154,7 +154,7 @@ def describe(
 def _layers(
     kv_caches: Any, form: str, row: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
 ) -> tuple[list[Any], list[int]]:
-    """Return the tensors of layers, and their numbers."""
+    """Return the tensors of the layers, and the numbers of the layers."""
     if isinstance(kv_caches, Mapping):
         return _named_layers(kv_caches, form, row, names, layer_start, layers)
     if names is not None:
@@ -198,7 +198,7 @@ def _named_layers(
     for number, name in sorted(zip(given, picked, strict=True)):
         cache = kv_caches[name]
         if any(cache is other for other in tensors.values()):
-            continue  # layers that share a cache: its first layer has it
+            continue  # layers that share a cache: only the first one is described
         if number in held:
             raise LayoutError(f"{held[number]!r} and {name!r} are both layer {number}; describe each kind of layer by "
                               "itself (names=, part=) and merge")  # fmt: skip

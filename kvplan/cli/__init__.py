@@ -1,6 +1,6 @@
 """The command line: one file for each command, with ``add_arguments(parser)`` and ``run(args) -> exit code``.
 
-Commands share folders: ``arguments`` reads, ``answers`` makes facts and rows, ``screen`` prints.
+Folders for all commands: ``arguments`` reads arguments, ``answers`` makes facts and rows, ``screen`` prints.
 ``demo_run`` is the demo.
 """
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every adapter; exit code 1 where one cannot be imported."""
+    """Print every adapter. Return 1 if an adapter cannot be imported."""
     adapters = [adapter_facts(name) for name in adapter_names()]
     if args.json:
         print_json("backends", {"backends": adapters})
@@ -34,18 +34,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def adapter_names() -> list[str]:
-    """List the names of the adapter modules, in order."""
+    """Return the names of the adapter modules, in order."""
     package = import_module("kvplan.backends")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_")
 
 
 def adapter_facts(name: str) -> dict[str, Any]:
-    """Read the summary and signature of one adapter, or the error of its import."""
+    """Return the summary and signature of one adapter, or the error of its import."""
     facts: dict[str, Any] = {"name": name, "summary": None, "signature": None, "error": None}
     try:
         module = import_module(f"kvplan.backends.{name}")
         signature = f"describe{_names_only(inspect.signature(module.describe))}"
-    except Exception as error:  # noqa: BLE001  # one broken adapter hides no other
+    except Exception as error:  # noqa: BLE001  # one broken adapter does not hide the others
         return facts | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
     return facts | {"summary": (module.__doc__ or "").strip().partition("\n")[0], "signature": signature}
 

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
       --plot bench.svg
   kvplan bench --beside decode --seconds 120 --output bench.json"""
 
-# Names broken into the lines of a column's title, at most as long as "broken": eight columns fit into 80.
+# The lines of a column's title, each at most as long as "broken": so eight columns fit into 80 characters.
 TITLES = {
     "copy_engine": "copy_\nengine",
     "copy_engine_2d": "copy_\nengine\n_2d",
@@ -42,7 +42,7 @@ HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 QUICK = {"sizes": (4 << 10, 64 << 10), "counts": (1024,), "beside": ("decode",), "seconds": 5.0,
          "most_nbytes": 64 << 20}  # fmt: skip
-NAMED = 4  # measurements that are named where several were left out for one reason
+NAMED = 4  # most measurements that are named if several were left out for one reason
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, save and draw; exit code 1 where bytes did not arrive or a figure is broken."""
+    """Measure, print, save and draw. Return 1 if bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
 
     for path in (args.output, args.plot):
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing]) -> list[Any]:
-    """Put the results into tables and sentences of at most 80 columns."""
+    """Return the results as tables and sentences of at most 80 columns."""
     shown: list[Any] = []
     if ceilings is not None:
         apart = f"load {rate(ceilings.load)}, store {rate(ceilings.store)}"
@@ -135,7 +135,7 @@ def _some(what: Sequence[str]) -> str:
 
 
 def _ordered(rows: Iterable[Row]) -> list[str]:
-    """Order the paths: ours, then the baselines."""
+    """Return the paths in order: kvplan's paths, then the baselines."""
     from kvplan.measure import baselines
     from kvplan.measure.grid import paths_of
 
@@ -183,7 +183,7 @@ def _slower(row: Row | None) -> str:
 
 
 def _found(device: str | None) -> tuple[str, str]:
-    """Return the device and its name; without a GPU and without --device it is the CPU, and a note says so."""
+    """Return the device and its name. Without a GPU and --device it is the CPU, and a note says so."""
     from kvplan.cuda.machine import machine
 
     if device == "cpu":
@@ -198,10 +198,10 @@ def _found(device: str | None) -> tuple[str, str]:
 
 
 def _need_torch(device: str) -> None:
-    """Check that torch is installed and reaches the device.
+    """Check that torch is installed and can use the device.
 
     Raises:
-        KVPlanError: torch is missing, or reaches no GPU.
+        KVPlanError: torch is missing, or can use no GPU.
     """
     try:
         import torch

@@ -57,18 +57,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DeviceProfile:
     try:
-        import torch  # noqa: F401  # the buffers, and the compute that runs at the same time
+        import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
     except ModuleNotFoundError:
         raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
     from kvplan.measure.calibrate import SECONDS, calibrate
 
-    left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load where the disk is slow
+    left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load from a slow disk
     with progress(silent=quiet) as tell:
         return calibrate(here, device, tell, seconds=left)
 
 
 def screen(profile: DeviceProfile) -> list[Any]:
-    """Put a profile into tables: its GPU, its ceilings, and the costs of each path.
+    """Return a profile as tables: its GPU, its ceilings, and the costs of each path.
 
     >>> from kvplan.cost.profile import default
     >>> len(screen(default()))

@@ -38,17 +38,17 @@ def run(args: argparse.Namespace, *, tamper: Tamper | None = None) -> int:
     """Run the demo and print its results.
 
     Args:
-        args: of :func:`add_arguments`.
+        args: values of the arguments of :func:`add_arguments`.
         tamper: called with the host pool between store and load; with it, tests show that the demo can fail.
 
     Returns:
-        0 if everything came back, 1 if it did not or the engine failed, 2 if the engine that was asked for is missing.
+        0 if all bytes came back, 1 if they did not or the engine failed, 2 if the engine that was named is missing.
     """
     start = perf_counter()
     workload = Workload(
         requests=args.requests,
         new_tokens=args.tokens,
-        speed_nbytes=args.speed_mib << 20 if args.json else 0,  # a figure is noise where others use the machine
+        speed_nbytes=args.speed_mib << 20 if args.json else 0,  # other programs on the machine make it noisy
         threads=min(os.cpu_count() or 1, MAX_THREADS),
         tamper=tamper,
     )
@@ -74,7 +74,7 @@ def _first_that_runs(engine: str, workload: Workload, tell: Tell) -> tuple[Outco
     """Return the outcome, and the reasons why better engines were not used.
 
     Raises:
-        MissingError: the engine that was asked for by name cannot be imported.
+        MissingError: the engine that was named cannot be imported.
     """
     missing = []
     if engine in ("auto", "transformers"):

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the difference; exit code 1 where the pair cannot be compiled."""
+    """Print the difference. Return 1 if the pair cannot be compiled."""
     src, dst = pair_of(args)
     found = difference_of(src, dst, args.change)
     if args.json:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(found: Difference) -> dict[str, Any]:
-    """List the facts of the difference; numbers are bytes unless the name says otherwise."""
+    """Return the facts of the difference; numbers are bytes unless the name says otherwise."""
     made = found.made
     return {
         "a": found.sides["src"],

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the machine and print the findings; exit code 1 where there is a problem."""
+    """Examine the machine and print the findings. Return 1 if there is a problem."""
     facts = gather(args.device, busy=True)
     findings = examine(facts)
     healthy = all(finding.state != "problem" for finding in findings)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(compiled: CopyProgram) -> dict[str, Any]:
-    """List the facts of the program; numbers are bytes unless the name says otherwise."""
+    """Return the facts of the program; numbers are bytes unless the name says otherwise."""
     program = compiled.program
     return {
         "src": side_facts(compiled.src),

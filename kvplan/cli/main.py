@@ -1,4 +1,4 @@
-"""Dispatch commands, and turn their errors into exit codes.
+"""Run the command that was named, and turn its errors into exit codes.
 
 Exit codes: 0 success, 1 a finding (the question was understood, and the answer is no), 2 usage.
 """
@@ -21,7 +21,7 @@ from kvplan.plan.loops import sparing
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# The help text of each command. Only the command that was named is imported, from the module of its name.
+# The help text of each command. Only the module of the command that was named is imported.
 COMMANDS = {
     "demo": "move the cache of a running engine away and back, and compare its tokens",
     "inspect": "print the facts of a layout and the place of its bytes",
@@ -43,14 +43,14 @@ NOTATION_HINT = 'an example is "layer: kv block token head dim"'
 # Commands that plan once and measure nothing: loading numba would take longer than planning in numpy.
 SPARING = ("plan", "explain", "report", "verify")
 
-# With one of these, `inspect` describes a model's cache, and has other options.
+# With one of these options, `inspect` describes a model's cache, and has other options.
 MODEL_OPTIONS = ("--model", "--config")
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line with a hint."""
 
-    named = ""  # the command that was given; argparse reports its unknown arguments to the parser of all commands
+    named = ""  # the given command: argparse reports its unknown arguments to the parser of all commands
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print a message; argparse itself would hide that the disk is full."""
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 1 a finding, 2 usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # the parent closed it: there is no reader, but the exit code still counts
+    if sys.stdout is None:  # the parent closed it: nothing can be printed, but the exit code still counts
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
             return main(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -161,6 +161,6 @@ def _complain(message: str, code: int) -> int:
 
 
 def _drop_the_rest() -> None:
-    """Discard buffered output, so that the exit stays silent."""
+    """Discard buffered output, so that Python prints no error at its exit."""
     with suppress(OSError, ValueError):  # the stream has no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

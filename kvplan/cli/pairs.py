@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pairs; a finding where a pair of one kind is refused."""
+    """Print the pairs. Return 1 if a pair of one kind is refused."""
     facts = pairs_facts(args.device, args.host)
     if args.json:
         print_json("pairs", facts)

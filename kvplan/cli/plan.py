@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[str, Any]:
-    """List the facts of the plan; its descriptors are in order of destination."""
+    """Return the facts of the plan. Its descriptors are in order of destination."""
     import numpy as np
 
     from kvplan.plan.copy_program import compile  # noqa: A004
@@ -126,5 +126,5 @@ def _row(number: int, row: dict[str, int]) -> tuple[str, ...]:
 
 
 def _limit(text: str) -> int | None:
-    """Read the number of rows to show; None shows all."""
+    """Read the number of rows to show; None is for all rows."""
     return None if text == "all" else whole(text)

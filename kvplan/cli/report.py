@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; exit code 1 where the pair cannot be compiled, or a byte did not arrive."""
+    """Write the page. Return 1 if the pair cannot be compiled, or if a byte did not arrive."""
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _called(source: str) -> str:
-    """Return a file's name without its folders, which are private; a notation as it is."""
+    """Return the name of a file without its folders, which are private; return a notation unchanged."""
     return Path(source).name if Path(source).is_file() else source
 
 
 def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | None]:
-    """Make the sections; say whether the pair compiles, and whether every byte arrived (None: not tried)."""
+    """Return the sections, whether the pair compiles, and whether every byte arrived (None: not tried)."""
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are for a plan between two layouts; give B as well")
@@ -119,7 +119,7 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
     policy = Policy(overlap=args.overlap)
     try:
         program = compile(src, dst)
-    except IncompatibleLayoutsError:  # the difference has said so
+    except IncompatibleLayoutsError:  # the difference already says this
         return
     yield Section(
         "Program", figure(program.diagram(), "the runs of one unit") + folded("passes", text(program.explain()))
@@ -130,7 +130,7 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
 
 
 def _verified(src: KVLayout, dst: KVLayout) -> tuple[Section, bool | None]:
-    """Move markers there and back, as ``kvplan verify`` does by default."""
+    """Move markers to the other layout and back, as ``kvplan verify`` does by default."""
     from kvplan.cli.answers.marker_facts import verify_facts, verify_rows
 
     try:

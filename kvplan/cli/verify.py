@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Move markers there and back, and print what arrived."""
+    """Move markers to the other layout and back, and print whether all of them arrived."""
     facts = verify_facts(*pair_of(args), args.blocks)
     if args.json:
         print_json("verify", facts)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the places; a finding where no layout has content at every byte."""
+    """Print the places. Return 1 if no layout has content at every byte."""
     nbytes, address = args.what
     layouts = [layout_of(args), *map(file_layout, args.overlay)]
     found = [(layout, locate(layout, address, nbytes)) for layout in layouts]

@@ -23,7 +23,7 @@ _WHOSE = {"memory": "of this process", "dump": "of the process that saved it", "
 
 
 def fact_rows(found: Difference) -> list[tuple[str, ...]]:
-    """Put the facts of both sides into rows, under :data:`FACT_HEADER`."""
+    """Return the facts of both sides as rows, under :data:`FACT_HEADER`."""
     differs = differing(found.sides)
     return [
         (name, "*" * (key in differs), *(_said(key, found.sides[side], getattr(found, side)) for side in NAMES))
@@ -55,7 +55,7 @@ def _said(key: str, facts: dict[str, Any], layout: KVLayout) -> str:
 
 
 def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """Say what is matched, and where the first run ends."""
+    """Return rows with the matched parts, and the place where the first run ends."""
     if found.made is None or found.broken is None:
         yield "no program", (found.refused or "").replace("the source", "A").replace("the destination", "B")
         return
@@ -81,7 +81,7 @@ def told_rows(found: Difference) -> Iterator[tuple[str, str]]:
 
 
 def _unit_rows(found: Difference, program: Program) -> Iterator[tuple[str, str]]:
-    """Describe a unit on both sides, with a line for each part that differs from the others."""
+    """Return rows about a unit on both sides, with a line for each part that differs from the other parts."""
     units = f"; {program.src_units} a block of A, {program.dst_units} a block of B"
     yield "unit", f"{_unit(program, opaque=found.src.opaque)}{units}"
     for one in found.parts:
@@ -101,7 +101,7 @@ def _unit(program: Program, *, opaque: bool) -> str:
 
 
 def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """Name better orders."""
+    """Return rows with better orders."""
     advice = found.advice
     name, layout = NAMES[advice.change], getattr(found, advice.change)
     orders = count_of(advice.tried, "order")
@@ -132,7 +132,7 @@ def _named(order: Order, layout: KVLayout) -> str:
 
 
 def _instead(numbers: Numbers, present: Numbers | None) -> Iterator[str]:
-    """Compare an order with the present one, on two lines where their units differ in size."""
+    """Compare an order with the present order, on two lines if their units differ in size."""
     extents = numbers.extents
     if present is None:
         yield f"{_given(numbers, present)}, {_times(*extents)}"
@@ -147,13 +147,13 @@ def _instead(numbers: Numbers, present: Numbers | None) -> Iterator[str]:
 
 
 def _given(numbers: Numbers, beside: Numbers | None) -> str:
-    """Count the runs of a unit, and give its size where the two orders differ in it."""
+    """Return the runs of a unit as text, with its size if the two orders differ in it."""
     unlike = beside is not None and numbers.unit_tokens != beside.unit_tokens
     unit = f" a unit of {count_of(numbers.unit_tokens, 'token')}" * unlike
     return f"{_times(numbers.runs, *numbers.run_nbytes, 'run')}{unit}"
 
 
 def _times(count: int, least: int, most: int, noun: str = "extent") -> str:
-    """Show a count with its sizes: ``160 extents of 8 KiB``."""
+    """Return a count with its sizes as text: ``160 extents of 8 KiB``."""
     size = binary(most) if least == most else f"{least:,} to {exact(most)}"
     return f"{count_of(count, noun)} of {size}"

@@ -20,12 +20,12 @@ FACTS = (
 
 
 class PartProgram(NamedTuple):
-    """The program of parts that compile alike, without the other parts.
+    """The copy program of parts that compile alike, without the other parts.
 
     Attributes:
-        parts: their names, in order.
+        parts: names of the parts, in order.
         opaque: whether their blocks move whole, so that a unit is a block.
-        program: of one of these parts.
+        program: the program of one of these parts.
     """
 
     parts: tuple[str, ...]
@@ -37,10 +37,10 @@ class Difference(NamedTuple):
     """All that ``kvplan diff`` says about a pair.
 
     Attributes:
-        made, broken: passes and the end of the first run; None where the pair cannot be compiled.
-        parts: one for each kind of part where parts compile differently; else empty.
-        advice: for the side that may change.
-        other: for the other side, where it would take fewer runs than ``advice``; else None.
+        made, broken: passes, and the end of the first run; None if the pair cannot be compiled.
+        parts: one program for each kind of part if parts compile differently; otherwise empty.
+        advice: advice for the side that may change.
+        other: advice for the other side if it would take fewer runs than ``advice``; otherwise None.
     """
 
     src: KVLayout
@@ -72,19 +72,19 @@ def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Differenc
 
 
 def _may_change(src: KVLayout, dst: KVLayout) -> str:
-    """Choose the side on the host: its order is free, the engine's is not."""
+    """Return the side on the host: its order can change, and the order of the engine cannot."""
     return "src" if src.device == "cpu" and dst.device != "cpu" else "dst"
 
 
 def _better(advice: Advice, other: Advice) -> Advice | None:
-    """Return the other side's advice if its best order takes fewer runs a token than any order of this side."""
+    """Return the advice for the other side if it takes fewer runs per token than any order of this side."""
     known = [numbers.rank[0] for numbers in (advice.present, *(order.numbers for order in advice.orders)) if numbers]
     best = min((order.numbers.rank[0] for order in other.orders), default=None)
     return other if best is not None and best < min(known, default=best + 1) else None
 
 
 def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
-    """Compile the parts that both sides name one by one; empty if they agree in units, runs and extents."""
+    """Compile each part of both sides alone. Return no program if all agree in units, runs and extents."""
     kinds: dict[tuple[Any, ...], PartProgram] = {}
     for part in (part for part in src.parts if part in dst.parts):
         try:
@@ -100,12 +100,12 @@ def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
 
 
 def differing(sides: dict[str, dict[str, Any]]) -> list[str]:
-    """List the keys of :data:`FACTS` whose values differ."""
+    """Return the keys of :data:`FACTS` whose values differ."""
     src, dst = sides["src"], sides["dst"]
     return [key for key in FACTS if src[key] != dst[key] and not (key == "dtype" and _alike(src[key], dst[key]))]
 
 
 def _alike(dtype: str, other: str) -> bool:
-    """Whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
+    """Return whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
     short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
     return short.get(dtype, dtype) == short.get(other, other)

@@ -1,4 +1,4 @@
-"""List the facts of a layout as plain data, which ``kvplan inspect`` prints."""
+"""Facts of a layout as plain data, which ``kvplan inspect`` prints."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ UNIT = ("unit_tokens", "unit_nbytes", "runs", "run_nbytes")
 
 
 def picked(source: object, names: Iterable[str]) -> dict[str, Any]:
-    """List attributes by name; tuples and ranges become lists, as JSON has them."""
+    """Return attributes by name. Tuples and ranges become lists, as in JSON."""
     values = {name: getattr(source, name) for name in names}
     return {name: list(value) if isinstance(value, tuple | range) else value for name, value in values.items()}
 
 
 def layout_facts(layout: KVLayout) -> dict[str, Any]:
-    """List every fact of a layout; numbers are bytes unless the name says otherwise."""
+    """Return every fact of a layout; numbers are bytes unless the name says otherwise."""
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     regions = sorted(layout.regions, key=lambda region: region.address)
@@ -50,18 +50,18 @@ def layout_facts(layout: KVLayout) -> dict[str, Any]:
 
 
 def side_facts(layout: KVLayout) -> dict[str, str]:
-    """Name one side of a pair, and say which process its addresses belong to."""
+    """Return the name of one side of a pair, and the process of its addresses."""
     return picked(layout, ("notation", "device", "addresses"))
 
 
 def extent_facts(program: Program, side: str) -> dict[str, int]:
-    """Count the extents of one unit on one side: its maximal contiguous byte ranges."""
+    """Return number and sizes of the extents of one unit on one side: its maximal contiguous byte ranges."""
     count, smallest, largest = program.extents(side)
     return {"count": count, "min_nbytes": smallest, "max_nbytes": largest}
 
 
 def token_nbytes(layout: KVLayout) -> int | None:
-    """Return the bytes of one token over all parts that have token slots; None where no part has them."""
+    """Return the bytes per token over all parts that have token slots; None if no part has them."""
     forms = [component.form for component in layout.components if not component.form.opaque]
     return sum(extent(form.head) * extent(form.dim) for form in forms) if forms else None
 
@@ -77,10 +77,10 @@ def _by_form(layout: KVLayout) -> dict[Form, list[Component]]:
 
 
 def _view(form: Form, held: Sequence[Component], regions: Sequence[Region]) -> dict[str, Any]:
-    """List components of one form: which they are, and the axes that run over them and inside them.
+    """Return the layers and parts of components of one form, and the axes over them and inside them.
 
-    A layout may hold its heads apart. They are then several components of one (layer, part), and their forms differ in
-    ``head_start`` alone.
+    If the heads of a layout lie apart, one (layer, part) has several components, whose forms differ in ``head_start``
+    alone.
     """
     by_part: dict[str, list[Component]] = defaultdict(list)
     by_layer: dict[int, list[Component]] = defaultdict(list)
@@ -124,7 +124,7 @@ def _looked_up(name: str, size: int) -> dict[str, Any]:
 
 
 def _outer(name: str, lines: Sequence[Sequence[Component]], regions: Sequence[Region]) -> dict[str, Any]:
-    """List an axis that was unrolled into components; its stride is None where it is not a single number."""
+    """Return the facts of an axis that was unrolled into components; its stride is None if it is not one number."""
     size = max(len(line) for line in lines)
     if size == 1:
         return _axis(name, ())

@@ -1,4 +1,4 @@
-"""Put the facts of a layout into rows of words, for the terminal and for a page."""
+"""Rows of words with the facts of a layout, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SHOWN_REGIONS = 8
 
 
 def _slots(facts: dict[str, Any]) -> str:
-    """Count the token slots of a block, or its opaque sub-blocks."""
+    """Return the token slots of a block, or its opaque sub-blocks, as text."""
     return count_of(facts["block_tokens"], "sub-block" if _whole(facts) == "sub-blocks" else "token")
 
 
 def _whole(facts: dict[str, Any]) -> str:
-    """Name what moves whole where blocks have no token slots."""
+    """Return the name of the piece that moves whole if blocks have no token slots."""
     return "sub-blocks" if facts["token_nbytes"] is None and facts["block_tokens"] > 1 else "blocks"
 
 
 def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Put a layout into rows, one for each fact."""
+    """Return a layout as rows, one for each fact."""
     layers, heads, token = facts["layers"], facts["heads"], facts["token_nbytes"]
     headed = any(axis["axis"] == "head" for view in facts["views"] for axis in view["axes"])
     return [
@@ -44,7 +44,7 @@ def summary_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def padding_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Say how much is padding, where it lies, and how much of it each block has."""
+    """Return rows with the bytes of padding, their places, and the padding of each block."""
     padding, nbytes = facts["padding"], facts["padding_nbytes"]
     yield "padding", padding_words(facts)
     outside = [f"{exact(padding[f'{where}_nbytes'])} {where} all content" for where in ("before", "after")
@@ -62,7 +62,7 @@ def padding_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def padding_words(facts: dict[str, Any]) -> str:
-    """Show padding in bytes, and as a share of the regions that hold content."""
+    """Return padding as text: in bytes, and as a share of the regions that hold content."""
     if not facts["padding_nbytes"]:
         return "none"
     return f"{exact(facts['padding_nbytes'])}, {percent(facts['padding']['share'])}"
@@ -74,7 +74,7 @@ def _extents(extents: dict[str, int]) -> str:
 
 
 def _regions(regions: list[dict[str, Any]]) -> str:
-    """Count the regions of each size, a line for each."""
+    """Return the number of regions of each size, one line per size."""
     sizes = Counter(region["nbytes"] for region in regions)
     lines = [f"{count:,} x {exact(nbytes)}" for nbytes, count in sizes.most_common(SHOWN_REGIONS)]
     if len(sizes) > SHOWN_REGIONS:
@@ -83,13 +83,13 @@ def _regions(regions: list[dict[str, Any]]) -> str:
 
 
 def view_title(view: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Name the parts and layers that a table of axes describes."""
+    """Return the parts and layers that a table of axes describes."""
     layers = "" if view["layers"] == facts["layers"] else f", layers {number_ranges(view['layers'], ', ')}"
     return f"{', '.join(view['parts'])}{layers}"
 
 
 def axis_rows(view: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Put each axis into a row; a split axis shows its factors side by side, the outer first."""
+    """Return a row for each axis. A split axis shows its factors side by side, the outer one first."""
     rows = []
     for axis in view["axes"]:
         factors = axis["factors"]

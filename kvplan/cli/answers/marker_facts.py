@@ -1,4 +1,4 @@
-"""List what became of markers that moved from one layout to another and back."""
+"""Facts of markers that moved from one layout to another and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERIFIED = ("ok", "rounds", "wrong_nbytes", "wrong", "watched_nbytes", "stray", 
 
 
 def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, Any]:
-    """Move markers there and back, and list the facts of both directions.
+    """Move markers to the other layout and back, and return the facts of both directions.
 
     Raises:
         IncompatibleLayoutsError: the layouts do not hold the same cache.
@@ -52,7 +52,7 @@ def _side(layout: KVLayout, blocks: Sequence[int]) -> dict[str, Any]:
 
 
 def verify_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Put the facts of both directions into rows of words."""
+    """Return the facts of both directions as rows of words."""
     return [
         ("from", _side_words(facts["src"])),
         ("to", _side_words(facts["dst"])),

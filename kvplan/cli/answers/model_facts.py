@@ -1,4 +1,4 @@
-"""List the facts of a model's cache as plain data, which ``kvplan inspect --model`` prints."""
+"""Facts of a model's cache as plain data, which ``kvplan inspect --model`` prints."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HOSTS = {"mha": "page-first", "mla": "mla-page-first"}
 
 
 class Question(NamedTuple):
-    """The layouts and sizes to compute a model's cache for.
+    """The layouts and sizes for which a model's cache is computed.
 
     Attributes:
-        device, host: the layouts of attention; states have their own.
-        block_tokens, host_block_tokens: rows of a block on each side.
-        blocks: on the device.
-        link_gbps: of the link between them, 10^9 bytes a second.
+        device, host: layouts of attention; states have separate layouts.
+        block_tokens, host_block_tokens: rows per block on each side.
+        blocks: number of blocks on the device.
+        link_gbps: rate of the link between both sides, 10^9 bytes per second.
     """
 
     device: NamedLayout
@@ -47,12 +47,12 @@ class Question(NamedTuple):
 
 
 def choose(name: str, side: str, kind: str) -> NamedLayout:
-    """Find a layout by the name of an engine, by its own name, or by a notation.
+    """Return the layout of an engine, of a layout's name, or of a notation.
 
     Args:
         name: empty for the default layout of a host.
         side: ``"device"`` or ``"host"``.
-        kind: of the model's cache, ``"mha"`` or ``"mla"``.
+        kind: kind of the model's cache, ``"mha"`` or ``"mla"``.
 
     Raises:
         KVPlanError: there is no such layout, or it is of another kind.
@@ -88,7 +88,7 @@ def _list(names: list[str]) -> str:
 
 
 def _kind_of(notation: str, option: str, kind: str) -> str:
-    """Return the kind of a notation: ``"mha"`` with a kv axis, else ``"mla"``."""
+    """Return the kind of a notation: ``"mha"`` with a kv axis, otherwise ``"mla"``."""
     axes = parse(notation).axes
     has = "mha" if "kv" in axes else "mla"
     for axis in ("layer", "block", "token"):
@@ -101,7 +101,7 @@ def _kind_of(notation: str, option: str, kind: str) -> str:
 
 
 def model_facts(model: Model, asked: Question) -> dict[str, Any]:
-    """List every fact of a model's cache; numbers are bytes unless the name says otherwise.
+    """Return every fact of a model's cache; numbers are bytes unless the name says otherwise.
 
     Raises:
         KVPlanError: the ranks do not divide the heads, or the dtype is unknown.
@@ -129,7 +129,7 @@ def model_facts(model: Model, asked: Question) -> dict[str, Any]:
 def _group(group: Group, asked: Question) -> dict[str, Any]:
     state = group.kind == "state"
     rows, host_rows = (1, 1) if state else (asked.block_tokens, asked.host_block_tokens)
-    # Not rank 0: its heads lie at the front of a shared pool, and so are better aligned than those of other ranks.
+    # Not rank 0: its heads are first in a shared pool, and so are better aligned than the heads of other ranks.
     rank = min(asked.tp - 1, 1)
     host_blocks = -(-asked.blocks * rows // host_rows)
     device = layout_for(STATE["device"] if state else asked.device, group, num_blocks=asked.blocks, block_tokens=rows,
@@ -164,7 +164,7 @@ def _quotient(total: int, count: int) -> float:
 
 
 def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question) -> dict[str, Any]:
-    """Count what a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
+    """Return the bytes that a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
     blocks = nbytes = runs = 0
     for group, told in zip(groups, facts, strict=True):
         held = group.rows_held(tokens, asked.block_tokens)

@@ -1,4 +1,4 @@
-"""List how every device layout of the catalogue moves to every host layout of the same cache."""
+"""Facts of every pair of a device layout and a host layout of the catalogue."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NAMED = ("name", "side", "kind", "notation", "source")
 
 
 class Reference(NamedTuple):
-    """Name a model that stands for its kind, as one rank holds it.
+    """A model that stands for its kind of cache, as one rank holds it.
 
     Attributes:
-        name: as in the catalogue of models.
-        tp: ranks that share the KV heads.
-        block_tokens: token slots of a device block.
-        pools: ranks that share the heads of a host pool, for each pool; 1 is a pool of the whole model.
+        name: name in the catalogue of models.
+        tp: number of ranks that share the KV heads.
+        block_tokens: token slots per device block.
+        pools: number of ranks that share the heads of each host pool; 1 is a pool of the whole model.
     """
 
     name: str
@@ -48,13 +48,13 @@ REFERENCES = (
 
 
 def pairs_facts(device: str | None = None, host: str | None = None) -> dict[str, Any]:
-    """List every pair as plain facts; numbers are bytes unless the name says otherwise.
+    """Return every pair as plain facts; numbers are bytes unless the name says otherwise.
 
     Args:
-        device, host: the name of one layout of that side; None for all.
+        device, host: name of one layout of that side; None for all layouts.
 
     Raises:
-        KVPlanError: that side has no layout of the name.
+        KVPlanError: that side has no layout with this name.
         IncompatibleLayoutsError: a device and a host layout of different kinds.
     """
     devices, hosts = _side("device", device), _side("host", host)
@@ -101,7 +101,7 @@ def _pairs(reference: Reference, devices: list[NamedLayout], hosts: list[NamedLa
     for host in hosts:
         if host.kind != reference.geometry.kind:
             continue
-        # A pool of which each rank holds a shard is already one of the whole model.
+        # A pool that is sharded over all ranks is already a pool of the whole model.
         for tp in (reference.tp,) if "tp" in host.split.values() else reference.pools:
             for tokens in HOST_TOKENS:
                 pool = _build(host, reference, tokens, tp, "cpu")
@@ -111,13 +111,13 @@ def _pairs(reference: Reference, devices: list[NamedLayout], hosts: list[NamedLa
 
 
 def _build(named: NamedLayout, reference: Reference, tokens: int, tp: int, device: str) -> KVLayout:
-    # Not rank 0: its heads lie at the front of a pool, and so are better aligned than those of other ranks.
+    # Not rank 0: its heads are first in a pool, and so are better aligned than the heads of other ranks.
     return layout_for(named, reference.geometry, num_blocks=NUM_BLOCKS, block_tokens=tokens, dtype="bf16", tp=tp,
                       rank=min(tp - 1, 1), device=device)  # fmt: skip
 
 
 def mixed_kinds() -> str:
-    """Return the error of a cache of K and V against latent rows of as many layers."""
+    """Return the error of compiling a cache of K and V with latent rows of the same number of layers."""
     mha, mla = REFERENCES
     first = {(named.side, named.kind): named for named in reversed(named_layouts().values())}
     device = _build(first["device", "mha"], mha, mha.block_tokens, mha.tp, "cuda:0")
@@ -126,7 +126,7 @@ def mixed_kinds() -> str:
 
 
 def pair_facts(device: KVLayout, host: KVLayout) -> dict[str, Any]:
-    """List how one unit moves between two layouts, or why the pair is refused."""
+    """Return the facts of one unit that moves between two layouts, or the reason why the pair is refused."""
     try:
         compiled = compile(device, host)
     except IncompatibleLayoutsError as error:
@@ -139,8 +139,8 @@ class Alike(NamedTuple):
     """Device layouts whose units move to one pool in the same runs.
 
     Attributes:
-        runs: the number of a unit; ``"refused"`` for a refused pair, whose reason is in ``run_nbytes``.
-        run_nbytes, extent_nbytes: one number, or the smallest and the largest.
+        runs: number of runs per unit; ``"refused"`` for a refused pair, whose reason is in ``run_nbytes``.
+        run_nbytes, extent_nbytes: bytes per run and per extent: one number, or the smallest and the largest.
     """
 
     runs: str
@@ -152,7 +152,7 @@ class Alike(NamedTuple):
 
 
 def by_pool(pairs: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, int, int], list[Mapping[str, Any]]]:
-    """Group pairs by pool: model, host layout, tokens of a host block, ranks that share the heads."""
+    """Return pairs by their pool: model, host layout, tokens of a host block, ranks that share the heads."""
     pools: dict[tuple[str, str, int, int], list[Mapping[str, Any]]] = {}
     for pair in pairs:
         key = (pair["model"], pair["host"], pair["host_block_tokens"], pair["host_tp"])
@@ -161,7 +161,7 @@ def by_pool(pairs: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, int, int
 
 
 def alike(pairs: Iterable[Mapping[str, Any]]) -> list[Alike]:
-    """Group the pairs of one pool by their numbers, the longest runs first."""
+    """Return the pairs of one pool in groups of equal numbers, the longest runs first."""
     groups: dict[Alike, list[Mapping[str, Any]]] = {}
     for pair in pairs:
         groups.setdefault(_numbers(pair), []).append(pair)
@@ -188,7 +188,7 @@ def _numbers(pair: Mapping[str, Any]) -> Alike:
 
 
 def title(model: Mapping[str, Any]) -> str:
-    """Show a reference model in one line.
+    """Return a reference model as one line of text.
 
     >>> title({"name": "m", "kind": "mla", "layers": 2, "heads": 1, "dim": 8, "dtype": "bf16", "tp": 1,
     ...        "block_tokens": 64})
@@ -202,7 +202,7 @@ def title(model: Mapping[str, Any]) -> str:
 
 
 def pool_name(model: Mapping[str, Any], tokens: int, tp: int) -> str:
-    """Name a host pool by its block size and by whose heads it holds: the rank's, or the whole model's."""
+    """Return the name of a host pool: its block size, and whether it holds the heads of a rank or of all ranks."""
     if model["tp"] == 1:
         return f"{tokens} tokens"
     return f"{tokens} tokens, " + (f"TP {tp}" if tp > 1 else "whole model")

@@ -40,11 +40,11 @@ compiles, and the error names the content of both sides:
 
 
 def page(facts: Mapping[str, Any], message: str) -> str:
-    """Write the page.
+    """Return the page as Markdown.
 
     Args:
-        facts: all pairs, from :func:`kvplan.cli.answers.pair_facts.pairs_facts`.
-        message: the error of compiling an mha against an mla cache.
+        facts: facts of all pairs, from :func:`kvplan.cli.answers.pair_facts.pairs_facts`.
+        message: the error of compiling an mha cache with an mla cache.
     """
     refused = sum(pair["refused"] is not None for pair in facts["pairs"])
     pieces = [HEAD.format(count=len(facts["pairs"]), refused=f"{refused or 'no pair'} refused")]
@@ -61,7 +61,7 @@ def page(facts: Mapping[str, Any], message: str) -> str:
 def _glance(
     model: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], layouts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Show runs and bytes of every pair for one pool, a row for each device notation."""
+    """Return a table of runs and bytes of every pair for one pool, with a row for each device notation."""
     tokens, tp = model["block_tokens"], model["tp"]
     chosen = {(pair["device"], pair["host"]): pair for pair in pairs
               if (pair["host_block_tokens"], pair["host_tp"]) == (tokens, tp)}  # fmt: skip
@@ -87,7 +87,7 @@ def _cell(pair: Mapping[str, Any]) -> str:
 def _hosts(
     model: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], layouts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Make a table for each host notation; device layouts with equal numbers share a row."""
+    """Return a table for each host notation. Device layouts with equal numbers share a row."""
     pools = by_pool(pairs)
     names: dict[str, list[str]] = {}
     for _, host, _, _ in pools:

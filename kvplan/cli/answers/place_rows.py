@@ -1,4 +1,4 @@
-"""Put the places at an address into rows of words, for the terminal and for a page."""
+"""Rows of words with the places at an address, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_LINES = 16
 
 
 def place_rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes: int) -> list[tuple[str, str]]:
-    """Put what lies at an address into rows of words."""
+    """Return the places at an address as rows of words."""
     first = places[0]
     rows = [
         ("layout", f"{layout.notation}{ADDRESSES[layout.addresses]}"),
@@ -30,7 +30,7 @@ def place_rows(layout: KVLayout, places: tuple[Place, ...], address: int, nbytes
 
 
 def _lines(places: tuple[Place, ...]) -> list[tuple[str, str]]:
-    """Put each place on a line; consecutive layers that hold the same share one."""
+    """Return a line for each place. Consecutive layers with the same content share a line."""
     lines = []
     for _, alike in groupby(enumerate(places), key=lambda numbered: _alike(*numbered)):
         held = [place for _, place in alike]
@@ -44,7 +44,7 @@ def _lines(places: tuple[Place, ...]) -> list[tuple[str, str]]:
 
 
 def _alike(number: int, place: Place) -> tuple[object, ...]:
-    """Return a key that places share if they differ in the layer alone, and it ascends with their number."""
+    """Return a key that is equal for places that differ only in the layer, if the layer ascends with their number."""
     if place.component is None:
         return (number,)
     held = (place.blocks, place.tokens, place.subblocks, place.heads, place.bytes)

@@ -1,4 +1,4 @@
-"""List the facts of a plan: its blocks, the sizes of its descriptors, and the paths that could take it."""
+"""Facts of a plan: its blocks, the sizes of its descriptors, and the paths that could take it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_SIZES = 8
 
 
 def listed_ids(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
-    """List all ids. The ends of ranges are checked first, so that a mistyped range takes no memory."""
+    """Return all ids. The ends of ranges are checked first, so that a mistyped range takes no memory."""
     for some in ids:
         if some.stop > layout.num_blocks:
             raise BlockIndexError(
@@ -31,7 +31,7 @@ def listed_ids(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]
 
 
 def by_size(nbytes: Sequence[int]) -> list[tuple[int, int]]:
-    """Count descriptors of each size, the largest first.
+    """Return (count, size) of the descriptors of each size, the largest first.
 
     >>> by_size([512, 4096, 512])
     [(1, 4096), (2, 512)]
@@ -40,7 +40,7 @@ def by_size(nbytes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def run_lengths(runs: Sequence[tuple[int, int]]) -> str:
-    """Show (count, size) pairs; sizes that occur once share a bracket.
+    """Return (count, size) pairs as text. Neighbouring sizes that occur once share a bracket.
 
     >>> run_lengths([(3, 8192), (1, 4096), (1, 512), (2, 256)])
     '3*[8192] | [4096, 512] | 2*[256]'
@@ -57,7 +57,7 @@ def run_lengths(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
-    """Plan the blocks that were given, or return None where no blocks were given.
+    """Return a plan of the blocks that were given, or None if no blocks were given.
 
     Raises:
         BlockIndexError: a block that the layout does not have.
@@ -77,13 +77,13 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
 
 
 def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80) -> tuple[dict[str, Any], str]:
-    """List the candidates of a plan as facts, and as text after a line about the plan.
+    """Return the candidates of a plan as facts, and as text after a line about the plan.
 
     Args:
-        plan: whose paths are compared.
-        name: of a profile; None for this GPU's, or for a shipped one where there is no GPU, which the text says.
+        plan: the plan whose paths are compared.
+        name: name of a profile; None for this GPU's profile, or a shipped one without a GPU, which the text says.
         policy: limits, and the compute that runs at the same time.
-        width: columns of the text.
+        width: width of the text in columns.
     """
     from kvplan.cost import model as cost
     from kvplan.cost.explain import explain, facts
@@ -112,7 +112,7 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
 
 
 def _profile(name: str | None) -> tuple[DeviceProfile, str]:
-    """Find the profile; the line names its GPU where this machine has none."""
+    """Return the profile, and a line that names its GPU if this machine has no GPU."""
     from kvplan.cost.store import all_shipped, by_name, find_for
 
     if name is not None:

@@ -1,1 +1,1 @@
-"""Read the arguments of commands: layouts, and values with their units."""
+"""The arguments of commands: layouts, and values with their units."""

@@ -34,9 +34,9 @@ def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "
     """Add the arguments that name a source and a destination layout; :func:`pair_of` reads them.
 
     Args:
-        parser: of the command.
-        names: of the source and the destination in the help.
-        both: False makes the destination optional.
+        parser: parser of the command.
+        names: names of the source and the destination in the help.
+        both: whether the destination is required.
     """
     parser.add_argument("source", metavar=names[0], help=SOURCE)
     parser.add_argument("destination", metavar=names[1], nargs=None if both else "?",
@@ -98,7 +98,7 @@ def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
     if _is_file(source):
         _refuse(source, {f"--{side}-sizes": own_sizes, f"--{side}-device": device})
         return _from_file(source)
-    # --sizes serves both notations: a size that only the other one names is left out here.
+    # --sizes is for both notations: a size that only the other notation names is left out here.
     notation = parse(source)
     names = notation.axes | {str(atom) for dim in notation.dims for atom in dim}
     common = {name: extent for name, extent in (args.sizes or {}).items() if name in names}
@@ -132,7 +132,7 @@ def _from_notation(notation: str, extents: dict[str, int], dtype: str | None, de
 def _is_file(source: str) -> bool:
     if source.endswith((".toml", ".json")) or "/" in source:  # no notation holds a slash
         return True
-    return not re.search(r"[\s:(]", source) and Path(source).is_file()  # of one word
+    return not re.search(r"[\s:(]", source) and Path(source).is_file()  # a notation of one word
 
 
 def _refuse(source: str, given: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from kvplan.base.quoting import quoted
 from kvplan.layout.components import INT64_MAX
 
-LARGEST = 10**18 - 1  # of whole numbers
+LARGEST = 10**18 - 1  # the largest whole number that is accepted
 _IDS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _ADDRESS = "(0x[0-9a-f]{1,16}|[0-9]{1,19})"
 _SPAN = re.compile(f"(?:{_ADDRESS}@)?{_ADDRESS}", re.IGNORECASE)
@@ -50,7 +50,7 @@ def block_ids(text: str) -> tuple[range, ...]:
 
 
 def span(text: str) -> tuple[int, int]:
-    """Read a number of bytes and the address of the first.
+    """Read a number of bytes, and the address of the first byte.
 
     >>> span("16@0x7f00"), span("4096")
     ((16, 32512), (1, 4096))
@@ -67,7 +67,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def gpu(text: str) -> str:
-    """Read a GPU; without a number it is the first.
+    """Read the name of a GPU. Without a number it is the first GPU.
 
     >>> gpu("cuda"), gpu("cuda:1")
     ('cuda:0', 'cuda:1')

@@ -45,10 +45,10 @@ def run(workload: Workload, tell: Tell) -> Outcome:
 
     Args:
         workload: size of the demo.
-        tell: called with the share that is done and a text.
+        tell: a function that gets the share that is done and a text.
 
     Raises:
-        ImportError: as :func:`import_engine` says.
+        ImportError: see :func:`import_engine`.
         DemoError: the engine failed, or finished before it could be disturbed.
     """
     versions = import_engine()
@@ -97,16 +97,16 @@ def generate(
 ) -> dict[str, list[int]]:
     """Run all prompts at once, greedily, and return the tokens that each request generated.
 
-    All requests are queued before the engine starts, so that every run forms the same batches. Greedy tokens then
+    All requests are queued before the engine starts, so every run forms the same batches. Greedy tokens then
     depend on the cache alone.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         prompts: token ids.
         workload: tokens to generate, and when to disturb.
-        tell: called after every token.
+        tell: a function that is called after every token.
         what: name of this run for ``tell``.
-        disturb: called once with the paused manager, when every request has generated ``workload.pause_after`` tokens.
+        disturb: a function that gets the paused manager once, after ``workload.pause_after`` tokens of every request.
     """
     import transformers
 
@@ -116,7 +116,7 @@ def generate(
         generation_config=engine.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=workload.new_tokens),
         continuous_batching_config=engine.ContinuousBatchingConfig(
             page_size=workload.page_tokens,
-            num_blocks=3 * blocks,  # what all requests need, a second place to move to, and room for the scheduler
+            num_blocks=3 * blocks,  # for all requests, for their new places, and for the scheduler
             max_batch_tokens=sum(map(len, prompts)),
             allow_block_sharing=False,
             use_cuda_graph=False,
@@ -152,7 +152,7 @@ def move_blocks(manager: Any, names: list[str], workload: Workload, *, load: boo
         manager: a paused ``ContinuousBatchingManager``.
         names: ids of the requests.
         workload: see :class:`~kvplan.cli.demo_run.round_trip.Workload`.
-        load: False leaves out the load, so that the new blocks stay empty.
+        load: whether to load; without a load, the new blocks stay empty.
 
     Raises:
         DemoError: a request is not running, no blocks are left, or the engine can still read the old blocks.
@@ -192,14 +192,14 @@ def _free_blocks(allocator: Any, count: int) -> list[int]:
 
 
 def _reads_only_nan(allocator: Any, move: Move) -> bool:
-    """Tell whether attention would read only NaN for a request. It finds the tokens by ``get_read_indices``."""
+    """Return whether attention, which uses ``get_read_indices``, would read only NaN for a request."""
     rows = allocator.get_read_indices(move.request, move.cached_tokens, 0)
     views = (view for pair in allocator._kv_token_views.values() for view in pair)
     return all(bool(view[rows].isnan().all()) for view in views)
 
 
 def _outputs(manager: Any, unfinished: int) -> Iterator[Any]:
-    """Yield outputs as they come, until every request has finished.
+    """Yield the outputs of the engine until every request has finished.
 
     Raises:
         DemoError: the engine failed, or gave no token for :data:`STALL_SECONDS`.
@@ -219,7 +219,7 @@ def _outputs(manager: Any, unfinished: int) -> Iterator[Any]:
 
 
 def _model() -> Any:
-    """Make a small Llama. Its weights are ten times wider than usual, or else greedy tokens repeat and show little."""
+    """Return a small Llama. Its weights spread ten times wider than usual; otherwise greedy tokens would repeat."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -242,7 +242,7 @@ def _model() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the engine's log; errors come out of the requests."""
+    """Silence the engine's log. The outputs of requests hold the errors."""
     loggers = [logging.getLogger(name) for name in ("transformers", "ContinuousBatchingLogger")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -256,7 +256,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Give torch one thread: more threads do not help a small model, and cost much where cores are shared."""
+    """Give torch one thread: more threads do not help a small model, and cost much on shared cores."""
     import torch
 
     before = torch.get_num_threads()

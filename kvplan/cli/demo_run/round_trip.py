@@ -33,7 +33,7 @@ class DemoError(RuntimeError):
 
 
 class MissingError(DemoError):
-    """The engine that was asked for by name is not installed."""
+    """The engine that was named is not installed."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Workload:
     """Size of the demo. All randomness comes from ``seed``.
 
     Attributes:
-        requests: number that run at once.
+        requests: number of requests that run at once.
         new_tokens: tokens that each request generates.
-        page_tokens: tokens of a block of the cache.
-        speed_nbytes: bytes of the timed copy; 0 leaves it out.
+        page_tokens: tokens per block of the cache.
+        speed_nbytes: bytes of the timed copy; with 0 there is no timed copy.
         threads: CPU threads of every copy.
-        tamper: called with the pool between store and load; with it, tests show that the demo can fail.
+        tamper: a function that gets the pool between store and load, so that tests can make the demo fail.
     """
 
     requests: int
@@ -59,11 +59,11 @@ class Workload:
 
     @property
     def pause_after(self) -> int:
-        """Tokens that every request has generated before the engine is paused."""
+        """Return the number of tokens that every request generates before the engine is paused."""
         return max(1, self.new_tokens // 8)
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
-        """Draw token ids. Prompts have different lengths, so that most requests end inside a block."""
+        """Return random token ids. Prompts have different lengths, so that most requests end inside a block."""
         random = np.random.default_rng(self.seed)
         lengths = random.integers(2 * self.page_tokens, 9 * self.page_tokens, self.requests)
         return [random.integers(0, vocabulary, length).tolist() for length in lengths]
@@ -74,10 +74,10 @@ class Move:
     """One request that moves through the pool.
 
     Attributes:
-        request: its name.
+        request: name of the request.
         cached_tokens: tokens whose keys and values the cache holds.
         old, host, new: block ids in the cache, in the pool, and in the cache again.
-        generated: tokens that it had generated when it was interrupted.
+        generated: tokens that the request had generated when it was interrupted.
     """
 
     request: str
@@ -94,12 +94,12 @@ class RoundTrip:
 
     Attributes:
         store: the program from cache to pool.
-        moves: one for each request.
+        moves: one move for each request.
         units: units that were moved each way.
         rows: rows of one (layer, part, token, head) that were moved each way: the copies without any merging.
         descriptors: contiguous copies of the plan, after merging.
-        stored, loaded: results of the two transfers; ``loaded`` is None where the load was left out.
-        destroyed: whether every byte of the old blocks read back as overwritten.
+        stored, loaded: results of the two transfers; ``loaded`` is None if the load was left out.
+        destroyed: whether every byte of the old blocks was overwritten.
     """
 
     store: CopyProgram
@@ -130,11 +130,11 @@ class Outcome:
 
     Attributes:
         engine: ``"transformers"``, ``"torch"`` or ``"numpy"``.
-        compared: name of what was compared with the undisturbed run: tokens or bytes.
+        compared: text that names the data that was compared with the undisturbed run: tokens or bytes.
         equal: whether each request gave the same result.
-        control_changed: requests that changed where the load was left out; None without a control run.
+        control_changed: number of requests that changed without the load; None without a control run.
         model: facts of the model; empty without an engine.
-        speed: of a large copy; None where it was left out.
+        speed: times of a large copy; None if it was left out.
     """
 
     engine: str
@@ -149,7 +149,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether every request gave the same result, the old blocks were destroyed, and the control changed."""
+        """Return whether every request gave the same result, the old blocks were destroyed, and the control changed."""
         return all(self.equal.values()) and self.trip.destroyed and self.control_changed != 0
 
 
@@ -161,9 +161,9 @@ def round_trip(
     Args:
         cache: the layout of the cache.
         block_bytes: (block, byte) uint8 numpy view of the same memory, made without kvplan.
-        moves: with ``old`` and ``new`` ids; the ``host`` ids are filled in.
-        workload: threads, and the hook between store and load.
-        load: False leaves out the load, so that the new blocks keep their content.
+        moves: moves with ``old`` and ``new`` ids; this function adds the ``host`` ids.
+        workload: threads, and the function to call between store and load.
+        load: whether to load; without a load, the new blocks keep their content.
     """
     host_blocks = [ceil(len(move.old) * cache.block_tokens / POOL_BLOCK_TOKENS) for move in moves]
     pool = allocate(POOL_NOTATION, like=cache, num_blocks=sum(host_blocks), block_tokens=POOL_BLOCK_TOKENS, pin=False)
@@ -194,7 +194,7 @@ def measure_speed(trip: RoundTrip, workload: Workload) -> Speed | None:
     blocks = host_blocks * (pool.block_tokens // cache.block_tokens)
     counts = ((cache, {"block": blocks}), (pool, {"block": host_blocks}))
     shapes = [[(one.sizes | count)[axis] for axis in one.notation.split()] for one, count in counts]
-    arrays = [np.ones(shape, cache.dtype) for shape in shapes]  # ones: every page is there before the clock runs
+    arrays = [np.ones(shape, cache.dtype) for shape in shapes]  # ones: every page is allocated before the timing
     large = [KVLayout.from_tensors(one.notation, array) for (one, _), array in zip(counts, arrays, strict=True)]
     random = np.random.default_rng(workload.seed)
     plan = compile(*large).plan(random.permutation(blocks), random.permutation(host_blocks))
@@ -220,7 +220,7 @@ def run(workload: Workload, tell: Tell, *, framework: str) -> Outcome:
 
     Args:
         workload: size of the demo.
-        tell: called with the share that is done and a text.
+        tell: a function that gets the share that is done and a text.
         framework: ``"torch"`` or ``"numpy"``, which makes the tensor of the cache.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tell what the demo did: facts for JSON, and a screen of at most 80 columns."""
+"""The results of the demo: facts for JSON, and a screen of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LAYOUT = ("notation", "sizes", "dtype", "device", "block_tokens", "block_nbytes"
 
 
 def facts_of(outcome: Outcome, missing: list[str], seconds: float) -> dict[str, Any]:
-    """List the results of the demo; units are in the names, GB are 10^9 bytes.
+    """Return the results of the demo. Units are in the names; GB are 10^9 bytes.
 
-    ``descriptors`` counts the contiguous copies of one way: by rows of one (layer, part, token, head), by runs of the
+    ``descriptors`` counts the copies per direction: by rows of one (layer, part, token, head), by runs of the
     program, and after merging. ``speed`` compares a larger copy of the same program with a memcpy.
 
     Args:
-        outcome: of the demo.
+        outcome: outcome of the demo.
         missing: reasons why better engines were not used.
-        seconds: of the whole demo.
+        seconds: duration of the whole demo.
     """
     trip, program = outcome.trip, outcome.trip.store
     transfers = {"store": trip.stored, "load": trip.loaded}
@@ -77,7 +77,7 @@ def _speed(speed: Speed) -> dict[str, Any]:
 
 
 def _neighbours(cache: KVLayout) -> dict[str, int]:
-    """Count the copies of consecutive blocks into a pool of the cache's own layout, before and after merging."""
+    """Return the copies of consecutive blocks into a pool of the cache's own layout, before and after merging."""
     blocks = min(NEIGHBOURS, cache.num_blocks)
     program = compile(cache, allocate(cache.notation, like=cache, num_blocks=blocks))
     after = program.plan(range(blocks), range(blocks)).descriptors()
@@ -85,7 +85,7 @@ def _neighbours(cache: KVLayout) -> dict[str, int]:
 
 
 def screen_of(outcome: Outcome, facts: dict[str, Any]) -> Iterator[Any]:
-    """Yield the sections of the screen; needs rich."""
+    """Yield the sections of the screen. This needs rich."""
     yield _section("What happened", fact_table((f"{k}.", step) for k, step in enumerate(_story(outcome, facts), 1)))
     moved = [
         (
@@ -188,5 +188,5 @@ def _section(title: str, content: Any) -> Any:
 
 
 def _few(ids: list[int]) -> str:
-    """Show block ids in order; of many ids, the first two and the last."""
+    """Return block ids as text, in order; of many ids only the first two and the last one."""
     return " ".join(map(str, ids if len(ids) <= 4 else [*ids[:2], "..", ids[-1]]))

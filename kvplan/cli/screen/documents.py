@@ -10,7 +10,7 @@ from typing import Any
 from kvplan.base.files import write_whole
 from kvplan.errors import KVPlanError
 
-# Version of each command's JSON document. A new key keeps it; a key that is removed or changes its meaning raises it.
+# Version of each command's JSON document. It rises if a key is removed or changes its meaning, not for a new key.
 SCHEMAS = {
     "inspect": 1,
     "inspect-model": 1,
@@ -38,7 +38,7 @@ def print_json(name: str, document: Mapping[str, Any]) -> None:
 
 
 def json_text(name: str, document: Mapping[str, Any]) -> str:
-    """Make one JSON object of a document, its schema first."""
+    """Return a document as one JSON object, its schema first."""
     return json.dumps({"schema": f"kvplan.{name}/{SCHEMAS[name]}", **document}, indent=2)
 
 
@@ -64,7 +64,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def write_file(option: str, name: str, content: bytes) -> None:
-    """Write a file whole or not at all, so that no reader sees half of it.
+    """Write a file completely or not at all, so that no reader sees half of it.
 
     Raises:
         KVPlanError: it cannot be written.

@@ -28,7 +28,7 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
 
 
 def check_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
-    """Refuse a picture that cannot be drawn, before anything is printed.
+    """Raise an error for a picture that cannot be drawn, before the command prints.
 
     Raises:
         BlockIndexError: the layout has no such block.
@@ -41,7 +41,7 @@ def check_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
 
 
 def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
-    """Print and write the pictures that were asked for.
+    """Print and write the pictures that the arguments name.
 
     Raises:
         KVPlanError: a file cannot be written, cairosvg is not installed, or a block has too many runs to draw.
@@ -58,7 +58,7 @@ def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
     except LayoutError:
         if args.picture or wanted:
             raise
-        return  # it was not asked for
+        return  # no argument names it
     if wanted:
         from kvplan.draw.svg import block_svg
 

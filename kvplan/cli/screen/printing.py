@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-Tell = Callable[[float | None, str], None]  # of a share of 1, None where it is not known, and what is going on
+Tell = Callable[[float | None, str], None]  # of the share done (1 is all, None unknown) and a text
 
 
 def note(text: str) -> None:
-    """Print one line to standard error, which is no part of the answer."""
+    """Print one line to standard error; it is not part of the answer."""
     print(text, file=sys.stderr)
 
 
 def show(*shown: RenderableType) -> None:
-    """Print text and tables with empty lines between them; rich itself heeds NO_COLOR and COLUMNS."""
+    """Print text and tables with empty lines between them. The library rich reads NO_COLOR and COLUMNS."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
@@ -32,7 +32,7 @@ def show(*shown: RenderableType) -> None:
 
 
 def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
-    """Make a table of two columns: names and values."""
+    """Return a table of two columns: names and values."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -44,7 +44,7 @@ def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int]) -> Table:
-    """Make a table with a rule under its header.
+    """Return a table with a line under its header.
 
     Args:
         right: columns aligned on the right.
@@ -62,10 +62,10 @@ def number_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right:
 
 @contextmanager
 def progress(*, silent: bool = False, after: float = 0.0) -> Iterator[Tell]:
-    """Show a progress bar on standard error where that is a terminal.
+    """Show a progress bar on standard error if that is a terminal.
 
     Args:
-        silent: show nothing.
+        silent: whether to show no bar.
         after: seconds before the bar appears.
 
     Yields:
