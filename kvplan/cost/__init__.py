@@ -1,1 +1,1 @@
-"""Which path is the cheapest, by what was measured."""
+"""The cost model, which chooses the cheapest path for a plan from measured device profiles."""
