@@ -19,8 +19,7 @@ MIXED = "copy_engine+kernel"  # the copy engine moves large runs, and the kernel
 # change the choice. Paths whose time varies least with the sizes come first.
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
 JOIN = 5e-6  # seconds for one stream to wait for another
-# Words that a Triton program moves per second (H200): the limit of words of 1 and 2 bytes. Wider words are limited by
-# memory and link.
+# Words per second of a Triton program (H200): they limit words of 1 and 2 bytes; memory and link limit wide words.
 WORDS = {"load": 3.0e9, "store": 6.0e9}
 WIDE = 16  # bytes: the widest word of the kernel
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path

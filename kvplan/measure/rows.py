@@ -31,7 +31,7 @@ class Row:
         samples: number of transfers that were timed.
         gbps: 1e9 bytes per second, by ``seconds``; None if there is no figure, or it is broken.
         share: ``gbps`` divided by the ceiling.
-        slowdown: time of an iteration of compute beside it, divided by the time alone; None if there is none.
+        slowdown: time of an iteration of compute beside it, over the time alone; None if "idle" or broken.
         predicted: ``seconds`` that the cost model predicts; None if the path has no model.
         verified: whether a comparison found that all bytes arrived.
         broken: why the figure is wrong, or "".
@@ -155,7 +155,8 @@ def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> 
 def pareto(rows: Iterable[Row]) -> list[Row]:
     """Return the rows beside compute that no other row beats, the row that slows compute least first.
 
-    A row beats another if it is as fast and slows compute less. Rows without both figures, and equal rows, are dropped.
+    A row beats another if it is as fast and slows compute less. Of equal rows, only the first is kept. Rows without
+    both figures are left out.
 
     >>> def row(gbps, slowdown):
     ...     return Row("load", "contiguous", 8, 2, 2, "staged", "decode", gbps=gbps, slowdown=slowdown)
@@ -174,10 +175,7 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
 
 
 def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """Return rows measured alone, by (direction, host) and path: for each run size, the row with most runs.
-
-    Rows without a figure are left out.
-    """
+    """Return rows with a figure, measured alone, by (direction, host) and path: per run size, the one with most runs."""
     found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row.beside != IDLE or row.gbps is None:
