@@ -1,1 +1,1 @@
-"""The cost model: it finds the cheapest path of a plan, from measurements."""
+"""The cost model, which chooses the cheapest path for a plan from measured device profiles."""

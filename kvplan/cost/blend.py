@@ -1,4 +1,4 @@
-"""Blend a calibration with an earlier profile: one calibration is noisy, and its noise must not change choices."""
+"""The mean of a calibration and an earlier profile, so that the noise of one calibration does not change choices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from kvplan.cost.profile import Beside, DeviceProfile, PathCosts
 
-# An earlier profile counts as at most 14 calibrations, so that a lasting change shows.
+# An earlier profile counts as at most 14 calibrations, so that a lasting change has an effect.
 MOST_WEIGHT = 14
-# Ceilings that differ more belong to another machine, or to a link that lost lanes: the earlier profile is not used.
+# If ceilings differ more, the machine is another one, or its link lost lanes: the earlier profile is not used.
 ALIKE = 0.8
 
 
 def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
-    """The mean of a calibration and an earlier profile, which counts as often as it has calibrations.
+    """Return the mean of a calibration and an earlier profile, weighted by the number of calibrations.
 
     Args:
-        new: one calibration.
-        earlier: calibrated here, or shipped. It is not used where it is a default, or has another GPU or link, other
-            ceilings, or another number of the kernel's programs.
+        new: profile of one calibration.
+        earlier: a profile calibrated here, or shipped. It is not used if it is the default, or has another GPU or
+            link, other ceilings, or another number of Triton programs.
 
     >>> from kvplan.cost.profile import default
     >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
@@ -66,7 +66,7 @@ def _alike(new: Mapping[str, float], earlier: Mapping[str, float]) -> bool:
 
 
 def _mean(new: Mapping[str, Any], earlier: Mapping[str, Any], weight: int) -> dict[str, Any]:
-    """The mean of nested numbers; earlier numbers count ``weight`` times."""
+    """Return the mean of nested numbers; earlier numbers count ``weight`` times."""
     return {
         name: _mean(value, earlier[name], weight)
         if isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""Explain a choice as a query planner does: every candidate, its expected time, and the terms of that time."""
+"""Explain the choice of a path: every candidate, its expected time, and the terms of that time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ WIDTH, LEAST_WIDTH = 80, 40  # columns of the text
 # Widths of the path and of its five figures, the wide table first; 0 puts the path on a line of its own.
 COLUMNS = ((20, 9, 9, 9, 7, 11), (15, 9, 8, 8, 7, 9), (0, 8, 8, 8, 7, 9))
 NO_BREAK = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and what it counts
-# Each term in words.
+_UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and its unit
 WORDS = {
     "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "small_byte": "byte of small copies",
     "large_copy": "large copy", "large_byte": "byte of large copies", "call": "2-D copy", "row": "row",
@@ -60,7 +59,7 @@ def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
 
 
 def told(share: Share) -> str:
-    """One share in words.
+    """Return a share in words.
 
     >>> told(Share("fixed", 1.0, 9e-5)), told(Share("small_copy", 160, 176e-6)), told(Share("byte", 1e9, 0.02))
     ('90 us to begin', '176 us: 160 small copies at 1.1 us', '20 ms: 1 GB at 50.0 GB/s')
@@ -76,7 +75,7 @@ def told(share: Share) -> str:
 
 
 def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> str:
-    """Why a candidate takes its time, or why it cannot serve."""
+    """Return the largest terms of a candidate's time in words, or the reason why it cannot move the plan."""
     if candidate.refused:
         return f"cannot: {candidate.refused}"
     if candidate.path == MIXED:
@@ -90,7 +89,7 @@ def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> st
 
 
 def verdict(found: Sequence[Candidate], policy: Policy) -> str:
-    """Why the first candidate is taken, in a sentence.
+    """Return a sentence that says why the first candidate is taken.
 
     >>> a, b = Candidate("kernel", wall=1e-4), Candidate("staged", wall=1.5e-4)
     >>> verdict([a, b], Policy())
@@ -116,7 +115,7 @@ def verdict(found: Sequence[Candidate], policy: Policy) -> str:
 
 
 def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
-    """The explanation as plain facts for JSON; times are seconds."""
+    """Return the explanation as a dict for JSON; times are in seconds."""
     return {
         "overlap": policy.overlap,
         "verdict": verdict(found, policy),
@@ -129,7 +128,7 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
 
 
 def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dict[str, Any]]:
-    """The terms of a candidate's wall time; the last one, "other", is the rest."""
+    """Return the terms of a candidate's wall time; the last term, "other", is the remaining time."""
     if one.refused or one.path not in TERMS:
         return []
     made = shares(one.path, plan, profile)
@@ -140,7 +139,7 @@ def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dic
 def explain(
     found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy, width: int = WIDTH
 ) -> str:
-    """Candidates as text, at most ``width`` columns wide, or 40; see :meth:`kvplan.Executor.candidates`."""
+    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`."""
     width = max(width, LEAST_WIDTH)
     lines = _wrapped(f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}", width)
     if profile.note:
@@ -156,7 +155,7 @@ def explain(
 
 
 def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
-    """A path and its figures; the path has a line of its own where they do not fit side by side.
+    """Return the line of a path and its figures; if both do not fit, the path has a line of its own.
 
     >>> _row("copy_engine_2d", ("2.68 ms", "2.09 ms", "2.28 ms", "0.0%", "-"), 40)
     ['copy_engine_2d', ' 2.68 ms 2.09 ms 2.28 ms   0.0%        -']
@@ -167,7 +166,7 @@ def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap text, at commas where a part between commas fits in one line.
+    """Wrap text; it breaks at commas, unless the text between two commas is longer than a line.
 
     >>> _wrapped("20 ms: 1 GB at 50.0 GB/s, 90 us to begin", 28)
     ['20 ms: 1 GB at 50.0 GB/s,', '90 us to begin']

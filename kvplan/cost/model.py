@@ -1,4 +1,4 @@
-"""The cost model: the expected time of a plan on each path, from a device's profile. Pure."""
+"""The cost model: it predicts the time of a plan on each path from a device profile. It touches no device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.errors import PathError
 
 NS = 1e-9
-# A second that compute loses counts as much as four seconds of the transfer: the caller is there for the compute.
+# A second that compute loses counts as much as four seconds of transfer: compute is the caller's main work.
 COMPUTE_WEIGHT = 4.0
-MIXED = "copy_engine+kernel"  # large runs by the one, small ones by the other, at once
-# Candidates within 3 % of the best are as good as it. The first of them in this order is taken, so that the noise of a
-# calibration does not change the choice. Paths whose time varies least with the sizes come first.
+MIXED = "copy_engine+kernel"  # the copy engine moves large runs, and the kernel small runs, at the same time
+# Of the candidates within 3 % of the best, the first in this order is taken, so that a calibration's noise does not
+# change the choice. Paths whose time varies least with the sizes come first.
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
 JOIN = 5e-6  # seconds for one stream to wait for another
-# Words that a program moves in a second (H200). They bound words of 1 and 2 bytes; memory and link bound wide words.
+# Words per second of a Triton program (H200): they limit words of 1 and 2 bytes; memory and link limit wide words.
 WORDS = {"load": 3.0e9, "store": 6.0e9}
 WIDE = 16  # bytes: the widest word of the kernel
 EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
@@ -30,13 +30,13 @@ class Candidate:
     """A path, and its expected cost for a plan.
 
     Attributes:
-        path: its name.
-        seconds: from the first to the last event on the GPU, with nothing beside it.
-        wall: from the call of submit until the caller knows the end, beside the compute that the policy names.
-        cpu_seconds: from the call of submit until everything is issued.
-        sm_share: share of the GPU's SMs that it takes, over its time.
-        compute_seconds: time that compute beside it loses.
-        refused: why it cannot serve the plan, or "".
+        path: name of the path.
+        seconds: seconds from the first to the last event on the GPU, without compute at the same time.
+        wall: seconds from the call of submit until the caller knows the end, beside the compute that the policy names.
+        cpu_seconds: seconds from the call of submit until all work is issued.
+        sm_share: share of the GPU's SMs that the path uses, averaged over its time.
+        compute_seconds: seconds that compute loses because of the path.
+        refused: reason why the path cannot move the plan, or "".
     """
 
     path: str
@@ -49,12 +49,12 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """The number that candidates are compared by: less is better."""
+        """Return the number by which candidates are compared: less is better."""
         return self.wall + COMPUTE_WEIGHT * self.compute_seconds
 
 
 def features(path: str, plan: Statistics) -> tuple[float, ...]:
-    """How often each term of a path counts in a plan; in the order of :data:`kvplan.cost.profile.TERMS`."""
+    """Count each term of a path in a plan, in the order of :data:`kvplan.cost.profile.TERMS`."""
     if path == "kernel":
         return 1.0, plan.runs, plan.nbytes
     if path == "copy_engine":
@@ -72,7 +72,7 @@ def _pieces(pieces: Pieces) -> tuple[float, ...]:
 
 
 def total(counts: Iterable[float], costs: Costs, terms: Iterable[str]) -> float:
-    """Seconds of a path: the sum of counts times costs."""
+    """Return the seconds of a path: the sum of counts times costs."""
     return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
 
 
@@ -80,10 +80,10 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     """Predict the cost of one path for a plan.
 
     Args:
-        path: a path that has a cost model.
+        path: name of a path in :data:`kvplan.cost.profile.TERMS`.
         plan: statistics of a plan of direction ``"load"`` or ``"store"``.
-        profile: of the device.
-        policy: names the compute beside it, and the knobs of the path.
+        profile: profile of the device.
+        policy: policy with the compute beside the path, and the limits of the path.
     """
     costs, terms = profile.costs[plan.direction][path], TERMS[path]
     counts = features(path, plan)
@@ -102,8 +102,8 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
         wall = max(wall, seconds)
         share = min(programs / max(profile.multiprocessors, 1), 1.0)
     elif path == "staged" and seconds > 0:
-        # Bytes are read and written once more within the GPU, by as many SMs as the policy leaves, while other bytes
-        # cross the link.
+        # A kernel on the SMs that the policy allows reads and writes all bytes once more within the GPU, while other
+        # bytes cross the link.
         processors = max(profile.multiprocessors, 1)
         programs = min(policy.max_programs or processors, processors)
         within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
@@ -123,7 +123,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
 
 
 def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: str, programs: int) -> float:
-    """Seconds of the kernel path with a number of programs: each does its share, until the link is full."""
+    """Return the seconds of the kernel path: its Triton programs share the work, until the link is full."""
     one = profile.costs[direction]["kernel"].program
     _, runs, nbytes = counts
     shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
@@ -131,27 +131,27 @@ def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: s
 
 
 def _of_words(plan: Statistics, programs: int) -> float:
-    """The least seconds of a number of programs where words are narrow; 0 where words are wide."""
+    """Return the least seconds that Triton programs need for narrow words; 0 if words are wide."""
     if plan.alignment >= WIDE:
         return 0.0
     return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
 
 
 def _dose(path: str, direction: str, policy: Policy) -> float:
-    """How much more compute loses by the policy's programs than by the programs that were measured."""
+    """Return the factor of compute's loss: the policy's Triton programs over the measured ones; 1 without a kernel."""
     return policy.programs(direction) / BESIDE_PROGRAMS[direction] if path == "kernel" else 1.0
 
 
 def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:
-    """Whether the kernel wins even if all copies of the other paths merged into one.
+    """Return whether the kernel wins even if all copies of the other paths merge into one.
 
-    The kernel's cost does not depend on merging, so the copies need not be counted then.
+    The kernel's cost does not depend on merging. So if it wins, the copies need not be counted.
 
     Args:
         plan: statistics of a plan that is not split into halves.
-        profile: of the device.
-        policy: its ``path`` is not used.
-        refused: paths that cannot serve; the kernel can.
+        profile: profile of the device.
+        policy: the policy; its ``path`` is not used.
+        refused: paths that cannot move the plan; never the kernel.
 
     >>> from kvplan.cost.profile import default
     >>> few, many = (Statistics("load", n << 12, 1, n, 16, Pieces.of(n, n << 12), n, n, Pieces(), Pieces(), 0)
@@ -168,10 +168,10 @@ def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: 
     """Predict a plan in two halves that run at once over one link.
 
     Args:
-        large: the half of the copy engine.
-        small: the half of the kernel.
-        profile: of the device.
-        policy: names the compute beside it.
+        large: statistics of the half that the copy engine moves.
+        small: statistics of the half that the kernel moves.
+        profile: profile of the device.
+        policy: policy with the compute beside the transfer.
     """
     engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
     link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.direction], 1e-9)
@@ -194,17 +194,17 @@ def candidates(
     refused: Mapping[str, str] | None = None,
     halves: tuple[Statistics, Statistics] | None = None,
 ) -> list[Candidate]:
-    """Compare all paths: the path to take is first, paths that cannot serve are last.
+    """Compare all paths: the path to take is first, paths that cannot move the plan are last.
 
     Args:
         plan: statistics of the plan.
-        profile: of the device.
-        policy: its ``path`` is not used.
-        refused: by path, why it cannot serve.
-        halves: statistics of the large and of the small runs, where the plan may be split.
+        profile: profile of the device.
+        policy: the policy; its ``path`` is not used.
+        refused: paths that cannot move the plan, each with the reason.
+        halves: statistics of the large and of the small runs, if the plan may be split.
 
     Raises:
-        PathError: the direction of the plan is neither ``"load"`` nor ``"store"``: others were not measured.
+        PathError: the direction of the plan is neither ``"load"`` nor ``"store"``, so it was not measured.
 
     >>> from kvplan.cost.profile import default
     >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)

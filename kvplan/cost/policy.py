@@ -1,4 +1,4 @@
-"""The policy of an executor: which path it takes, and with which limits."""
+"""The policy of an executor: the path that it takes, and the limits of each path."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
 OVERLAPS = ("idle", "decode", "prefill")
 MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
-# Programs of the kernel path where the policy names no number, by what runs beside it (docs/gpu.md). Alone, as many as
-# fill the link with runs of 1 KiB. Beside compute, few: stores that SMs push faster than the link drains stall all of
-# the GPU.
+# Triton programs of the kernel path if the policy names no number (docs/gpu.md). Without compute, as many as fill the
+# link with runs of 1 KiB. Beside compute, few: if SMs store faster than the link can send, the whole GPU stalls.
 IDLE_PROGRAMS = {"load": 8, "store": 8, "device": 32}
 BESIDE_PROGRAMS = {"load": 4, "store": 2, "device": 32}
-CHUNK_NBYTES = 42 << 20  # of the staged path
-# A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs the CPU 20 to 60 us; a kernel over
+CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
+# A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
 # fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 
@@ -29,17 +28,17 @@ class Policy:
     Attributes:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
             ``"kernel"`` or ``"staged"``.
-        threads: CPU threads of the host path; by default one a core, at most 8.
-        max_programs: Triton programs of a kernel, which is how many SMs it may take. The default of the kernel path is
-            8 where ``overlap`` is ``"idle"``, else 4 for a load and 2 for a store; a chunk of the staged path takes all
-            SMs, briefly.
-        tile_bytes: bytes that a program of the kernel path has in flight; a power of two from 1 KiB to 128 KiB.
-        staging_bytes: bytes of GPU memory for the ring of the staged path, for each direction.
-        chunk_bytes: bytes of one step of its pipeline, at most.
+        threads: CPU threads of the host path; by default one per core, at most 8.
+        max_programs: Triton programs of a kernel, and so the most SMs that it uses. The default of the kernel path is 8
+            if ``overlap`` is ``"idle"``, otherwise 4 for a load and 2 for a store. By default, a kernel of the staged
+            path uses all SMs for a short time.
+        tile_bytes: bytes in flight per Triton program of the kernel path; a power of two from 1 KiB to 128 KiB.
+        staging_bytes: bytes of GPU memory for the ring of the staged path, per direction.
+        chunk_bytes: most bytes per chunk of the staged path.
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
-            With 1, a staged load also keeps to one stream for its kernels.
-        overlap: the compute on the GPU beside the transfers. ``"idle"``: nothing; ``"decode"``: bound by memory;
-            ``"prefill"``: bound by the SMs. Beside compute, kernels take fewer SMs, and ``auto`` also weighs
+            With 1, a staged load also launches all its kernels in one stream.
+        overlap: the compute on the GPU during the transfers. ``"idle"``: none; ``"decode"``: limited by memory;
+            ``"prefill"``: limited by the SMs. Beside compute, kernels use fewer SMs, and ``"auto"`` also counts
             the time that compute loses.
 
     Raises:
@@ -77,7 +76,7 @@ class Policy:
             raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")
 
     def programs(self, direction: str) -> int:
-        """Triton programs of the kernel path for plans of a direction.
+        """Return the number of Triton programs that the kernel path launches for a direction.
 
         >>> Policy().programs("store"), Policy(overlap="decode").programs("store")
         (8, 2)
@@ -87,5 +86,5 @@ class Policy:
         return self.max_programs or (IDLE_PROGRAMS if self.overlap == "idle" else BESIDE_PROGRAMS)[direction]
 
 
-# The default of the engines' adapters: their transfers run beside the model.
+# The default policy of the adapters for engines, whose model runs during the transfers.
 BESIDE_COMPUTE = Policy(overlap="decode")

@@ -1,4 +1,4 @@
-"""A device profile: the measured costs of each path on one GPU, its driver and its link, kept as JSON."""
+"""Device profiles: measured costs of each path for one GPU, driver and link, and their form as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
 DIRECTIONS = ("load", "store")
 
-# The terms of each path. cost/model.py counts them in a plan; a profile holds their costs in nanoseconds.
+# The terms of each path. cost/model.py counts them in a plan; a profile has their costs in nanoseconds.
 TERMS: dict[str, tuple[str, ...]] = {
     "kernel": ("fixed", "run", "byte"),
     "copy_engine": ("fixed", "small_copy", "small_byte", "large_copy", "large_byte"),
@@ -27,7 +27,7 @@ TERMS: dict[str, tuple[str, ...]] = {
 }
 Costs = Mapping[str, float]
 MOST_FACTOR = 1e3
-MOST = 1e15  # the largest number in a profile: sums of products stay finite
+MOST = 1e15  # the largest number in a profile, so that sums of products stay finite
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class PathCosts:
     """Costs of the terms of one path and direction, in nanoseconds; see :data:`TERMS`.
 
     Attributes:
-        seconds: from the first to the last event on the GPU.
-        wall: from the call of submit until the caller knows the end.
-        cpu: from the call of submit until everything is issued, by any thread.
-        program: the same as ``seconds`` for the kernel path with one program; empty for other paths.
+        seconds: costs in the time from the first to the last event on the GPU.
+        wall: costs in the time from the call of submit until the caller knows the end.
+        cpu: costs in the time from the call of submit until a thread has issued all work.
+        program: like ``seconds``, for the kernel path with one Triton program; empty for other paths.
     """
 
     seconds: Costs
@@ -49,11 +49,11 @@ class PathCosts:
 
 @dataclass(frozen=True)
 class Beside:
-    """A path beside compute, relative to both alone.
+    """The effect of a path and compute on each other if both run at the same time.
 
     Attributes:
-        rate: bandwidth of the path beside compute, over its bandwidth alone.
-        slower: time of an iteration of compute beside the path, over its time alone.
+        rate: bandwidth of the path beside compute, divided by its bandwidth alone.
+        slower: time of an iteration of compute beside the path, divided by its time alone.
     """
 
     rate: float
@@ -62,23 +62,23 @@ class Beside:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One GPU as the cost model sees it.
+    """The measured costs of one kind of GPU and link, which the cost model reads.
 
     Attributes:
-        gpu: its name.
-        driver: version of its driver.
-        generation, width: of its PCIe link, as far as known.
+        gpu: name of the GPU.
+        driver: version of the driver.
+        generation, width: generation and lanes of the PCIe link; None if not known.
         how: ``"calibrated"`` on this machine, ``"shipped"`` with kvplan, or ``"default"``: measured nowhere.
         made: version of kvplan and date: ``"kvplan 0.1.0, 2026-11-21"``.
-        multiprocessors: SMs.
-        ceilings: GB/s of one large copy each way (``"load"``, ``"store"``), of SMs (``"sm_load"``, ``"sm_store"``), and
-            of a copy within its memory (``"memory"``).
-        costs: direction to path to costs.
-        beside: by kind of compute (``"decode"``, ``"prefill"``), direction and path.
+        multiprocessors: number of SMs.
+        ceilings: GB/s of one large copy by the copy engine (``"load"``, ``"store"``), of a copy by SMs (``"sm_load"``,
+            ``"sm_store"``), and of a copy within the GPU's memory (``"memory"``).
+        costs: costs by direction and path.
+        beside: effects of compute by kind of compute (``"decode"``, ``"prefill"``), direction and path.
         note: a warning to the user, or "".
-        calibrations: number of calibrations in the mean.
-        guessed: costs that were not measured: ``"store staged"``, ``"decode load kernel"``.
-        programs: by direction, the kernel path's programs when it was measured.
+        calibrations: number of calibrations that were averaged.
+        guessed: names of costs that were not measured, such as ``"store staged"`` or ``"decode load kernel"``.
+        programs: Triton programs of the kernel path when it was measured, by direction.
 
     >>> default().how, sorted(default().costs["load"])
     ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
@@ -100,12 +100,12 @@ class DeviceProfile:
     programs: Mapping[str, int] = field(default_factory=lambda: {way: IDLE_PROGRAMS[way] for way in DIRECTIONS})
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the profile as JSON, the text of its file."""
         return json.dumps({"schema": SCHEMA, "version": VERSION, **_rounded(asdict(self))}, indent=1) + "\n"
 
     @property
     def link(self) -> str:
-        """The link in words.
+        """Return the link in words.
 
         >>> default().link
         'a link not known'
@@ -116,10 +116,10 @@ class DeviceProfile:
 
 
 def from_json(text: str) -> DeviceProfile:
-    """Read a profile.
+    """Read a profile from JSON.
 
     Raises:
-        KVPlanError: no JSON, another schema, a newer version, or a wrong value; which value, and where.
+        KVPlanError: the text is not JSON, has another schema or version, or a wrong value, which the message names.
 
     >>> from_json(default().to_json()) == default()
     True
@@ -155,7 +155,7 @@ def from_json(text: str) -> DeviceProfile:
 
 
 class _Reader:
-    """Read and check values of a document by their place."""
+    """A reader that checks each value of a profile's JSON document."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -198,7 +198,7 @@ class _Reader:
         return {name: float(held[name]) for name in names}
 
     def programs(self, name: str) -> dict[str, int]:
-        """Programs by direction. Profiles of kvplan 0.1.0 lack them: they used the numbers that run beside compute."""
+        """Read Triton programs by direction. Profiles of kvplan 0.1.0 lack them: they used BESIDE_PROGRAMS."""
         if name not in self._document:
             return {way: BESIDE_PROGRAMS[way] for way in DIRECTIONS}
         found = {way: int(count) for way, count in self.numbers((name,), DIRECTIONS).items()}
@@ -228,17 +228,17 @@ class _Reader:
 
 
 def _rounded(value: Any) -> Any:
-    """Round numbers to five digits: no measurement has more."""
+    """Round numbers to five digits, since no measurement is more precise."""
     if isinstance(value, dict):
         return {name: _rounded(held) for name, held in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def default() -> DeviceProfile:
-    """A conservative guess: PCIe 4, and a driver whose small copies are dear.
+    """Return a conservative guess: PCIe 4, and a driver whose small copies take long.
 
-    The kernel for small runs, the copy engine for large ones, staging in between. Rounded from what an H100 and an A30
-    were seen to cost.
+    With it, the kernel moves small runs, the copy engine large runs, and the staged path runs of middle size. The
+    costs are rounded from measurements of an H100 and an A30.
     """
     ceilings = {"load": 24.0, "store": 24.0, "sm_load": 22.0, "sm_store": 22.0, "memory": 1000.0}
     byte, sm_byte = 0.042, 0.046

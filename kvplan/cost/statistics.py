@@ -17,19 +17,19 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.staging import staging_of
 from kvplan.program.program import RunGroup
 
-# The driver's batch call treats copies of this size and more in another way, on H100, A30 and GB10.
+# The driver's batch call treats copies of at least this many bytes in another way, on H100, A30 and GB10.
 LARGE = 28 << 10
-CLOSE = 4  # units that lie within 4 times their bytes may touch in any order
-# Marks for each unit, to find repeated distances; and units are not looked up where fewer than 1 in 4 are repeated.
+CLOSE = 4  # units within a range of 4 times their bytes may touch in any order
+# Marks per unit, to find repeated distances. If fewer than 1 distance in 4 is repeated, units are not looked up.
 MARKS, FEW_REPEATED = 16, 4
 
 
 class Pieces(NamedTuple):
-    """Contiguous copies of two kinds: below :data:`LARGE` bytes, and from there on.
+    """Numbers and bytes of contiguous copies: small ones of less than :data:`LARGE` bytes, and large ones.
 
     Attributes:
         small, large: number of copies.
-        small_nbytes, large_nbytes: their bytes.
+        small_nbytes, large_nbytes: bytes of all these copies.
     """
 
     small: int = 0
@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, count: int, nbytes: int) -> Pieces:
-        """Equal copies.
+        """Make the pieces of ``count`` equal copies, of ``nbytes`` in all.
 
         >>> Pieces.of(4, 4 * 1024), Pieces.of(2, 2 * 65536).large
         (Pieces(small=4, small_nbytes=4096, large=0, large_nbytes=0), 2)
@@ -48,12 +48,12 @@ class Pieces(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of copies of both kinds."""
+        """Return the number of small and large copies."""
         return self.small + self.large
 
     @property
     def as_one(self) -> Pieces:
-        """The same bytes merged into one copy.
+        """Return the pieces of one copy that has all these bytes.
 
         >>> Pieces(3, 3072, 2, 65536).as_one, Pieces().as_one == Pieces()
         (Pieces(small=0, small_nbytes=0, large=1, large_nbytes=68608), True)
@@ -61,29 +61,29 @@ class Pieces(NamedTuple):
         return Pieces.of(1, self.small_nbytes + self.large_nbytes) if self.total else self
 
     def plus(self, other: Pieces) -> Pieces:
-        """The sum of both."""
+        """Return the sum of these pieces and ``other``."""
         return Pieces(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> Pieces:
-        """These pieces ``count`` times."""
+        """Return ``count`` times these pieces."""
         return Pieces(*(count * a for a in self))
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A plan in numbers.
+    """The counts of a plan that the cost model needs.
 
     Attributes:
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
-        nbytes: bytes moved.
-        groups: run groups, each a launch of its own on the kernel path.
-        runs: copies of the factored plan, which the kernel path makes.
-        alignment: bytes that divide every address and size of these runs, at most 16.
+        nbytes: bytes that the plan moves.
+        groups: number of run groups; the kernel path launches a kernel for each.
+        runs: number of copies of the factored plan, which the kernel path makes.
+        alignment: largest power of two, at most 16, that divides every address and size of these runs; bytes.
         copies: flat descriptors, after merging across units.
-        calls, rows: 2-D copies, and their rows.
-        rowless: single rows, which 2-D copies do not take.
-        extents: contiguous pieces on the host, as the staged path copies them; empty where no side is on the host.
-        granule_nbytes: the largest piece that the ring of the staged path must hold whole.
+        calls, rows: number of 2-D copies, and of their rows.
+        rowless: single rows, which 2-D copies leave out.
+        extents: contiguous pieces on the host, which the staged path copies; empty if no side is on the host.
+        granule_nbytes: bytes of the largest granule, which the ring of the staged path must hold whole.
     """
 
     direction: str
@@ -103,12 +103,12 @@ class GroupFacts(NamedTuple):
     """The pieces of one unit of a run group.
 
     Attributes:
-        runs: copies of a unit.
-        copies: the same by size.
-        by_size: (bytes of a copy, copies) of a unit.
-        calls, rows, rowless: of its 2-D lowering.
-        granule_units, granule_nbytes: of the staged path; 1, 0 where no side is the host.
-        extents: of a granule.
+        runs: number of copies of a unit.
+        copies: these copies as small and large pieces.
+        by_size: (bytes of a copy, number of such copies in a unit) for each size.
+        calls, rows, rowless: counts of the unit's 2-D lowering, as in :class:`Statistics`.
+        granule_units, granule_nbytes: units and bytes of a granule of the staged path; 1, 0 if no side is the host.
+        extents: pieces of a granule on the host.
         joinable: whether granules that are contiguous on the host are one piece in the ring, too.
     """
 
@@ -124,10 +124,9 @@ class GroupFacts(NamedTuple):
     joinable: bool
 
 
-# Units of one run group, and how far they merge: the units; the pieces of one unit; the number of units; units before
-# the first one in its block, of source and destination; and the pieces after merging. These are the granules on the
-# host, and, where the group's copies can merge, the copies of each size in ``by_size``. A tuple without names, because
-# a submit makes one.
+# Units of one run group, and their number of pieces after merging: the plan part; the facts of one unit; the number of
+# units; the skips of source and destination; and the counts. The counts are the granules on the host and, if the
+# group's copies can merge, the copies of each size in ``by_size``. A plain tuple, because every submit makes one.
 Counted = tuple[Part, GroupFacts, int, tuple[int, int], tuple[int, ...]]
 
 
@@ -135,7 +134,7 @@ _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.Wea
 
 
 def statistics_of(plan: Plan) -> Statistics:
-    """Count the pieces that each path would issue for a plan.
+    """Count the pieces that each path would copy for a plan.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -148,9 +147,9 @@ def statistics_of(plan: Plan) -> Statistics:
 
 
 def counted(plan: Plan) -> list[Counted]:
-    """Look at all units of a plan, and count the merges; joined plans have one part for each group.
+    """Read all units of a plan and count the pieces after merging, per run group.
 
-    Only this takes time that grows with the number of units.
+    Only this function takes time that grows with the number of units.
     """
     if len(plan.parts) == 1:
         return [_count(plan.parts[0], plan.direction, plan.skips[0])]
@@ -160,10 +159,10 @@ def counted(plan: Plan) -> list[Counted]:
 
 
 def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
-    """Count a part; ``known`` holds the number of copies after merging, by size, as far as known.
+    """Count the pieces of a plan part; ``known`` maps a size to its copies after merging, if they are counted already.
 
-    A copy that touches one of another run (the end of the K plane and the start of V) is merged by the flat lowering,
-    and counted as apart here: such copies are few.
+    The flat lowering also merges copies of different runs that touch, such as the end of K and the start of V.
+    Here they count as separate copies: they are few.
     """
     group, count = part.group, int(part.units.shape[1])
     facts = facts_of(group, direction)
@@ -177,11 +176,11 @@ def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[in
 
 
 def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
-    """Statistics of a counted plan's large and small runs; None where it has only one kind of them."""
+    """Return the statistics of a counted plan's large runs and of its small runs; None if it lacks either."""
     large: list[Counted] = []
     small: list[Counted] = []
     for part, facts, count, skips, (_, *left) in counts:
-        known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty where nothing merges
+        known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty if nothing merges
         for side, group in zip((large, small), group_halves(part.group), strict=True):
             if group is not None and count:
                 side.append(_count(Part(group, part.units), direction, skips, known))
@@ -189,7 +188,7 @@ def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statis
 
 
 def total(direction: str, counts: Iterable[Counted]) -> Statistics:
-    """Statistics of a plan whose units have been counted."""
+    """Return the statistics of a plan whose units have been counted."""
     groups = runs = calls = rows = granule = nbytes = 0
     copies = rowless = extents = Pieces()
     alignment = 16
@@ -216,7 +215,7 @@ def total(direction: str, counts: Iterable[Counted]) -> Statistics:
 
 
 def facts_of(group: RunGroup, direction: str) -> GroupFacts:
-    """The pieces of one unit of a group, computed once for a group and direction."""
+    """Return the pieces of one unit of a run group, computed once for each group and direction."""
     known = _facts.get(group)
     if known is None:
         known = _facts.setdefault(group, {})
@@ -252,11 +251,11 @@ def _facts_of(group: RunGroup, direction: str) -> GroupFacts:
 
 
 def chains(units: Int64Array, nbytes: int) -> int:
-    """Count the copies of units (2, n), once units that touch on both sides are merged.
+    """Count the copies of units (2, n) after units that touch on both sides are merged.
 
-    Blocks are mostly allocated in rising or falling order, and one pass along the plan finds those that touch. Other
-    orders are searched only where units lie close together, and many have one distance from source to destination.
-    In random order, at most a quarter of the units then merge uncounted.
+    Blocks are mostly allocated in rising or falling order, and one pass over the plan finds the units that touch.
+    Other orders are searched only if units lie close together and many share a distance from source to destination.
+    So in random order, at most a quarter of the units merge without being counted.
 
     >>> chains(np.array([[0, 64, 128, 640], [0, 64, 512, 1024]]), 64)
     3
@@ -278,7 +277,7 @@ def chains(units: Int64Array, nbytes: int) -> int:
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:
-    """Count the granules that begin on the host where the one before ends."""
+    """Count the granules that begin at the host address where the granule before them ends."""
     host = 0 if direction == "load" else 1
     first = -skips[host] % facts.granule_units
     column = part.units[host]

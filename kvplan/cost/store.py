@@ -16,27 +16,27 @@ from kvplan.cost.profile import DeviceProfile, default, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
 
-CHOSEN = "KVPLAN_PROFILE"  # environment variable: path of a profile that is used instead of all others
+CHOSEN = "KVPLAN_PROFILE"  # environment variable: file of the profile to use instead of all other profiles
 SHIPPED = Path(__file__).parent / "profiles"
 _log = logging.getLogger("kvplan")
 
 
 def folder() -> Path:
-    """The folder of the user's profiles, by the XDG base directory specification.
+    """Return the folder of the user's profiles, by the XDG base directory specification.
 
     Raises:
-        KVPlanError: the user's home is not known.
+        KVPlanError: the user's home folder is not known.
     """
     told = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(told) if told and Path(told).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # a container whose user has no entry
+    except RuntimeError:  # such as in a container whose user has no passwd entry
         raise KVPlanError("no home folder for profiles; set HOME or XDG_CACHE_HOME") from None
     return base / "kvplan" / "profiles"
 
 
 def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str:
-    """The name of a profile: its GPU, driver and link.
+    """Return the name of a profile's file: GPU, driver and link.
 
     >>> key("NVIDIA H100 80GB HBM3", "580.159.04", 5, 16), key("NVIDIA GB10", "", None, None)
     ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
@@ -47,12 +47,12 @@ def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str
 
 
 def path_of(here: Machine) -> Path:
-    """The file of a machine's own profile."""
+    """Return the path of a machine's own profile."""
     return folder() / f"{key(here.gpu, here.driver, *here.link.key)}.json"
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
-    """Write a profile whole; see :func:`kvplan.base.files.write_whole`.
+    """Write a profile to a file; see :func:`kvplan.base.files.write_whole`.
 
     Raises:
         KVPlanError: the file cannot be written.
@@ -65,10 +65,10 @@ def save(profile: DeviceProfile, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a profile can be written there; its folder is made where it is missing.
+    """Check that a profile can be written to ``path``; make its folder if it is missing.
 
     Raises:
-        KVPlanError: it cannot be written; why.
+        KVPlanError: the profile cannot be written; the message says why.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +81,10 @@ def check_writable(path: Path) -> None:
 
 
 def read(path: Path) -> DeviceProfile:
-    """Read one file.
+    """Read the profile in a file.
 
     Raises:
-        KVPlanError: the file cannot be read, or holds no profile; which file, and why.
+        KVPlanError: the file cannot be read, or is not a profile; the message names the file and the reason.
     """
     try:
         return from_json(read_whole(path, LIMITS.profile_nbytes))
@@ -97,17 +97,17 @@ def read(path: Path) -> DeviceProfile:
 
 
 def find_for(ordinal: int) -> DeviceProfile:
-    """The profile of a GPU by its number among the visible GPUs; never an error."""
+    """Return the profile of a GPU, by its number among the visible GPUs; never raise an error."""
     try:
         return find(machine(ordinal))
-    except KVPlanError as error:  # the driver does not say what it is
+    except KVPlanError as error:  # the driver does not describe the GPU
         return replace(default(), note=f"{default().note}; {error}")
 
 
 def find(here: Machine) -> DeviceProfile:
-    """Find the profile of a machine: the chosen one, its own, a shipped one, or the default; never an error.
+    """Find the profile of a machine: the chosen one, its own, a shipped one, or the default; never raise an error.
 
-    A profile that could not be read is named in the log of ``kvplan``, and in the ``note`` of the profile found.
+    If a profile cannot be read, the log of ``kvplan`` and the ``note`` of the returned profile name it.
     """
     told = os.environ.get(CHOSEN, "")
     notes = []
@@ -128,10 +128,10 @@ def find(here: Machine) -> DeviceProfile:
 
 
 def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile:
-    """Check that a profile is of this machine.
+    """Check that a profile was measured on this machine's GPU.
 
     Raises:
-        KVPlanError: the profile is of another GPU.
+        KVPlanError: the profile was measured on another GPU.
     """
     if profile.gpu and here.gpu and profile.gpu != here.gpu:
         raise KVPlanError(f"{path}: is of {profile.gpu}, and this is {here.gpu}")
@@ -139,7 +139,7 @@ def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile
 
 
 def shipped(here: Machine) -> DeviceProfile | None:
-    """The shipped profile of a machine's GPU and link, if need be of another driver; or None."""
+    """Return the shipped profile of a machine's GPU and link, or None. Its driver may be another one."""
     generation, width = here.link.key
     known = [one for one in all_shipped()
              if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)]  # fmt: skip
@@ -153,15 +153,15 @@ def shipped(here: Machine) -> DeviceProfile | None:
 
 
 def all_shipped() -> list[DeviceProfile]:
-    """All shipped profiles, by name of the GPU."""
+    """Return all shipped profiles, in order of the GPU's name."""
     return [read(path) for path in sorted(SHIPPED.glob("*.json"))]
 
 
 def by_name(name: str) -> DeviceProfile:
-    """A shipped profile by a part of its GPU's name, or a file.
+    """Return the shipped profile whose GPU has ``name`` in its name, the default, or the profile in a file.
 
     Raises:
-        KVPlanError: the name fits no profile, or several; the message lists the names.
+        KVPlanError: no profile or several have the name; the message lists the names.
 
     >>> by_name("default").how
     'default'

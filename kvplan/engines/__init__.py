@@ -1,1 +1,1 @@
-"""Adapters that plug kvplan into serving engines. An engine is imported only when its adapter is used."""
+"""Adapters that connect kvplan to serving engines. An engine is imported only when its adapter is used."""

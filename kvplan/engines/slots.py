@@ -1,4 +1,4 @@
-"""Lists of token slots, as engines give them, turned into blocks."""
+"""Functions that turn an engine's lists of token slots into block ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvplan.plan.placement import own_block_ids
 
 
 def slot_array(slots: Any, name: str) -> Int64Array:
-    """Slots as an int64 array; a tensor on a GPU is copied to the CPU, which waits for the work that computes it.
+    """Return slots as an int64 array. A GPU tensor is copied to the CPU, after the work that computes it.
 
     Args:
         slots: slot numbers: int sequence, numpy array, or torch tensor on any device.
-        name: name of the list in messages.
+        name: name of the list in error messages.
 
     Raises:
         BlockIndexError: slots are not one-dimensional, not integers, or negative (an engine's mark for no slot).
@@ -32,7 +32,7 @@ def slot_array(slots: Any, name: str) -> Int64Array:
 
 
 def blocks_of(slots: Int64Array, tokens: int) -> Int64Array | None:
-    """The blocks that slots fill; None if they are not whole blocks, each from its first slot to its last.
+    """Return the blocks that slots fill. Return None if a block is not whole, or its slots are not in order.
 
     Args:
         slots: slot numbers, block after block.
@@ -50,7 +50,7 @@ def blocks_of(slots: Int64Array, tokens: int) -> Int64Array | None:
 
 
 def first_stray(slots: Int64Array, tokens: int) -> int | None:
-    """Index of the first slot outside its block, or of a block's first slot that is not its slot 0; None if all fit.
+    """Return the index of the first slot that is not at its place in a block; None if all are.
 
     >>> import numpy as np
     >>> first_stray(np.array([8, 9, 10, 12]), 4), first_stray(np.array([8, 9, 10, 11, 0, 1]), 4)

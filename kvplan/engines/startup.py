@@ -1,4 +1,4 @@
-"""Warm-up while an engine starts, so that its first transfer need not wait."""
+"""Warm-up while an engine starts, so that the first transfer does not wait for compilers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ logger = logging.getLogger("kvplan.engines")
 
 
 def prepare(executor: Executor, programs: Iterable[Plans] = (), *, by_layer: bool = False) -> None:
-    """Warm up an executor for transfers of these programs; log a failure, since the engine must start in any case.
+    """Warm up an executor for transfers of these programs; log a failure, because the engine must start in any case.
 
-    A plan that is refused here is refused again at its transfer, where the engine can go on without it. And no transfer
-    may ever need the compiler that failed.
+    A plan that is refused here is refused again at its transfer; there the engine can continue without it. If a
+    compiler fails here, it is possible that no transfer needs it.
     """
     for program in (None, *programs):
         try:

@@ -1,4 +1,4 @@
-"""The stream in which an engine works."""
+"""The stream in which an engine launches its work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from kvplan.cuda.handles import current_stream as current_handle
 
 
 class Stream(NamedTuple):
-    """A stream by its handle, which is all that an executor reads; torch's own takes microseconds to make."""
+    """The handle of a stream; an executor needs no more, and a ``torch.cuda.Stream`` takes microseconds to make."""
 
     cuda_stream: int
 
 
 def current_stream(device: str) -> Stream | None:
-    """Torch's current stream on a device such as ``"cuda:0"``; None on the CPU, which has no streams.
+    """Return torch's current stream on a device such as ``"cuda:0"``; None on the CPU, which has no streams.
 
     >>> current_stream("cpu") is None
     True

@@ -1,1 +1,1 @@
-"""Benchmarks, calibration, and what of this machine is in the way."""
+"""Benchmarks, calibration, and the doctor that finds why transfers on this machine are slow."""

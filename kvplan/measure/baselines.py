@@ -1,4 +1,4 @@
-"""Baselines: other ways to move the blocks of a work, each by its name, as a call that starts one transfer."""
+"""Baselines: other ways to move the blocks of a work. Each has a name and a call that starts one transfer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BATCH = "cuMemcpyBatchAsync"
 LOOP = "cuMemcpyAsync a run"
 INDEXING = "torch indexing"
 MEMCPY = "numpy memcpy"
-MOST_DESCRIPTORS = 16_384  # a call; far more in one batch have crashed drivers
-MOST_CALLS = 8192  # of the loop: more would take seconds
+MOST_DESCRIPTORS = 16_384  # per call; batches with far more have crashed drivers
+MOST_CALLS = 8192  # calls of the loop: more would take seconds
 
 
 class Baseline(NamedTuple):
-    """One way to move one work.
+    """A baseline for one work.
 
     Attributes:
-        begin: starts a transfer.
-        verify: compares every byte after a transfer, and raises TransferError where one did not arrive.
+        begin: function that starts a transfer.
+        verify: function that moves the work and raises TransferError if a byte did not arrive.
     """
 
     begin: Begin
@@ -37,10 +37,10 @@ Maker = Callable[[Work], Baseline]
 
 
 def makers(device: str) -> Mapping[str, Maker]:
-    """By name, the function that makes a baseline for a work; it raises PathError for a work that it cannot move.
+    """Return, by name, the functions that make a baseline for a work; they raise PathError if it cannot move the work.
 
     Args:
-        device: ``"cpu"``, or ``"cuda:N"``; then torch with CUDA is needed.
+        device: ``"cpu"``; or ``"cuda:N"``, which needs torch with CUDA.
 
     >>> sorted(makers("cpu"))
     ['numpy memcpy', 'torch indexing']
@@ -52,7 +52,7 @@ def makers(device: str) -> Mapping[str, Maker]:
 
 
 def names(device: str) -> tuple[str, ...]:
-    """Names of the baselines of a device, without opening it.
+    """Return the names of the baselines of a device, without opening the device.
 
     >>> names("cuda:0")
     ('cuMemcpyBatchAsync', 'cuMemcpyAsync a run', 'torch indexing')
@@ -61,21 +61,21 @@ def names(device: str) -> tuple[str, ...]:
 
 
 def verified(name: str, work: Work, begin: Begin) -> Baseline:
-    """A baseline that is proven by :meth:`kvplan.measure.workload.Work.verify`."""
+    """Return a baseline that :meth:`kvplan.measure.workload.Work.verify` checks."""
     return Baseline(begin, lambda: work.verify(name, lambda: begin().synchronize()))
 
 
 def batch(line: Line, work: Work) -> Baseline:
-    """One descriptor a run, by the driver's batch call."""
+    """Make the baseline of the driver's batch call, with one descriptor per run."""
     issue = batch_call(line, work.plan)
     return verified(BATCH, work, lambda: Enqueued(line, work.plan.nbytes, issue))
 
 
 def batch_call(line: Line, plan: Plan) -> Callable[[], None]:
-    """The calls of cuMemcpyBatchAsync for a plan; its descriptors are made beforehand and cost nothing here.
+    """Return a function that calls cuMemcpyBatchAsync for a plan; the descriptors are made here, before it is timed.
 
     Raises:
-        PathError: the driver has no such call.
+        PathError: the driver has no cuMemcpyBatchAsync.
     """
     device = line.device
     if device.driver.cuMemcpyBatchAsync is None:
@@ -93,7 +93,7 @@ def batch_call(line: Line, plan: Plan) -> Callable[[], None]:
 
 
 def loop(line: Line, work: Work) -> Baseline:
-    """One call a run."""
+    """Make the baseline of one cuMemcpyAsync call per run."""
     if work.geometry.runs > MOST_CALLS:
         raise PathError(f"it makes a call for each run, and {work.geometry.runs:,} runs are more than {MOST_CALLS:,}")
     src, dst, size = (column.tolist() for column in work.plan.descriptors())
@@ -107,13 +107,13 @@ def loop(line: Line, work: Work) -> Baseline:
 
 
 class _Blocks:
-    """Blocks of one side, gathered and scattered by index.
+    """The blocks of one side, which torch gathers and scatters by index.
 
     Args:
-        side: of a work.
+        side: source or destination of a work.
         ids: block ids.
-        block_runs: runs of a block.
-        paged: whether the outermost dim of the staging tensor is the block; else it is the run.
+        block_runs: runs per block.
+        paged: whether the outermost dim of the staging tensor is the block; otherwise it is the run.
     """
 
     def __init__(self, side: Side, ids: Any, block_runs: int, *, paged: bool) -> None:
@@ -124,7 +124,7 @@ class _Blocks:
         self._ids = torch.from_numpy(ids).to(self._views[0].device)
 
     def _parts(self, staging: Any) -> list[tuple[Any, Any]]:
-        """Views of the side, each with the runs of the staging tensor that are its own, in its order of dims."""
+        """Return the side's views, each with its part of the staging tensor, in its order of dims."""
         held = staging.transpose(0, 1) if self._turned else staging
         return list(zip(self._views, held.chunk(len(self._views), 1 - self._dim), strict=True))
 
@@ -145,7 +145,7 @@ class _Blocks:
 
 
 def _ends(work: Work) -> tuple[_Blocks, _Blocks, tuple[int, int, int]]:
-    """Source, destination, and the shape of staging, which has the host's order."""
+    """Return the source, the destination, and the shape of the staging tensor, which has the host's order."""
     shape = work.geometry
     paged = shape.host == "contiguous"
     src, dst = (
@@ -157,7 +157,7 @@ def _ends(work: Work) -> tuple[_Blocks, _Blocks, tuple[int, int, int]]:
 
 
 def indexing(line: Line, work: Work) -> Baseline:
-    """``index_select`` into a staging tensor, one copy, ``index_copy_``; all cores of the CPU index the host's side."""
+    """Make the baseline of torch: ``index_select``, one copy, ``index_copy_``. All CPU cores index the host's side."""
     import torch
 
     src, dst, shape = _ends(work)
@@ -179,7 +179,7 @@ def indexing(line: Line, work: Work) -> Baseline:
 
 
 def _indexing_on_cpu(work: Work) -> Baseline:
-    """``index_select`` into a staging tensor, ``index_copy_`` out of it."""
+    """Make the baseline of ``index_select`` into a staging tensor and ``index_copy_`` out of it."""
     import torch
 
     src, dst, shape = _ends(work)
@@ -193,7 +193,7 @@ def _indexing_on_cpu(work: Work) -> Baseline:
 
 
 def _memcpy(work: Work) -> Baseline:
-    """The same number of bytes in one piece: one thread that moves blocks can hardly exceed this."""
+    """Make the baseline of one copy with the same bytes: a thread that moves blocks is hardly faster."""
     words = work.plan.nbytes // 8
     src, dst = (side.parts[0][:words].numpy() for side in (work.src, work.dst))
 

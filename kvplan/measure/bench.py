@@ -1,6 +1,6 @@
-"""Measure every path and baseline over sizes, counts, directions and host layouts, alone and beside compute.
+"""The bench: it times paths and baselines over sizes, counts, directions and hosts, alone and beside compute.
 
-No way is timed before every byte of it was seen to arrive.
+A path or baseline is timed only after a comparison of every byte that it moved.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
 
-PROGRAMS = (1, 2, 4, 8)  # of the kernel beside decode: the frontier
+PROGRAMS = (1, 2, 4, 8)  # numbers of Triton programs that are measured beside decode
 MEMCPY_SAMPLES = 5
 SAMPLES, CASE_SECONDS, WARM_UPS = 15, 0.02, 1
-TRIES = 2  # of a window in which compute ran out of work
+TRIES = 2  # measurements of a window in which compute ran out of work
 DRY = "the queue of compute ran empty meanwhile"
 
 
 class _Case(NamedTuple):
-    """One way to move one work, not yet verified.
+    """A path or baseline that moves one work, not yet verified.
 
     Attributes:
-        begin: starts a transfer.
+        begin: function that starts a transfer.
         verify: see :class:`kvplan.measure.baselines.Baseline`.
-        expect: returns the seconds that the cost model expects, or None.
+        expect: function that returns the seconds that the cost model predicts, or None.
     """
 
     begin: Callable[[], Any]
@@ -48,15 +48,15 @@ class _Case(NamedTuple):
 
 
 class Run:
-    """A bench under way. :meth:`rows` measures, and fills the attributes.
+    """One run of a bench. :meth:`rows` measures, and sets the attributes.
 
     Args:
-        bench: the measurements.
-        progress: is called with the share that is done, and the step that begins.
-        clock: for tests.
+        bench: the measurements to make.
+        progress: function that is called with the share that is done, and the step that begins.
+        clock: function that returns seconds; tests replace it.
 
     Attributes:
-        ceilings: known from the first row on.
+        ceilings: the measured ceilings; None before the first row.
         missing: measurements that were not made, and why.
     """
 
@@ -70,10 +70,10 @@ class Run:
         self.missing: list[Missing] = []
 
     def rows(self) -> Iterator[Row]:
-        """Measure.
+        """Measure all tasks, and yield a row for each measurement.
 
         Raises:
-            KVPlanError: the device is not there, or its memory does not suffice.
+            KVPlanError: the device does not exist, or has too little memory.
         """
         bench, until = self.bench, self.clock() + self.bench.seconds
         self.missing += [Missing(f"{spelled(size)} x {count:,}", f"more than {spelled(bench.most_nbytes)}")
@@ -106,7 +106,7 @@ class Run:
         self.progress(1.0, "done")
 
     def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
-        """Measure every path and baseline on one work, in turns."""
+        """Measure every path and baseline on one work, alternating between them."""
         begun: dict[str, Any] = {}
         rows: dict[str, Row] = {}
         expected: dict[str, float | None] = {}
@@ -121,7 +121,7 @@ class Run:
                 rows[path], begun[path], expected[path] = row, case.begin, case.expect()
         try:
             timings = timed(begun, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
-        except RuntimeError as error:  # one case failed: the times of the cases that took turns with it mean nothing
+        except RuntimeError as error:  # one case failed: the times of the cases that alternated with it mean nothing
             yield from (replace(row, broken=_one_line(error)) for row in rows.values())
             return
         for path, timing in timings.items():
@@ -131,7 +131,7 @@ class Run:
     def _beside(
         self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
     ) -> Iterator[Row]:
-        """Measure every path and baseline beside one kind of compute; the kernel with several numbers of programs."""
+        """Measure every path and baseline beside compute; beside decode, the kernel with several program counts."""
         bench, direction = self.bench, task.geometry.direction
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
@@ -165,7 +165,7 @@ class Run:
                     yield _seen(row, taken, found, case.expect())
 
     def _proven(self, task: Task, row: Row, make: Callable[[], _Case]) -> _Case | Row | None:
-        """A verified case; a broken row where bytes did not arrive; None where the way refuses the work."""
+        """Return a verified case; a broken row if bytes did not arrive; None if the path refuses the work."""
         try:
             case = make()
             case.verify()
@@ -205,7 +205,7 @@ def _other(maker: baselines.Maker, moved: Work) -> Callable[[], _Case]:
 
 
 def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
-    """Measure transfers beside compute, again where its queue ran empty; an error as text."""
+    """Measure transfers beside compute, and again if its queue ran empty. Return an error as text."""
     try:
         for _ in range(TRIES):
             begin().synchronize()
@@ -218,7 +218,7 @@ def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
 
 
 def _seen(row: Row, taken: Window | str, found: Ceilings, expected: float | None) -> Row:
-    """The row of a window beside compute."""
+    """Return the row of a window beside compute."""
     if isinstance(taken, str):
         return replace(row, broken=taken)
     wall = statistics.median(taken.transfers)

@@ -1,4 +1,4 @@
-"""Measure each path beside compute: the share of its speed that is left, and how much slower compute gets."""
+"""Measurements of each path beside compute: the rate of the path, and how much slower compute becomes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from kvplan.plan.plan import Plan
 WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
 WARM_UPS = 2
 BLOCK_RUNS = 32
-# Bytes of the runs that each path is made for; the blocks are contiguous on the host.
+# Bytes per run: a size that suits each path. The blocks are contiguous on the host.
 RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
 
 
 def measure_beside(
     buffers: Buffers, executors: dict[str, Executor], kind: str, until: float
 ) -> dict[str, dict[str, Beside]]:
-    """Measure all paths beside one kind of compute; the result is by direction, then by path.
+    """Measure all paths beside one kind of compute, and return the effects by direction and path.
 
     Args:
-        buffers: the bytes to move.
-        executors: by path.
+        buffers: buffers with the bytes to move.
+        executors: executors by path.
         kind: ``"decode"`` or ``"prefill"``.
-        until: a time of ``time.perf_counter()``; no path is begun after it.
+        until: time of ``time.perf_counter()`` after which no measurement of a path begins.
     """
     compute = compute_of(buffers.device, kind)
     made: dict[str, dict[str, Beside]] = {}
@@ -42,7 +42,7 @@ def measure_beside(
             if time.perf_counter() > until:
                 break
             geometry = Geometry(direction, "contiguous", run_nbytes, buffers.nbytes // run_nbytes, BLOCK_RUNS)
-            with suppress(PathError):  # a path that refuses has no figures
+            with suppress(PathError):  # a path that refuses the plan has no figures
                 made[direction][path] = _one(compute, executors[path], work(buffers, geometry).plan)
     return made
 

@@ -1,6 +1,6 @@
-"""Make the profile of a GPU from a few hundred short transfers.
+"""The calibration, which makes the profile of a GPU from a few hundred short transfers.
 
-At most 20 seconds and 1 GiB of memory, host and GPU together.
+It takes at most 20 seconds, and 1 GiB of host and GPU memory together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvplan.measure.timing import Progress, Timing, silent, timed
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, work
 from kvplan.plan.plan import Plan
 
-# No transfer is begun after SECONDS. The last BESIDE_SECONDS of them are for transfers beside compute.
+# No transfer begins after SECONDS. The last BESIDE_SECONDS of this time are for transfers beside compute.
 SECONDS, BESIDE_SECONDS = 16.0, 4.0
 HOST_NBYTES, DEVICE_NBYTES = 384 << 20, 64 << 20
-RING_NBYTES = 84 << 20  # two chunks: half of what a ring takes by default
-ROUNDS = (16, 64)  # runs of a block: one round over the grid for each; a fit needs two numbers to tell terms apart
+RING_NBYTES = 84 << 20  # two chunks: half of the default ring
+ROUNDS = (16, 64)  # runs per block: one round over the grid for each; a fit needs two values to separate the terms
 ONE_PROGRAM = "kernel, 1 program"
-# (bytes of a run, runs): at one end only the fixed costs count, at the other only the bytes.
+# (bytes per run, runs): from transfers whose time is the fixed costs, to transfers whose time is the bytes.
 GRID = tuple(
     (run_nbytes, runs)
     for runs in (16, 64, 512, 4096, 16384)
@@ -43,16 +43,16 @@ GRID = tuple(
 MANY = ((128, 65536), (512, 65536), (1 << 10, 65536))  # for the paths in FAST, whose runs cost almost nothing
 FAST, ENGINE_PATHS = ("kernel", "staged"), ("copy_engine", "copy_engine_2d", "staged")
 SAMPLES, CASE_SECONDS = 8, 0.015
-LEAST_SAMPLES = 6  # of a path and direction; with fewer, its costs are guessed
+LEAST_SAMPLES = 6  # samples per path and direction; with fewer, the costs are guessed
 
 
 class Sample(NamedTuple):
     """The time of one path for one plan.
 
     Attributes:
-        path: its name, or :data:`ONE_PROGRAM`.
-        plan: the statistics of the plan that was moved.
-        timing: of its transfers.
+        path: name of the path, or :data:`ONE_PROGRAM`.
+        plan: statistics of the plan that was moved.
+        timing: median times of its transfers.
     """
 
     path: str
@@ -72,13 +72,13 @@ def calibrate(
 
     Args:
         machine: the machine that the profile describes.
-        device: its name for executors; torch is needed.
-        progress: is called with the share that is done, and the step that begins.
-        keep: a list that the samples are added to.
-        seconds: no transfer is begun after this time.
+        device: name of the GPU for executors; torch is needed.
+        progress: function that is called with the share that is done, and the step that begins.
+        keep: list to which the samples are appended.
+        seconds: time in seconds after which no transfer begins.
 
     Raises:
-        KVPlanError: too little could be measured within the time; or a byte did not arrive.
+        KVPlanError: no path has enough samples within the time; or a byte did not arrive.
     """
     tell = progress or silent
     until = time.perf_counter() + seconds
@@ -115,10 +115,10 @@ def calibrate(
 
 
 def geometries() -> Iterator[Geometry]:
-    """The geometries to measure, in an order that has geometries of every kind wherever the time ends."""
+    """Yield the geometries to measure; the order mixes the kinds, so that all kinds are measured if time is short."""
     for block_runs in ROUNDS:
         for run_nbytes, runs in (*GRID[::2], *GRID[1::2], *MANY):
-            if runs < block_runs or 2 * run_nbytes * block_runs > DEVICE_NBYTES:  # the device's side has two blocks
+            if runs < block_runs or 2 * run_nbytes * block_runs > DEVICE_NBYTES:  # the device's side needs two blocks
                 continue
             for direction in DIRECTIONS:
                 for host in HOSTS[: 1 if runs == MANY[0][1] else None]:
@@ -131,8 +131,8 @@ def measure(
     """Time every path on one work. A path that refuses the work has no sample.
 
     Args:
-        moved: the work.
-        executors: by the path of the sample.
+        moved: the work to move.
+        executors: executors by the path of the sample.
         verify: whether every byte is compared first.
         seconds, most: see :func:`kvplan.measure.timing.timed`.
 
@@ -142,7 +142,7 @@ def measure(
     cases = {}
     for name, executor in executors.items():
         begin, whole = partial(executor.submit, moved.plan), partial(_whole, executor, moved.plan)
-        with suppress(PathError):  # the first transfer is compared: a second finds a ring that is filled
+        with suppress(PathError):  # compare the first transfer: before a second one, the ring has the bytes
             if verify:
                 moved.verify(name, whole)
             else:
@@ -157,9 +157,9 @@ def _whole(executor: Executor, plan: Plan) -> None:
 
 
 def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:
-    """GB/s that no transfer exceeded: the measured ceilings, or the fastest transfer where one was faster.
+    """Return GB/s that no transfer exceeded: the measured ceilings, or the fastest transfer if it was faster.
 
-    Another process may have used the link meanwhile. ``"sm_load"`` and ``"sm_store"`` are the kernel's.
+    Another process may have used the link while ceilings were measured. The kernel sets ``"sm_load"``, ``"sm_store"``.
     """
     made = dict(found)
     for direction in DIRECTIONS:
@@ -178,13 +178,13 @@ def profile_of(
     *,
     multiprocessors: int,
 ) -> DeviceProfile:
-    """Make a profile of samples. Costs without enough samples are the default's, and are listed as guessed. Pure.
+    """Make a profile from samples. Costs with too few samples are the default's, and are listed as guessed.
 
     Args:
         machine: the machine that was measured.
-        samples, ceilings_found: the measurements.
-        beside: by kind of compute, direction and path, as far as measured.
-        multiprocessors: SMs.
+        samples, ceilings_found: the measured samples, and the ceilings in GB/s.
+        beside: measured effects of compute, by kind of compute, direction and path.
+        multiprocessors: number of SMs.
 
     Raises:
         KVPlanError: every path has too few samples.
@@ -231,19 +231,19 @@ def profile_of(
 
 
 def _costs(samples: Sequence[Sample], path: str, target: int, byte: float | None = None) -> Costs:
-    """Costs of a path's terms, in nanoseconds; the errors count relative to the whole time.
+    """Fit the costs of a path's terms, in nanoseconds; errors count relative to the whole time.
 
     Args:
-        samples: of one path and direction.
-        path: its name.
-        target: index of the number of a timing.
-        byte: cost of a byte of large pieces, from the ceiling; None to fit it.
+        samples: samples of one path and direction.
+        path: name of the path.
+        target: index of the fitted time in a :class:`Timing`.
+        byte: nanoseconds per byte of large pieces, from the ceiling; None to fit it.
     """
     counts = [features(path, one.plan) for one in samples]
     known = {} if byte is None else {len(TERMS[path]) - 1: byte}
     if path == "staged":
-        # Its runs are copied while bytes cross the link. A fit would charge them for the cost of the small extents of
-        # the same samples.
+        # Runs are copied while bytes cross the link. A fit would assign to them the cost of the small extents of the
+        # same samples.
         known[TERMS[path].index("run")] = 0.0
     weights = [1e-9 / one.timing.wall for one in samples]
     found = fit(counts, [one.timing[target] * 1e9 for one in samples], weights, known)

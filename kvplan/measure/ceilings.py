@@ -1,4 +1,4 @@
-"""Ceilings: one large copy each way, and a copy within the GPU's memory. No transfer is faster."""
+"""Ceilings, which no transfer exceeds: the rate of one large copy per direction, and within the GPU's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLES = 9
 
 
 def measure(buffers: Buffers) -> dict[str, float]:
-    """GB/s of one large copy ``"load"`` and ``"store"``, and bytes read and written within the GPU, ``"memory"``."""
+    """Measure GB/s of one large ``"load"`` and ``"store"``, and of reads plus writes within the GPU (``"memory"``)."""
     host, device = buffers.host[: buffers.nbytes], buffers.other
     line, half = Line(buffers.device), buffers.nbytes // 2
     copies = {way: large_copy(line, host, device, way) for way in DIRECTIONS}
@@ -25,7 +25,7 @@ def measure(buffers: Buffers) -> dict[str, float]:
 
 
 def large_copy(line: Line, host: Tensor, device: Tensor, direction: str) -> Begin:
-    """All bytes of one side to the other by one call of the driver."""
+    """Return a function that copies all bytes of one side to the other by one call of the driver."""
     return _copy(line, host, device) if direction == "load" else _copy(line, device, host)
 
 
@@ -41,11 +41,11 @@ def _copy(line: Line, src: Tensor, dst: Tensor) -> Begin:
 
 def _rate(begin: Begin, nbytes: int) -> float:
     taken: list[float] = [begin().result().seconds for _ in range(SAMPLES + 1)]
-    return nbytes / min(taken[1:]) / 1e9  # the best: others may use the link now and then
+    return nbytes / min(taken[1:]) / 1e9  # the best: other processes may use the link at times
 
 
 def multiprocessors(device: str) -> int:
-    """SMs of a GPU."""
+    """Return the number of SMs of a GPU."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

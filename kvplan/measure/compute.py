@@ -1,4 +1,4 @@
-"""Compute that keeps running while transfers come and go, as the compute of an engine does."""
+"""Compute that runs without a pause during transfers, like the compute of an engine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, NamedTuple, Protocol
 from kvplan.measure.flights import InFlight, Line
 
 DECODE_BATCH = 64
-AHEAD = 40  # iterations enqueued behind the one that runs: the GPU has work while the host submits a transfer
-PATIENCE = 60.0  # seconds; a transfer that takes longer counts as hanging
+AHEAD = 40  # iterations in the queue, so that the GPU has work while the host submits a transfer
+PATIENCE = 60.0  # seconds; if a transfer takes longer, the window raises an error
 
 
 class Event(Protocol):
-    """An event of CUDA, or the double of a test."""
+    """A CUDA event, or its replacement in a test."""
 
     def query(self) -> bool:
-        """Whether the event has passed."""
+        """Return whether the event has passed."""
         ...
 
     def elapsed_time(self, later: Any) -> float:
-        """Milliseconds from this event to a later one."""
+        """Return the milliseconds from this event to a later one."""
         ...
 
 
 class Compute(Protocol):
-    """Iterations of one kind on a stream of their own."""
+    """A queue of equal iterations of compute, on a stream of its own."""
 
     def mark(self) -> Event:
         """Record an event behind all enqueued work."""
@@ -43,15 +43,15 @@ class Compute(Protocol):
 
 
 class ComputeSizes(NamedTuple):
-    """Sizes of the two kinds of compute.
+    """The sizes of the two kinds of compute.
 
     Attributes:
-        decode_features, decode_weights: the square weights that a batch of 64 tokens is multiplied by.
-        decode_rounds: times over all of them.
-        prefill_features, prefill_tokens: the one product of an iteration of prefill.
+        decode_features, decode_weights: size and number of the square weights that multiply a batch of 64 tokens.
+        decode_rounds: multiplications by all weights per iteration of decode.
+        prefill_features, prefill_tokens: sizes of the one product per iteration of prefill.
     """
 
-    # Products of hundreds of tiles: of few, one SM less may cost a whole wave. No cache holds weights of 128 MiB.
+    # Products have hundreds of tiles: with few tiles, one SM less may cost a whole wave. 128 MiB exceed every cache.
     decode_features: int = 8192
     decode_weights: int = 1
     decode_rounds: int = 4
@@ -63,12 +63,12 @@ SIZES = ComputeSizes()
 
 
 def compute_of(device: str, kind: str, sizes: ComputeSizes = SIZES) -> Products:
-    """Compute on a stream of its own.
+    """Make compute of one kind, on a new stream.
 
     Args:
-        device: ``"cuda:N"``.
-        kind: ``"decode"``: a batch of 64 over weights that no cache holds; ``"prefill"``: one large product.
-        sizes: of both.
+        device: name of the GPU, ``"cuda:N"``.
+        kind: ``"decode"``: a batch of 64 with weights larger than any cache; ``"prefill"``: one large product.
+        sizes: sizes of both kinds.
     """
     if kind == "decode":
         rows, features, weights, rounds = DECODE_BATCH, *sizes[:3]
@@ -78,12 +78,12 @@ def compute_of(device: str, kind: str, sizes: ComputeSizes = SIZES) -> Products:
 
 
 class Window(NamedTuple):
-    """Transfers beside compute, one after another.
+    """The times of transfers beside compute, one after another.
 
     Attributes:
-        transfers: seconds of each by the host's clock, from before its call.
-        alone, beside: milliseconds of the iterations of compute that ran without, and wholly within, transfers.
-        dry: whether the queue of compute ran empty; then the numbers mean nothing.
+        transfers: seconds of each transfer, from before its call, by the host's clock.
+        alone, beside: milliseconds of each iteration of compute without transfers, and during transfers.
+        dry: whether the queue of compute ran empty; then the times mean nothing.
     """
 
     transfers: tuple[float, ...]
@@ -93,17 +93,17 @@ class Window(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        """The median time of an iteration beside transfers over the median alone."""
+        """Return the median time of an iteration beside transfers, divided by the median alone."""
         return statistics.median(self.beside) / statistics.median(self.alone)
 
     @property
     def mean_slowdown(self) -> float:
-        """The mean over the mean, which shows stalls that medians do not."""
+        """Return the mean time beside transfers, divided by the mean alone; it shows stalls that medians hide."""
         return statistics.fmean(self.beside) / statistics.fmean(self.alone)
 
 
 class Feeder:
-    """Keep the GPU's queue of iterations full; its events live as long as this object."""
+    """An object that keeps the GPU's queue of iterations full; its events exist as long as it does."""
 
     def __init__(self, compute: Compute, ahead: int = AHEAD) -> None:
         self.compute = compute
@@ -113,7 +113,7 @@ class Feeder:
         self.dry = False
 
     def top_up(self) -> None:
-        """Count the iterations that have finished, and enqueue as many again."""
+        """Count the iterations that have finished, and enqueue the same number again."""
         enqueued = len(self.events) - 1
         while self.finished < enqueued and self.events[self.finished + 1].query():
             self.finished += 1
@@ -123,7 +123,7 @@ class Feeder:
             self.events.append(self.compute.mark())
 
     def milliseconds(self, first: int, last: int) -> tuple[float, ...]:
-        """Milliseconds of each iteration from ``first`` to before ``last``; all have finished."""
+        """Return the milliseconds of each iteration from ``first`` to before ``last``; all must have finished."""
         return tuple(self.events[k].elapsed_time(self.events[k + 1]) for k in range(first, last))
 
 
@@ -136,23 +136,23 @@ def window(
     transfers: int,
     seconds: float,
 ) -> Window:
-    """Measure iterations alone, then transfers one after another beside them, in one stretch of warm compute.
+    """Measure iterations alone, then iterations beside one transfer after another, while compute runs without a pause.
 
     Args:
-        compute: runs all the time.
-        begin: starts a transfer and returns at once.
-        warm: iterations before the first that counts.
-        alone: iterations that count, before the first transfer.
-        transfers, seconds: the window has at least this many transfers, and lasts at least this long.
+        compute: the compute, which runs all the time.
+        begin: function that starts a transfer and returns at once.
+        warm: number of iterations to warm up, which are not measured.
+        alone: number of iterations to measure before the first transfer.
+        transfers, seconds: least number of transfers, and least seconds of the window.
 
     Raises:
-        RuntimeError: a transfer does not end.
+        RuntimeError: a transfer does not end within 60 seconds.
     """
     feeder = Feeder(compute)
     while feeder.finished < warm + alone:
         feeder.top_up()
         time.sleep(0)
-    first = feeder.finished + 1  # the iteration that runs now began before the first transfer
+    first = feeder.finished + 1  # the present iteration began before the first transfer
     kept: list[InFlight] = []
     taken: list[float] = []
     opened = time.perf_counter()
@@ -172,14 +172,14 @@ def window(
 
 
 class Products:
-    """Matrix products in bf16; a CUDA graph holds one iteration of them.
+    """Compute by matrix products in bf16, with one iteration in a CUDA graph.
 
     Args:
-        device, stream: of torch; nothing else runs on the stream.
+        device, stream: torch's device and stream; no other work runs on the stream.
         rows: rows of the left matrix, which are tokens.
         features: rows and columns of each weight matrix.
-        weights: number of weight matrices. Memory bounds the products where they are far larger than the GPU's cache.
-        rounds: how often an iteration multiplies by all weights.
+        weights: number of weight matrices. If they are far larger than the GPU's cache, memory limits the products.
+        rounds: multiplications by all weights per iteration.
     """
 
     def __init__(self, device: Any, stream: Any, *, rows: int, features: int, weights: int, rounds: int) -> None:

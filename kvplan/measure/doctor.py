@@ -1,6 +1,6 @@
-"""The doctor: judges from facts what slows transfers on this machine, and says what to do.
+"""The doctor, which finds from facts why transfers on this machine are slow, and says what to do.
 
-A *problem* costs a path, or much of the link. A *warning* costs less. An *unknown* could not be found out.
+A *problem* makes a path or much of the link unusable. A *warning* costs less. An *unknown* could not be determined.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Facts", "Finding", "State", "examine", "gather"]
 
 FIRST_DRIVER = 12000
 LITTLE_MEMORY = 1 << 30  # a smaller host pool holds a few requests of one model
-QUEUES = 8  # hardware queues of a GPU unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise, which may say up to 32
-ASTRAY = 0.05  # share of a pool's pages that may lie on another node
+QUEUES = 8  # hardware queues of a GPU by default; CUDA_DEVICE_MAX_CONNECTIONS sets 1 to 32
+ASTRAY = 0.05  # largest share of a pool's pages on another node without a warning
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Judge the facts, the driver first. A check without a subject, such as that of a pool, is left out.
+    """Return the findings, the driver first. A check without a subject, such as a pool, is left out.
 
     >>> driver, *others = examine(Facts(cuda=13000, batch=True))
     >>> driver.state, driver.what
@@ -35,7 +35,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def cuda_driver(facts: Facts) -> Finding:
-    """Is there a driver, of 12.0 or newer?"""
+    """Check that there is a driver for CUDA 12.0 or newer."""
     if facts.cuda is None:
         reason = facts.missing.get("cuda", "there is no CUDA driver")
         if reason.startswith("there is no CUDA driver"):
@@ -52,7 +52,7 @@ def cuda_driver(facts: Facts) -> Finding:
 
 
 def gpu(facts: Facts) -> Finding | None:
-    """Is the GPU there that was asked about?"""
+    """Check that the GPU exists."""
     if facts.cuda is None:
         return None
     if facts.machine is None:
@@ -63,7 +63,7 @@ def gpu(facts: Facts) -> Finding | None:
 
 
 def batch(facts: Facts) -> Finding | None:
-    """Is cuMemcpyBatchAsync there? The driver may say success and give NULL."""
+    """Check that the driver has cuMemcpyBatchAsync; a driver without it may return success and NULL."""
     if facts.cuda is None or facts.batch is None:
         return None
     if facts.batch:
@@ -77,7 +77,7 @@ def batch(facts: Facts) -> Finding | None:
 
 
 def link(facts: Facts) -> Finding | None:
-    """Has the link all the generation and lanes that it could have?"""
+    """Check that the link has the highest generation and all lanes that are possible."""
     if facts.machine is None:
         return None
     now = facts.machine.link
@@ -100,7 +100,7 @@ def link(facts: Facts) -> Finding | None:
 
 
 def locked(facts: Facts) -> Finding:
-    """How much may this process lock? CUDA does not count its pinning, RDMA does."""
+    """Check the limit of locked memory. CUDA's pinned memory does not count for it, RDMA's does."""
     if facts.locked is None:
         return unknown(facts, "locked memory", "locked")
     if facts.locked == UNLIMITED:
@@ -110,7 +110,7 @@ def locked(facts: Facts) -> Finding:
 
 
 def memory(facts: Facts) -> Finding:
-    """How large may a pinned pool be?"""
+    """Check that there is enough host memory for a pinned pool."""
     if facts.ram is None:
         return unknown(facts, "host memory", "ram")
     every, room = facts.ram
@@ -127,7 +127,7 @@ def memory(facts: Facts) -> Finding:
 
 
 def shared(facts: Facts) -> Finding:
-    """Is there room in /dev/shm? Pools that processes share by name are kept there, others are not."""
+    """Check the free bytes of /dev/shm, which only shared pools use."""
     if facts.shared is None:
         return unknown(facts, "shared memory", "shared")
     every, free = facts.shared
@@ -140,7 +140,7 @@ def shared(facts: Facts) -> Finding:
 
 
 def numa(facts: Facts) -> Finding | None:
-    """Do threads run, and pages lie, on the GPU's node?"""
+    """Check that threads run, and new pages lie, on the GPU's node."""
     if facts.machine is None:
         return None
     if facts.nodes is not None and len(facts.nodes) == 1:
@@ -166,7 +166,7 @@ def numa(facts: Facts) -> Finding | None:
 
 
 def pool(facts: Facts) -> Finding | None:
-    """On which nodes do the pages of a pool lie?"""
+    """Check that the pages of a pool lie on the GPU's node."""
     if facts.pool is None:
         return unknown(facts, "pool", "pool") if "pool" in facts.missing else None
     there = {node: count for node, count in facts.pool.items() if node >= 0}
@@ -184,7 +184,7 @@ def pool(facts: Facts) -> Finding | None:
 
 
 def connections(facts: Facts) -> Finding | None:
-    """Are there hardware queues enough? Streams that share one wait for each other."""
+    """Check the number of hardware queues. Streams that share a queue wait for each other."""
     if facts.cuda is None:
         return None
     given = facts.connections
@@ -199,7 +199,7 @@ def connections(facts: Facts) -> Finding | None:
 
 
 def iommu(facts: Facts) -> Finding | None:
-    """Does an IOMMU translate what the GPU reads and writes?"""
+    """Check whether an IOMMU translates the GPU's addresses."""
     if facts.iommu is None:
         return None
     if not facts.iommu:
@@ -211,7 +211,7 @@ def iommu(facts: Facts) -> Finding | None:
 
 
 def hypervisor(facts: Facts) -> Finding | None:
-    """Is this a virtual machine, whose link and nodes may be made up?"""
+    """Check whether this is a virtual machine, which may report a false link and false nodes."""
     if not facts.hypervisor or facts.machine is None:
         return None
     what = f"a virtual machine ({facts.hypervisor}): its link and nodes may be made up"
@@ -219,7 +219,7 @@ def hypervisor(facts: Facts) -> Finding | None:
 
 
 def profile(facts: Facts) -> Finding | None:
-    """Which device profile is in use?"""
+    """Check that the device profile in use was measured."""
     if facts.profile is None:
         return unknown(facts, "profile", "profile") if "profile" in facts.missing else None
     if (how := facts.profile.how) == "default" or facts.profile.note:
@@ -243,7 +243,7 @@ def _nodes(which: Iterable[int]) -> str:
 
 
 def _policy_nodes(policy: str | None) -> set[int]:
-    """Nodes that a policy names, as in ``bind:1``; an empty set for ``default`` and for an unknown policy."""
+    """Return the nodes of a policy such as ``bind:1``; an empty set for ``default`` and for an unknown policy."""
     try:
         return set(numbers((policy or "").partition(":")[2]))
     except ValueError:

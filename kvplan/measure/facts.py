@@ -1,4 +1,4 @@
-"""Facts for the doctor, gathered once. Gathering raises no error."""
+"""The facts that the doctor judges, and a function that gathers them and raises no error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import ROOT, Machine, machine
 from kvplan.measure import host
 
-AWAKE_NBYTES = 64 << 20  # of each copy that wakes the link
+AWAKE_NBYTES = 64 << 20  # bytes of each copy that wakes the link
 AWAKE_SECONDS = 0.2
-_BESIDE = 8  # copies under way while the link is read
+_BESIDE = 8  # copies in flight while the link is read
 
 # Module to import, and name of the package to install.
 PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "cuda.bindings": "cuda-bindings"}
@@ -28,12 +28,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class ProfileInUse:
-    """The device profile that ``auto`` chooses by.
+    """The device profile by which ``auto`` chooses a path.
 
     Attributes:
-        how: ``"calibrated"`` here, ``"shipped"``, or ``"default"``: measured nowhere.
+        how: ``"calibrated"`` on this machine, ``"shipped"``, or ``"default"``: measured nowhere.
         of: GPU, driver and link that were measured; the version of kvplan, and the date.
-        note: a warning to its user, such as why another profile could not be read; or ``""``.
+        note: a warning to the user, such as why another profile could not be read; or ``""``.
     """
 
     how: str
@@ -43,33 +43,33 @@ class ProfileInUse:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine. None is a fact that could not be found out; ``missing`` says why.
+    """Facts about a machine. A fact that could not be determined is None; ``missing`` says why.
 
-    Sizes are bytes; -1 is "no limit".
+    Sizes are in bytes; -1 is "no limit".
 
     Attributes:
-        device: the GPU that was asked about, as ``"cuda:0"``.
-        cuda: version that the driver serves, as CUDA writes it: 13000 is 13.0.
-        batch: whether the driver gives the entry point of cuMemcpyBatchAsync.
+        device: name of the GPU, such as ``"cuda:0"``.
+        cuda: newest CUDA version that the driver supports, as CUDA writes it: 13000 is 13.0.
+        batch: whether the driver has the entry point of cuMemcpyBatchAsync.
         machine: the GPU and its link.
-        busy: whether the link was read while copies were under way.
-        packages: versions by the name to install; ``""`` where the version is not known.
-        torch_cuda: the CUDA that torch is built for, as ``"13.0"``; ``""`` is a torch without CUDA.
-        numba_cache: the folder of compiled loops; ``""`` where no folder may be written.
-        locked: limit of memory that this process may lock.
-        ram: total, and available.
-        cgroup: the limit, and the use.
-        shared: /dev/shm: total, and free.
+        busy: whether the link was read while copies were in flight.
+        packages: versions of packages by the name to install; ``""`` if the version is not known.
+        torch_cuda: the CUDA version that torch is built for, such as ``"13.0"``; ``""`` if torch has no CUDA.
+        numba_cache: the folder of compiled loops; ``""`` if no folder may be written.
+        locked: bytes of memory that this process may lock.
+        ram: bytes of host memory: total, and available.
+        cgroup: bytes of the cgroup: the limit, and the use.
+        shared: bytes of /dev/shm: total, and free.
         nodes: NUMA nodes of the host.
-        cpu_nodes: nodes whose CPUs this process may run on.
-        memory_nodes: nodes whose memory this process may have.
-        policy: placement of new pages, as ``default`` or ``bind:1``.
-        pool: sampled pages of the pool by node; node -1 counts pages that were never touched.
-        connections: CUDA_DEVICE_MAX_CONNECTIONS; ``""`` where it is not set.
-        iommu: how the GPU's addresses are translated; ``""`` where they are not.
+        cpu_nodes: nodes on whose CPUs this process may run.
+        memory_nodes: nodes on which this process may allocate memory.
+        policy: placement of new pages, such as ``default`` or ``bind:1``.
+        pool: number of sampled pages of the pool by node; node -1 counts pages that were never touched.
+        connections: value of CUDA_DEVICE_MAX_CONNECTIONS; ``""`` if it is not set.
+        iommu: how the IOMMU translates the GPU's addresses; ``""`` if there is no IOMMU.
         hypervisor: name of the virtual machine; ``""`` on a real machine.
         profile: the device profile in use.
-        missing: by the name of a fact, or of a package, why it is missing.
+        missing: reasons by the name of a missing fact or package.
     """
 
     device: str = "cuda:0"
@@ -99,14 +99,14 @@ class Facts:
 def gather(
     device: str = "cuda:0", *, busy: bool = False, pool: tuple[int, int] | None = None, root: Path = ROOT
 ) -> Facts:
-    """Gather the facts, in milliseconds. Missing facts are None; no error is raised, and torch is not imported.
+    """Gather the facts within milliseconds. Missing facts are None; no error is raised, and torch is not imported.
 
     Args:
-        device: a GPU, as ``"cuda:0"``.
-        busy: an idle GPU lowers its link; copy up to 64 MiB at a time for 0.2 seconds before the link is read, if it is
-            lowered. This makes the GPU's context, and takes 64 MiB of its memory and of pinned memory meanwhile.
-        pool: address and bytes of host memory whose NUMA nodes are wanted.
-        root: of the file system.
+        device: name of a GPU, such as ``"cuda:0"``.
+        busy: whether to copy 64 MiB at a time for 0.2 seconds before the link is read, if an idle GPU has lowered it.
+            The copies need the GPU's context, and 64 MiB of GPU memory and of pinned memory.
+        pool: address and bytes of the host memory whose NUMA nodes are reported.
+        root: root folder of the file system.
 
     >>> facts = gather()
     >>> facts.cuda is None or facts.cuda >= 12000
@@ -173,7 +173,7 @@ def _lowered(gpu: Machine) -> bool:
 
 
 def _woken(ordinal: int, root: Path) -> Machine:
-    """Read the machine again, while copies are under way."""
+    """Read the machine again, while copies are in flight."""
     from kvplan.cuda.device import Device
 
     device = Device(ordinal)
@@ -206,21 +206,21 @@ def _woken(ordinal: int, root: Path) -> Machine:
 
 
 def _version(module: str, name: str) -> str:
-    """A package's version, without importing it."""
+    """Return a package's version, without importing the package."""
     try:
         there = find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # the parent package is missing
         there = False
     if not there:
         raise ValueError("not installed")
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:  # a tree of sources on the path
+    except metadata.PackageNotFoundError:  # sources on the path, not installed
         return ""
 
 
 def _cuda_of_torch() -> str:
-    """Read the version from the file that torch's build writes: importing torch takes a second."""
+    """Read the version from the file that torch's build writes, because importing torch takes a second."""
     spec = find_spec("torch")
     written = Path(spec.origin or "").with_name("version.py") if spec else Path()
     found = re.search(r"^cuda\b[^=\n]*= *(?:['\"]([\d.]+)['\"]|None)", host.text(written), re.MULTILINE)
@@ -230,7 +230,7 @@ def _cuda_of_torch() -> str:
 
 
 def _numba_cache() -> str:
-    """The first folder that may be written or made, of the folders that numba tries."""
+    """Return the first of the folders that numba tries which may be written or made; ``""`` if there is none."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = os.environ.get("NUMBA_CACHE_DIR")
     for folder in (*([Path(named)] if named else []), Path(__file__).parents[1] / "__pycache__", home / "numba"):

@@ -15,10 +15,10 @@ class Finding:
     """The finding of one check.
 
     Attributes:
-        name: of the check.
+        name: name of the check.
         state: ``"ok"``, ``"warning"``, ``"problem"`` or ``"unknown"``.
         what: the finding in one line.
-        advice: what to do, in one line; ``""`` where all is well, or where no remedy is known.
+        advice: the remedy in one line; ``""`` if the state is ok, or no remedy is known.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Finding:
 
 
 def unknown(facts: Facts, name: str, fact: str) -> Finding:
-    """The finding of a check whose fact is missing."""
+    """Return the finding of a check whose fact is missing."""
     return Finding(name, "unknown", facts.missing.get(fact, "the system does not tell"))
 
 
 def cuda_version(cuda: int) -> str:
-    """A version of CUDA as people write it.
+    """Return a CUDA version in the form "12.8".
 
     >>> cuda_version(12080)
     '12.8'

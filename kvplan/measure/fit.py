@@ -1,4 +1,4 @@
-"""Fit the constants of a linear cost to measurements, by non-negative least squares."""
+"""A fit of the constants of a linear cost to measurements, by non-negative least squares."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def fit(
     weights: Sequence[float],
     known: Mapping[int, float] | None = None,
 ) -> list[float]:
-    """Find costs of at least 0 for which ``features @ costs`` is nearest to ``seconds``, errors times their weights.
+    """Return the costs, at least 0, for which ``features @ costs`` is nearest to ``seconds`` by weighted errors.
 
     Args:
-        features: (n, terms): how often each term counts in a sample.
-        seconds: (n,): the measured times.
-        weights: (n,): with 1 / seconds, relative errors count alike.
-        known: costs of some terms, by position; they are not fitted.
+        features: (n, terms) counts of each term in each sample.
+        seconds: (n,) measured times.
+        weights: (n,) factors of the errors; with 1 / seconds, equal relative errors count the same.
+        known: costs of some terms, by position, which are not fitted.
 
     Raises:
-        KVPlanError: no samples, or more than 10 terms.
+        KVPlanError: there are no samples, or more than 10 terms.
 
     >>> [round(cost, 6) for cost in fit([[1, 10], [1, 20], [1, 40]], [12.0, 22.0, 42.0], [1, 1, 1])]
     [2.0, 1.0]
@@ -47,7 +47,7 @@ def fit(
 
 
 def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:
-    """The best least-squares solution over all subsets of columns, of the solutions without a negative number."""
+    """Return the best least-squares solution without a negative number, over all subsets of columns."""
     columns = matrix.shape[1]
     norms = np.sqrt((matrix**2).sum(axis=0))
     used = [k for k in range(columns) if norms[k] > 0]

@@ -1,4 +1,4 @@
-"""Transfers that are not kvplan's: calls on a stream between two events, calls at once, calls by another thread."""
+"""Transfers of baselines: calls on a stream between two events, calls that block, and calls by another thread."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, Self
 
-SWITCH = 5e-5  # seconds after which one thread lets another run; at Python's 5 ms, compute would run out of work
+SWITCH = 5e-5  # seconds after which Python switches threads; with the default of 5 ms, compute would run out of work
 
 
 class InFlight(Protocol):
-    """A transfer that can be asked whether it has ended."""
+    """A transfer that tells whether it has ended."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the transfer has ended."""
         ...
 
 
 class Flight(InFlight, Protocol):
-    """A transfer of any kind: kvplan's, or one of this module."""
+    """A transfer of kvplan, or of this module."""
 
     def synchronize(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the transfer."""
         ...
 
     def result(self) -> Any:
-        """Wait for its end; an object with ``seconds``."""
+        """Wait for the end of the transfer, and return an object with ``seconds``."""
         ...
 
 
@@ -35,17 +35,17 @@ Begin = Callable[[], Flight]
 
 
 class Moved(NamedTuple):
-    """Result of a finished transfer: bytes, and seconds from its start to its end, by events where a GPU moves them."""
+    """The result of a finished transfer: bytes, and seconds from start to end, by events if a GPU moves the bytes."""
 
     nbytes: int
     seconds: float
 
 
 class Line:
-    """A GPU and one stream of it. The stream is new: streams of torch come from a pool, and may be in use elsewhere.
+    """A GPU and a new stream on it. Streams of torch come from a pool, so other code may use them.
 
     Args:
-        name: ``"cuda:N"``.
+        name: name of the GPU, ``"cuda:N"``.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ class Line:
 
         from kvplan.cuda.device import Device
 
-        torch.empty(1, device=name)  # torch takes the context first
+        torch.empty(1, device=name)  # torch must open the context first
         self.name = name
         self.device = Device(int(name.removeprefix("cuda:")))
         with self.device.current():
@@ -63,7 +63,7 @@ class Line:
         self._staging: tuple[Any, Any] | None = None
 
     def staging(self, nbytes: int) -> tuple[Any, Any]:
-        """int64 words of pinned host memory and of the GPU. All callers share them: one transfer at a time."""
+        """Return int64 tensors in pinned host memory and on the GPU. All callers share them: one transfer at a time."""
         import torch
 
         words = nbytes // 8
@@ -78,12 +78,12 @@ class Line:
 
 
 class Enqueued:
-    """Calls on a stream between two events, which live as long as this object.
+    """A transfer by calls on a stream, between two events that exist as long as this object.
 
     Args:
         line: the GPU and its stream.
         nbytes: bytes that the calls move.
-        issue: makes the calls.
+        issue: function that makes the calls.
     """
 
     def __init__(self, line: Line, nbytes: int, issue: Callable[[], object]) -> None:
@@ -112,7 +112,7 @@ class Enqueued:
 
 
 class AtOnce:
-    """A call of the CPU that has moved all bytes when it returns."""
+    """A transfer by a call on the CPU that has moved all bytes when it returns."""
 
     def __init__(self, nbytes: int, move: Callable[[], object]) -> None:
         start = time.perf_counter()
@@ -132,9 +132,9 @@ class AtOnce:
 
 
 class Together:
-    """Several transfers, started one after another; over when all are over.
+    """Several transfers, started one after another, as one; it ends when all of them have ended.
 
-    Their events have no common start: ``seconds`` of the result is that of the longest.
+    Their events have no common start, so ``seconds`` of the result is the time of the longest transfer.
     """
 
     def __init__(self, *begins: Begin) -> None:
@@ -142,7 +142,7 @@ class Together:
 
     @property
     def queued(self) -> bool:
-        """Whether an executor's own thread has yet to issue one of them."""
+        """Return whether a thread of an executor must still issue one of them."""
         return any(getattr(flight, "queued", False) for flight in self._flights)
 
     def done(self) -> bool:
@@ -161,7 +161,7 @@ class Together:
 
 
 class Aside:
-    """A thread that starts transfers, so that a call that takes long does not stop the thread that enqueues compute.
+    """A thread that starts transfers, so that a long call does not stop the thread that enqueues compute.
 
     >>> with Aside() as aside:
     ...     flight = aside.begin(lambda: AtOnce(8, lambda: None))
@@ -175,7 +175,7 @@ class Aside:
         self._interval = sys.getswitchinterval()
 
     def begin(self, begin: Begin) -> Flight:
-        """Start a transfer there; returns at once."""
+        """Start a transfer in that thread, and return at once."""
         return _Asked(self._thread.submit(begin))
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The grid of a bench: what is measured, and in which order. Pure."""
+"""The grid of a bench: its measurements and their order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SIZES = (512, 2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, MIB)
 COUNTS = (16, 1024, 65536)
 KINDS = ("decode", "prefill")
 MOST_BLOCK_RUNS = 64
-# Beside compute all ways move the same: some hundred blocks of a model with 8 KiB for each layer and block.
+# Beside compute, all paths move the same blocks: some hundred blocks of a model with runs of 8 KiB.
 BESIDE_RUN_NBYTES, BESIDE_NBYTES, BESIDE_BLOCK_RUNS = 8 * KIB, 64 * MIB, 32
 HOST, ONE_THREAD = "host", "host on 1 thread"
 
 
 def paths_of(device: str) -> tuple[str, ...]:
-    """Names of all that can be measured on a device: paths, then baselines.
+    """Return the names of all paths, then of all baselines, of a device.
 
     >>> paths_of("cpu")
     ('host', 'host on 1 thread', 'numpy memcpy', 'torch indexing')
@@ -39,14 +39,14 @@ class Bench:
     """The measurements of a bench.
 
     Attributes:
-        device: ``"cuda:N"``, or ``"cpu"``: then both sides lie in CPU memory, and nothing is measured beside compute.
-        sizes: bytes of a run.
-        counts: runs of a transfer.
+        device: ``"cuda:N"``; or ``"cpu"``, with both sides in CPU memory and no measurement beside compute.
+        sizes: bytes per run.
+        counts: runs per transfer.
         directions, hosts: see :class:`kvplan.measure.workload.Geometry`.
         paths: names of paths and baselines; empty for all.
         beside: kinds of compute.
-        seconds: no measurement is begun after this time.
-        most_nbytes: of a transfer; up to four times as much memory is allocated, half of it pinned on the host.
+        seconds: time in seconds after which no measurement begins.
+        most_nbytes: most bytes per transfer; up to four times as much memory is allocated, half of it pinned.
 
     Raises:
         KVPlanError: an attribute is wrong; the message names it, and what would be right.
@@ -97,7 +97,7 @@ class Bench:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The paths and baselines to measure, in the order of :func:`paths_of`."""
+        """Return the paths and baselines to measure, in the order of :func:`paths_of`."""
         return tuple(name for name in paths_of(self.device) if name in self.paths) or paths_of(self.device)
 
 
@@ -109,17 +109,17 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The task in words."""
+        """Return the task in words."""
         return named(self.geometry) + (f", beside {self.beside}" if self.beside != IDLE else "")
 
 
 def block_runs_of(runs: int, run_nbytes: int = 1, most_nbytes: int | None = None) -> int:
-    """Choose the runs of a block: the most, up to 64, that make whole blocks. A block has K and V of each layer.
+    """Return the number of runs per block: the largest, up to 64, that makes whole blocks with K and V of each layer.
 
     Args:
-        runs: of the transfer.
-        run_nbytes: bytes of a run.
-        most_nbytes: bytes of a side, which holds two blocks where possible: the runs of a lone block would touch.
+        runs: runs of the transfer.
+        run_nbytes: bytes per run.
+        most_nbytes: bytes of a side, which has two blocks if possible: the runs of a single block would touch.
 
     Raises:
         KVPlanError: an odd number of runs.
@@ -135,7 +135,7 @@ def block_runs_of(runs: int, run_nbytes: int = 1, most_nbytes: int | None = None
 
 
 def spread(items: Sequence[int]) -> list[int]:
-    """Reorder: the first, the last, then always the item that lies farthest from those before.
+    """Return the items in another order: first, last, then always the item farthest from all items before it.
 
     >>> spread([1, 2, 3, 4, 5])
     [1, 5, 3, 2, 4]
@@ -149,9 +149,9 @@ def spread(items: Sequence[int]) -> list[int]:
 
 
 def tasks(bench: Bench) -> list[Task]:
-    """The tasks of a bench, in an order whose every beginning has tasks of every kind.
+    """Return the tasks of a bench, in an order that has all kinds of tasks from the start.
 
-    Directions, hosts and kinds of compute take turns. Of each size, the largest count is first.
+    Directions, hosts and kinds of compute alternate. Of each size, the largest count is first.
     """
     lines: list[list[Task]] = []
     sizes = spread(sorted(set(bench.sizes)))

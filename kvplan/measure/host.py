@@ -1,6 +1,6 @@
-"""Facts about a host from its file system and kernel: limits of memory, NUMA nodes, nodes of pages.
+"""Functions that read facts about a host from its file system and kernel: limits of memory, NUMA nodes, pages.
 
-Each function takes the root of the file system, and raises OSError or ValueError where the fact is missing.
+Most functions take the root folder of the file system, and raise OSError or ValueError if the fact is missing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 UNLIMITED = -1  # bytes
 MOST_PAGES = 64  # sampled pages of a pool
 _NOT_LIMITED = 1 << 60  # cgroups of version 1 write "no limit" as the largest multiple of a page
-_LONGEST_LIST = 1 << 16  # numbers of a list of CPUs or nodes
+_LONGEST_LIST = 1 << 16  # most numbers in a range of CPUs or nodes
 _MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # the system call's number
 
 
 def text(path: Path) -> str:
-    """Read a small text file, and strip white space."""
+    """Return the text of a small file, without white space at both ends."""
     return path.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def numbers(listed: str) -> tuple[int, ...]:
-    """Read a list of numbers as the kernel writes it.
+    """Read a list of numbers in the kernel's notation.
 
     Raises:
-        ValueError: the text is not such a list.
+        ValueError: the text is not a list in this notation.
 
     >>> numbers("0-2,8"), numbers("")
     ((0, 1, 2, 8), ())
@@ -43,7 +43,7 @@ def numbers(listed: str) -> tuple[int, ...]:
 
 
 def locked_limit(root: Path) -> int:
-    """Bytes that this process may lock (RLIMIT_MEMLOCK, the soft limit), or UNLIMITED."""
+    """Return the bytes that this process may lock (RLIMIT_MEMLOCK, the soft limit), or UNLIMITED."""
     found = re.search(r"^Max locked memory +(\d+|unlimited) ", text(root / "proc/self/limits"), re.MULTILINE)
     if not found:
         raise ValueError("/proc/self/limits does not tell the limit of locked memory")
@@ -51,7 +51,7 @@ def locked_limit(root: Path) -> int:
 
 
 def ram(root: Path) -> tuple[int, int]:
-    """Bytes of memory: total, and available."""
+    """Return the bytes of host memory: total, and available."""
     told = dict(re.findall(r"^(\w+): +(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE))
     if not {"MemTotal", "MemAvailable"} <= told.keys():
         raise ValueError("/proc/meminfo does not tell MemTotal and MemAvailable")
@@ -59,15 +59,15 @@ def ram(root: Path) -> tuple[int, int]:
 
 
 def shared_memory(root: Path) -> tuple[int, int]:
-    """Bytes of /dev/shm: total, and free."""
+    """Return the bytes of /dev/shm: total, and free."""
     told = os.statvfs(root / "dev/shm")
     return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
 
 
 def cgroup(root: Path) -> tuple[int, int]:
-    """Bytes of this process's cgroup: the limit, or UNLIMITED, and the use.
+    """Return the bytes of this process's cgroup: the limit, or UNLIMITED, and the use.
 
-    Groups above count too: the limit with the least room left is returned.
+    Parent cgroups count too: the result is the cgroup with the fewest bytes left.
     """
     found = [limited for folder, limit, used in _groups(root) if (limited := _limited(folder, limit, used))]
     if not found:
@@ -77,7 +77,7 @@ def cgroup(root: Path) -> tuple[int, int]:
 
 
 def _groups(root: Path) -> list[tuple[Path, str, str]]:
-    """Folders of the groups that limit the memory of this process, from its own upwards, and their files' names."""
+    """Return the folders of the cgroups that limit this process's memory, its own first, and the names of files."""
     folders: list[tuple[Path, str, str]] = []
     for line in text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -88,7 +88,7 @@ def _groups(root: Path) -> list[tuple[Path, str, str]]:
             mount, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        below = Path(path.strip().lstrip("/"))  # in a container it may be the host's, and be found nowhere
+        below = Path(path.strip().lstrip("/"))  # in a container, this may be the host's path, which does not exist
         folders += [(mount / one, *names) for one in (below, *below.parents)]
     return folders
 
@@ -98,12 +98,12 @@ def _limited(folder: Path, limit: str, used: str) -> tuple[int, int] | None:
         most = text(folder / limit)
         nbytes = UNLIMITED if most == "max" or int(most) >= _NOT_LIMITED else int(most)
         return nbytes, int(text(folder / used))
-    except (OSError, ValueError):  # the root of all groups has no such files
+    except (OSError, ValueError):  # the root cgroup lacks these files
         return None
 
 
 def nodes(root: Path) -> dict[int, tuple[int, ...]]:
-    """CPUs by NUMA node."""
+    """Return the CPUs of each NUMA node."""
     folder = root / "sys/devices/system/node"
     found = [path for path in folder.iterdir() if re.fullmatch(r"node\d{1,5}", path.name, re.ASCII)]
     if not found:
@@ -112,7 +112,7 @@ def nodes(root: Path) -> dict[int, tuple[int, ...]]:
 
 
 def allowed(root: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """CPUs that this process may run on, and nodes whose memory it may have."""
+    """Return the CPUs on which this process may run, and the nodes on which it may allocate memory."""
     told = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*(\S*)$", text(root / "proc/self/status"), re.MULTILINE))
     if not told.get("Cpus") or not told.get("Mems"):
         raise ValueError("/proc/self/status does not tell the CPUs and nodes that are allowed")
@@ -120,9 +120,9 @@ def allowed(root: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def memory_policy(root: Path) -> str:
-    """The placement of new pages of this process, as ``default``, ``bind:1`` or ``interleave:0-1``."""
+    """Return the placement of this process's new pages, such as ``default``, ``bind:1`` or ``interleave:0-1``."""
     with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # no further than needed: the kernel counts the pages of each mapping that is read
+        for line in lines:  # stop early: the kernel counts the pages of each mapping that is read
             words = line.split()
             if "heap" in words[2:] or "stack" in words[2:]:
                 return words[1].replace("=static", "").replace("=relative", "")
@@ -133,20 +133,20 @@ def pool_nodes(root: Path, address: int, nbytes: int) -> dict[int, int]:
     """Count the pages of a range on each node; node -1 counts pages that were never touched.
 
     Args:
-        root: of the file system.
-        address: start of the range.
-        nbytes: bytes of the range. At most 64 pages, spread evenly, are sampled.
+        root: root folder of the file system.
+        address: first address of the range.
+        nbytes: bytes of the range. At most 64 pages, at equal distances, are sampled.
     """
     if nbytes < 1 or address < 1:
         raise ValueError(f"a pool of {nbytes} bytes at {address:#x}; expected an address and a size above 0")
     try:
         return _sampled(address, nbytes)
-    except OSError:  # a container may forbid the system call; its own map it always may read
+    except OSError:  # a container may forbid the system call, but not this process's own map
         return _mapped(root, address, nbytes)
 
 
 def sampled_pages(address: int, nbytes: int, page: int) -> list[int]:
-    """Addresses of at most 64 pages of a range, spread evenly.
+    """Return the addresses of at most 64 pages of a range, at equal distances.
 
     >>> sampled_pages(4096 + 10, 8192, 4096)
     [4096, 8192, 12288]
@@ -159,7 +159,7 @@ def sampled_pages(address: int, nbytes: int, page: int) -> list[int]:
 
 
 def _sampled(address: int, nbytes: int) -> dict[int, int]:
-    """Ask move_pages without a destination: it moves no page and tells the nodes."""
+    """Call move_pages without a destination: it moves no page and returns the nodes."""
     number = _MOVE_PAGES.get(platform.machine())
     if number is None:
         raise OSError(f"the number of move_pages is not known on {platform.machine()}")
@@ -178,7 +178,7 @@ def _sampled(address: int, nbytes: int) -> dict[int, int]:
 
 
 def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
-    """Read the map of this process: all pages of the mappings that hold the range."""
+    """Count all pages of the mappings that contain the range, from this process's numa_maps."""
     told = re.findall(r"^([0-9a-f]{1,16}) (.*)$", text(root / "proc/self/numa_maps"), re.MULTILINE)
     maps = sorted((int(start, 16), line) for start, line in told)
     before = [start for start, _ in maps if start <= address]
@@ -192,7 +192,7 @@ def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
 
 
 def iommu(root: Path, pci: str) -> str:
-    """The translation of a device's addresses: ``identity``, ``DMA``, ``DMA-FQ``, or ``""`` without an IOMMU."""
+    """Return how a device's addresses are translated: ``identity``, ``DMA``, ``DMA-FQ``; ``""`` without an IOMMU."""
     device = root / "sys/bus/pci/devices" / pci
     if not pci or not device.exists():
         raise ValueError("the GPU is not in /sys/bus/pci/devices")
@@ -205,7 +205,7 @@ def iommu(root: Path, pci: str) -> str:
 
 
 def hypervisor(root: Path) -> str:
-    """Name of the virtual machine; ``""`` on a real machine."""
+    """Return the name of the virtual machine; ``""`` on a real machine."""
     flags = re.search(r"^flags\s*:(.*)$", text(root / "proc/cpuinfo"), re.MULTILINE)
     if not flags:
         raise ValueError("/proc/cpuinfo has no flags")

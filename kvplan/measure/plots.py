@@ -1,6 +1,6 @@
-"""Pictures of a bench, by matplotlib: bandwidth against run size, and against the slowdown of compute.
+"""Plots of a bench: bandwidth against run size, and against the slowdown of compute.
 
-The one module that imports matplotlib (``pip install "kvplan[plot]"``). Nothing here touches pyplot's state.
+Only this module imports matplotlib (``pip install "kvplan[plot]"``). It does not change pyplot's state.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from kvplan.errors import KVPlanError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto
 
 INCHES, DPI = (10.0, 6.0), 150
-# Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell paths apart without colours.
+# Okabe and Ito's colours, which colour-blind readers can distinguish. Markers and dashes also distinguish paths.
 BLACK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = (
     "#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00",
 )  # fmt: skip
 GREY, DARK = "#666666", "#222222"
-GAP, FAR = 7.0, 12.0  # pixels: of a label from its point; from where on a line joins them
-SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # points
-ROOM = 1.14  # the top of an axis, over the ceiling
+GAP, FAR = 7.0, 12.0  # pixels from a point to its label, and the distance from which a line joins them
+SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # font sizes and line width, in points
+ROOM = 1.14  # the top of an axis, divided by the ceiling
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}  # behind a label
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
-    "svg.fonttype": "none",  # text stays text: it is found, read out and copied
+    "svg.fonttype": "none",  # text stays text, so that it can be searched, read aloud and copied
     "svg.hashsalt": "kvplan",
 }
 
 
 class Look(NamedTuple):
-    """Colour, marker and dashes of a path. Lines of paths are solid, lines of baselines are not."""
+    """The colour, marker and dashes of a path. Lines of paths are solid, lines of baselines are not."""
 
     colour: str
     marker: str
@@ -67,10 +67,9 @@ HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs 
 
 
 def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
-    """GB/s against run size, a panel for each direction and host, a line for each path; the ceiling dashed.
+    """Draw GB/s against run size, with a panel per direction and host, a line per path, and a dashed ceiling.
 
-    Of each run size, the largest number of runs that was measured. Rows beside compute, and rows without a figure, are
-    passed over.
+    For each run size, it draws the row with most runs. It leaves out rows beside compute, and rows without a figure.
 
     Raises:
         KVPlanError: no row has a figure.
@@ -107,10 +106,10 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
 
 
 def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
-    """GB/s beside compute against how much slower compute gets, a panel for each direction and kind of compute.
+    """Draw GB/s beside compute against the slowdown of compute, with a panel per direction and kind of compute.
 
-    The stepped line joins the points that no other beats: no other is as fast and slows compute less. A number at a
-    kernel's point is its programs.
+    The stepped line joins the rows of :func:`~kvplan.measure.rows.pareto`. A number at a kernel's point is its number
+    of Triton programs.
 
     Raises:
         KVPlanError: no row beside compute has both figures.
@@ -133,7 +132,7 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             slowest = max([1.05, *(row.slowdown or 1.0 for row in some)])
             quickest = min([1.0, *(row.slowdown or 1.0 for row in some)])
             margin = 0.06 * (slowest - quickest)
-            axes.set_xlim(quickest - 2 * margin, slowest + 4 * margin)  # labels stand at the right of points
+            axes.set_xlim(quickest - 2 * margin, slowest + 4 * margin)  # labels are at the right of points
             axes.xaxis.set_major_formatter(lambda value, _: f"x{value:.2f}")
             axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
             axes.tick_params(labelsize=SMALL)
@@ -148,13 +147,14 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the same figure gives the same bytes.
+    """Write a figure to a file; the same figure gives the same bytes.
 
     Args:
-        path: of suffix ``.png`` or ``.svg``.
+        figure: the figure.
+        path: path of the file, with the suffix ``.png`` or ``.svg``.
 
     Raises:
-        KVPlanError: another suffix; or it cannot be written there.
+        KVPlanError: the suffix is another one, or the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -182,7 +182,7 @@ def _panels(rows: int, columns: int, title: str) -> tuple[Figure, Sequence[Seque
 
 
 def _ordered(paths: Iterable[str]) -> list[str]:
-    """Paths, then baselines."""
+    """Return the names of paths in order, then the names of baselines."""
     return sorted(paths, key=lambda path: (list(LOOKS).index(path) if path in LOOKS else len(LOOKS), path))
 
 
@@ -226,10 +226,10 @@ def _points(axes: Axes, some: Sequence[Row]) -> None:
 
 
 def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None:
-    """Put each point's label where it covers no point, no other label, and is within its panel."""
+    """Place each point's label inside its panel, so that it covers no point and no other label if possible."""
     figure.draw_without_rendering()  # now the layout is known, in pixels
     figure.set_layout_engine("none")
-    points = 72 / figure.dpi  # a pixel's: offsets in points hold at any resolution
+    points = 72 / figure.dpi  # points per pixel: offsets in points are right at any resolution
     renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for axes, some in panels:
         within = axes.get_window_extent(renderer)
@@ -255,7 +255,7 @@ def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None
 
 
 def _segments(line: Line2D) -> Iterator[Bbox]:
-    """Boxes around the level and upright pieces of a line; a line of single points has no box."""
+    """Yield boxes around the segments of a line; a line of single points has no box."""
     if line.get_linestyle() == "None":
         return
     corners = line.get_transform().transform_path(line.get_path()).vertices
@@ -264,7 +264,7 @@ def _segments(line: Line2D) -> Iterator[Bbox]:
 
 
 def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
-    """Offsets of a label's lower left corner from its point, in pixels, the best first."""
+    """Yield offsets of a label's lower left corner from its point, in pixels, the best first."""
     for step in range(12):
         for sign in (1, -1) if step else (1,):
             rise = sign * step * height / 2 - height / 2
@@ -275,7 +275,7 @@ def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
 
 
 def _covered(box: Bbox, taken: Sequence[Bbox], within: Bbox) -> float:
-    """Count the pixels of a label that cover something else, or lie outside the panel."""
+    """Count the pixels of a label that cover another box, or lie outside the panel."""
     outside = box.width * box.height - _shared(box, within)
     return sum(_shared(box, other) for other in taken) + outside
 

@@ -1,4 +1,4 @@
-"""The rows of a bench: figures, their faults, and the rows that no other row beats. Pure."""
+"""The rows of a bench: figures, checks of the figures, and the rows that no other row beats."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from kvplan.base.numbers import rate, spelled
 from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
 
-TOLERANCE = 0.03  # above the ceiling: two measurements of one link differ by that
+TOLERANCE = 0.03  # share above the ceiling that is accepted: two measurements of one link differ by it
 IDLE = "idle"
 SUFFIXES = (".png", ".svg")  # of plots
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measurement of one way to move one geometry, or the reason why it has no figure.
+    """A measurement of one path or baseline with one geometry, or the reason why it has no figure.
 
     Attributes:
         direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.measure.workload.Geometry`.
         path: name of a path or a baseline.
-        beside: ``"idle"``: nothing ran beside it; or ``"decode"``, ``"prefill"``.
+        beside: compute at the same time: ``"idle"`` (none), ``"decode"`` or ``"prefill"``.
         programs: Triton programs of the kernel path; None for other paths.
-        seconds: median, from the first to the last event on the GPU; on the CPU, of the copying; beside compute, the
-            same as ``wall``.
-        wall: median, from the call until the caller knows that all has arrived.
-        cpu: median, from the call until everything is issued; None beside compute.
-        samples: transfers that were timed.
-        gbps: bytes over ``seconds``, in 1e9 a second; None where there is no figure, or a broken one.
-        share: ``gbps`` over the ceiling's.
-        slowdown: time of an iteration of compute beside it over one alone; None where nothing ran, or it is broken.
-        predicted: ``seconds`` as the cost model expected; None where the path has no model.
-        verified: whether every byte was seen to arrive.
-        broken: why the figure is not to be believed, or "".
+        seconds: median seconds from the first to the last event on the GPU; on the CPU, of the copying; beside compute,
+            the same as ``wall``.
+        wall: median seconds from the call until the caller knows that all bytes have arrived.
+        cpu: median seconds from the call until all work is issued; None beside compute.
+        samples: number of transfers that were timed.
+        gbps: 1e9 bytes per second, by ``seconds``; None if there is no figure, or it is broken.
+        share: ``gbps`` divided by the ceiling.
+        slowdown: time of an iteration of compute beside it, over the time alone; None if "idle" or broken.
+        predicted: ``seconds`` that the cost model predicts; None if the path has no model.
+        verified: whether a comparison found that all bytes arrived.
+        broken: why the figure is wrong, or "".
     """
 
     direction: str
@@ -58,12 +58,12 @@ class Row:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a transfer."""
+        """Return the bytes of a transfer."""
         return self.run_nbytes * self.runs
 
     @property
     def label(self) -> str:
-        """The path, and its programs where the bench chose them.
+        """Return the path, with its number of programs if the bench chose it.
 
         >>> Row("load", "contiguous", 8192, 64, 64, "kernel", "decode", programs=4).label
         'kernel, 4'
@@ -71,7 +71,7 @@ class Row:
         return f"{self.path}, {self.programs}" if self.programs and self.beside != IDLE else self.path
 
     def document(self) -> dict[str, Any]:
-        """The row for JSON; :func:`row_of` reads it."""
+        """Return the row as a dict for JSON; :func:`row_of` reads it."""
         return {**asdict(self), "nbytes": self.nbytes}
 
 
@@ -80,10 +80,10 @@ class Ceilings:
     """GB/s of one large copy.
 
     Attributes:
-        load, store: by direction.
-        what: their name in the field: ``"link"``, ``"memcpy"``.
-        hard: whether nothing can be faster. A link is; a copy of a large array on the CPU is not, since smaller
-            transfers find their bytes in caches.
+        load, store: GB/s of a load and of a store.
+        what: name of the ceilings: ``"link"``, ``"memcpy"``.
+        hard: whether no transfer can be faster. True for a link; False for a copy of a large array on the CPU, since
+            smaller transfers find their bytes in caches.
     """
 
     load: float
@@ -92,7 +92,7 @@ class Ceilings:
     hard: bool = True
 
     def of(self, direction: str) -> float:
-        """The ceiling of a direction."""
+        """Return the ceiling of a direction, in GB/s."""
         return self.load if direction == "load" else self.store
 
 
@@ -105,7 +105,7 @@ class Missing:
 
 
 def row_of(document: Mapping[str, Any]) -> Row:
-    """Read what :meth:`Row.document` wrote; unknown keys are passed over.
+    """Read a row that :meth:`Row.document` wrote; ignore unknown keys.
 
     Raises:
         KVPlanError: a key that a row needs is missing.
@@ -122,7 +122,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
 
 
 def judged(gbps: float, ceilings: Ceilings, direction: str) -> str:
-    """Why a figure is not to be believed, or "".
+    """Return why a figure is wrong, or "".
 
     >>> judged(54.9, Ceilings(50.1, 52.0), "load")
     "54.9 GB/s is faster than the link's 50.1 GB/s"
@@ -136,7 +136,7 @@ def judged(gbps: float, ceilings: Ceilings, direction: str) -> str:
 
 
 def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> dict[str, Any]:
-    """``gbps``, ``share`` and ``broken`` of a row.
+    """Return ``gbps``, ``share`` and ``broken`` of a row.
 
     >>> figures(10**9, 0.02, Ceilings(55.0, 55.0), "load")["gbps"]
     50.0
@@ -153,9 +153,10 @@ def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> 
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
-    """Rows beside compute that no other row beats, the gentlest first: no other is as fast and slows compute less.
+    """Return the rows beside compute that no other row beats, the row that slows compute least first.
 
-    Rows without both figures are passed over; of equal ones the first is kept.
+    A row beats another if it is as fast and slows compute less. Of equal rows, only the first is kept. Rows without
+    both figures are left out.
 
     >>> def row(gbps, slowdown):
     ...     return Row("load", "contiguous", 8, 2, 2, "staged", "decode", gbps=gbps, slowdown=slowdown)
@@ -174,10 +175,7 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
 
 
 def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """Rows measured alone, by (direction, host), then by path, then by size: of each run size the row with most runs.
-
-    Rows without a figure are passed over.
-    """
+    """Return rows with a figure, measured alone, by (direction, host) and path: per run size, the one with most runs."""
     found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row.beside != IDLE or row.gbps is None:
@@ -192,7 +190,7 @@ def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, lis
 
 
 def named(geometry: Geometry) -> str:
-    """A geometry in words.
+    """Return a geometry in words.
 
     >>> named(Geometry("load", "contiguous", 8192, 1024, 64))
     'load, contiguous, 8 KiB x 1,024'
@@ -201,7 +199,7 @@ def named(geometry: Geometry) -> str:
 
 
 def grouped(missing: Sequence[Missing]) -> dict[str, list[str]]:
-    """The measurements that were not made, by reason."""
+    """Return the measurements that were not made, by reason."""
     found: dict[str, list[str]] = {}
     for one in missing:
         found.setdefault(one.why, []).append(one.what)

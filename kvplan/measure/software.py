@@ -1,4 +1,4 @@
-"""Checks of the software that kvplan uses: torch, Triton, numba and cuda-bindings."""
+"""The doctor's checks of the packages that kvplan uses: torch, Triton, numba and cuda-bindings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FIRST_TRITON = (3, 3)
 
 
 def torch(facts: Facts) -> Finding:
-    """Is torch there, and built for a CUDA that the driver serves?"""
+    """Check that torch is installed, and built for a CUDA version that the driver supports."""
     if "torch" not in facts.packages:
         what = f"{facts.missing.get('torch', 'not installed')}; needed for streams, events and tensors of a GPU"
         return Finding("torch", "warning", what, 'pip install "kvplan[cuda]"')
@@ -32,7 +32,7 @@ def torch(facts: Facts) -> Finding:
 
 
 def triton(facts: Facts) -> Finding:
-    """Is Triton there, 3.3 or newer?"""
+    """Check that Triton 3.3 or newer is installed."""
     advice = 'pip install "triton>=3.3"'
     need: State = "warning" if facts.cuda is None else "problem"
     if "triton" not in facts.packages:
@@ -49,7 +49,7 @@ def triton(facts: Facts) -> Finding:
 
 
 def numba(facts: Facts) -> Finding:
-    """Is numba there, and a folder that it may write?"""
+    """Check that numba is installed, and has a folder where it may write."""
     if "numba" not in facts.packages:
         what = f"{facts.missing.get('numba', 'not installed')}; plans are made by loops that it compiles"
         return Finding("numba", "problem", what, 'pip install "numba>=0.60"')
@@ -63,7 +63,7 @@ def numba(facts: Facts) -> Finding:
 
 
 def cuda_bindings(facts: Facts) -> Finding:
-    """Are cuda-bindings there? Nothing of kvplan needs them."""
+    """Report whether cuda-bindings are installed; kvplan does not need them."""
     version = facts.packages.get("cuda-bindings")
     there = "not installed" if version is None else version or "of unknown version"
     return Finding("cuda-bindings", "ok", f"{there}; optional, kvplan calls the driver itself")

@@ -1,4 +1,4 @@
-"""The timing loop of all benchmarks of transfers: ways take turns, sample by sample, and medians count."""
+"""The timing loop of all benchmarks of transfers: cases alternate, sample by sample, and medians count."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Progress = Callable[[float, str], None]  # called with the share that is done, a
 
 
 def silent(share: float, step: str) -> None:
-    """A progress that shows nothing."""
+    """Do nothing, as a progress function."""
 
 
 class Timing(NamedTuple):
     """Medians of one case.
 
     Attributes:
-        seconds: from the first to the last event on the GPU; on the CPU, from the start of the copying to its end.
-        wall: from the call of submit until the caller knows that all has arrived.
-        cpu: from the call of submit until everything is issued, by whichever thread.
+        seconds: seconds from the first to the last event on the GPU; on the CPU, of the copying.
+        wall: seconds from the call of submit until the caller knows that all bytes have arrived.
+        cpu: seconds from the call of submit until a thread has issued all work.
         samples: number of transfers.
     """
 
@@ -47,14 +47,14 @@ def timed(
     warm_ups: int = WARM_UPS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time cases in turns, sample by sample, since a shared machine drifts. One transfer runs at a time.
+    """Time cases alternately, sample by sample, since a shared machine drifts. One transfer runs at a time.
 
     Args:
-        cases: by name.
-        seconds: a case gets no more turns once its own have taken this long; it gets 3 at least.
-        most: samples of a case at most.
-        warm_ups: transfers of each case before the first that counts.
-        clock: for tests.
+        cases: functions that start a transfer, by name.
+        seconds: seconds of samples after which a case ends; it has at least 3 samples.
+        most: most samples per case.
+        warm_ups: transfers of each case before its first sample.
+        clock: function that returns seconds; tests replace it.
     """
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
     with no_collection():
@@ -86,7 +86,7 @@ def _median(rows: Sequence[tuple[float, float, float]]) -> Timing:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect no garbage within a ``with``: a collection takes longer than a submit."""
+    """Stop garbage collection within a ``with``, because a collection takes longer than a submit."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Transfers to measure: caches and pools of random bytes, plans between them, and a comparison of every byte."""
+"""The transfers that are measured: caches and pools of random bytes, plans, and a comparison of every byte."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIRECTIONS = ("load", "store")
-# How the host holds a block: its runs one after another, or each with the same run of the other blocks.
+# Order of the runs on the host: the runs of a block one after another, or each beside the same run of other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
-FEW = 4  # up to one block in four is gathered on the host
+FEW = 4  # if at most one block in 4 is compared, the host gathers the blocks
 PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
 class Geometry(NamedTuple):
-    """A transfer in numbers.
+    """The direction, sizes and host order of a transfer.
 
     Attributes:
         direction: ``"load"`` or ``"store"``.
-        host: ``"contiguous"``: the runs of a block lie one after another on the host; ``"scattered"``: they do not, so
-            that each run is alone on the host.
-        run_nbytes: bytes of a run: one layer's K, or V, of one block.
-        runs: of the whole transfer.
-        block_runs: of one block.
+        host: ``"contiguous"`` if the runs of a block lie one after another on the host; ``"scattered"`` if no two runs
+            of a block touch there.
+        run_nbytes: bytes per run: one layer's K, or V, of one block.
+        runs: number of runs in the transfer.
+        block_runs: number of runs per block.
     """
 
     direction: str
@@ -44,7 +44,7 @@ class Geometry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes moved.
+        """Return the bytes of the transfer.
 
         >>> Geometry("load", "contiguous", 8192, 160, 16).nbytes
         1310720
@@ -53,14 +53,14 @@ class Geometry(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks moved."""
+        """Return the number of blocks of the transfer."""
         return self.runs // self.block_runs
 
     def check(self) -> None:
         """Check that the geometry can be built.
 
         Raises:
-            KVPlanError: a number or a name is wrong; which, and what would be right.
+            KVPlanError: a number or a name is wrong; the message names it, and a right one.
         """
         if self.direction not in DIRECTIONS or self.host not in HOSTS:
             raise KVPlanError(f"direction {self.direction!r}, host {self.host!r}; expected of {DIRECTIONS} and {HOSTS}")
@@ -73,16 +73,16 @@ class Geometry(NamedTuple):
 
 
 class Buffers:
-    """Flat random bytes on both sides; works lay their caches over them.
+    """Flat buffers of random bytes on both sides, in which works place their caches.
 
     Args:
-        nbytes: of the device's side, and of the largest transfer.
-        device: ``"cuda:0"``, or ``"cpu"``: then both are the CPU's.
-        host_nbytes: of the host's side, by default as many; pinned where the device is a GPU. The blocks of a large
-            pool lie far apart, and move more slowly than those of a small one.
+        nbytes: bytes of the device's side, and of the largest transfer.
+        device: ``"cuda:0"``; or ``"cpu"``, with both buffers in CPU memory.
+        host_nbytes: bytes of the host's side, by default ``nbytes``; pinned if the device is a GPU. The blocks of a
+            large pool lie far apart, and move more slowly than the blocks of a small pool.
 
     Raises:
-        KVPlanError: the memory does not suffice.
+        KVPlanError: there is too little memory.
     """
 
     def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None) -> None:
@@ -100,7 +100,7 @@ class Buffers:
             fill_random(flat[: flat.numel() // WORD * WORD].view(torch.int64), device)
 
     def front(self, nbytes: int) -> Buffers:
-        """The first bytes of both sides; caches over them have no other blocks than those that are moved."""
+        """Return the first bytes of both sides; caches in them have only the blocks that are moved."""
         part = copy(self)
         part.nbytes, part.host, part.other = nbytes, self.host[:nbytes], self.other[:nbytes]
         return part
@@ -116,12 +116,12 @@ def fill_random(words: Tensor, device: str) -> None:
 
 
 class Side(NamedTuple):
-    """One end of a work.
+    """The source or the destination of a work.
 
     Attributes:
-        layout: for kvplan.
+        layout: the layout from which kvplan plans.
         parts: its tensors as flat int64 words: one tensor; or one for each layer if blocks are not the outermost dim.
-        paged: whether its blocks are its outermost dim.
+        paged: whether blocks are its outermost dim.
     """
 
     layout: KVLayout
@@ -154,11 +154,11 @@ class Work(NamedTuple):
     """One transfer of random blocks in random order, no block twice.
 
     Attributes:
-        geometry: its numbers.
-        program, plan: of the transfer.
-        src, dst: its sides.
-        src_ids, dst_ids: block ids.
-        device: of the GPU's side.
+        geometry: sizes and direction of the transfer.
+        program, plan: copy program and plan of the transfer.
+        src, dst: source and destination.
+        src_ids, dst_ids: block ids of the source and of the destination.
+        device: name of the device, such as ``"cuda:0"``.
     """
 
     geometry: Geometry
@@ -171,11 +171,11 @@ class Work(NamedTuple):
     device: str
 
     def verify(self, name: str, move: Callable[[], object]) -> None:
-        """Clear the destination, move, and compare every byte.
+        """Invert the destination's bytes, move the plan, and compare every byte.
 
         Args:
-            name: of the path or baseline, for the error.
-            move: moves the plan and returns when all bytes have arrived.
+            name: name of the path or baseline, for the error message.
+            move: function that moves the plan and returns when all bytes have arrived.
 
         Raises:
             TransferError: a byte did not arrive.
@@ -186,7 +186,7 @@ class Work(NamedTuple):
         block_runs = self.geometry.block_runs
         expected = self.src.select(src, block_runs)
         for part in self.dst.parts:
-            part.bitwise_not_()  # not zeroed: the next bytes to be moved must differ from those that are there
+            part.bitwise_not_()  # not zeroed: every byte must differ from the byte that arrives
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
         move()
@@ -210,17 +210,17 @@ class Work(NamedTuple):
 
 
 def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
-    """Lay caches over the buffers, and plan random blocks: all blocks of the device, some blocks of the host.
+    """Place caches in the buffers, and plan random blocks: all blocks of the device, some blocks of the host.
 
     Raises:
-        KVPlanError: the geometry does not fit, or is wrong.
+        KVPlanError: the geometry is wrong, or larger than the buffers.
     """
     geometry.check()
     if geometry.nbytes > buffers.nbytes:
         raise KVPlanError(f"{geometry.nbytes} bytes do not fit into buffers of {buffers.nbytes}")
     block_nbytes = geometry.run_nbytes * geometry.block_runs
     pooled = buffers.host.numel() // block_nbytes
-    # The runs of a lone block would touch on the device, too, and be one run.
+    # If there were one block, its runs would touch on the device, too, and be one run.
     held = min(max(geometry.blocks, 2), buffers.nbytes // block_nbytes)
     if min(pooled, held) < 2:
         raise KVPlanError(
@@ -235,10 +235,10 @@ def between(host: Side, device: Side, geometry: Geometry, name: str, seed: int =
     """Plan random blocks from one side to the other, in random order.
 
     Args:
-        host, device: the sides.
-        geometry: how many blocks are moved, and in which direction.
-        name: of the device, for example ``"cuda:0"``.
-        seed: of the block ids.
+        host, device: the two sides.
+        geometry: number of blocks, and direction.
+        name: name of the device, such as ``"cuda:0"``.
+        seed: seed of the random block ids.
     """
     src, dst = (host, device) if geometry.direction == "load" else (device, host)
     program = compile(src.layout, dst.layout)

@@ -1,6 +1,6 @@
-"""LMCache: kvplan moves what LMCache's GPU connectors move between an engine's cache and memory objects.
+"""An adapter for LMCache: kvplan moves tokens between an engine's cache and memory objects, as a GPU connector.
 
-LMCache still decides what is stored, where, and for how long. Source: LMCache 0.5.6,
+LMCache still decides which tokens are stored, where, and for how long. Source: LMCache 0.5.6,
 ``v1/gpu_connector/gpu_connectors.py`` (``GPUConnectorInterface`` and its subclasses for vLLM and SGLang) and
 ``v1/cache_engine.py``, which calls them.
 """
@@ -37,10 +37,10 @@ class Connector:
     :meth:`store` and :meth:`load` return at once.
 
     Args:
-        caches: layout of the engine's cache, or one per kernel group if objects hold several. Or a function that makes
-            them from the ``kvcaches`` that LMCache passes; it is called once for the same tensors.
-        executor: moves the plans; its device must be the cache's.
-        own: LMCache's connector, which handles all other attributes.
+        caches: layout of the engine's cache, or one layout per kernel group if objects hold several groups. Or a
+            function that makes layouts from LMCache's ``kvcaches``; it is called again only for other tensors.
+        executor: the executor that moves the plans; its device must be the cache's device.
+        own: LMCache's connector, which provides all other attributes.
 
     Attributes:
         executor, own: as given.
@@ -76,19 +76,19 @@ class Connector:
     def store(
         self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], *, after: Any = None, **more: Any
     ) -> Transfer:
-        """Copy tokens of the engine's cache into memory objects; returns at once.
+        """Copy tokens of the engine's cache into memory objects; return at once.
 
         Args:
             memory_objs: one memory object per chunk.
-            starts, ends: first token of each chunk within the sequence, and the first one after it.
-            after: the stream that computes the tokens; by default torch's current one.
-            more: ``slot_mapping``, the slot of every token of the sequence; ``kvcaches``, if the layout is made from
-                them.
+            starts, ends: first token of each chunk within the sequence, and the first token after the chunk.
+            after: the stream that computes the tokens; by default torch's current stream.
+            more: ``slot_mapping``, the slot of every token of the sequence; and ``kvcaches``, if a function makes the
+                layout.
 
         Raises:
-            BlockIndexError: the lists differ in length, a slot is -1 or past the cache, or a chunk has more tokens than
-                its object holds.
-            LayoutError: the objects do not fit the cache, or hold other content (IncompatibleLayoutsError).
+            BlockIndexError: the lists differ in length, a slot is negative or past the end of the cache, or a chunk has
+                more tokens than its object.
+            LayoutError: the objects do not fit the cache, or have other content (IncompatibleLayoutsError).
             KVPlanError: ``slot_mapping`` or the cache is missing.
         """
         self._describe_caches(more)
@@ -101,15 +101,15 @@ class Connector:
     def load(
         self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], *, after: Any = None, **more: Any
     ) -> Transfer:
-        """Copy memory objects into the engine's cache; returns at once.
+        """Copy memory objects into the engine's cache; return at once.
 
         Args:
             memory_objs, starts, ends, after: as in :meth:`store`.
-            more: as in :meth:`store`; ``vllm_cached_tokens``, the number of tokens at the front that the cache already
-                holds and that are not written; ``offset``, the token at which ``slot_mapping`` begins.
+            more: as in :meth:`store`; ``vllm_cached_tokens``, the number of first tokens that are not written, because
+                the cache has them already; ``offset``, the token at which ``slot_mapping`` begins.
 
         Raises:
-            OverlapError: a slot is named twice.
+            OverlapError: a slot is given twice.
             KVPlanError: as in :meth:`store`.
         """
         self._describe_caches(more)
@@ -140,10 +140,10 @@ class Connector:
         self.load(memory_objs, starts, ends, **kwargs).synchronize()
 
     def get_shape(self, num_tokens: int) -> Any:
-        """Shape of a memory object for a number of tokens, as a ``torch.Size``.
+        """Return the shape of a memory object for a number of tokens, as a ``torch.Size``.
 
         Raises:
-            KVPlanError: the cache is not known yet, and there is no connector of LMCache that knows.
+            KVPlanError: the cache is not known yet, and ``own`` was not given.
         """
         if self.own is not None:
             return self.own.get_shape(num_tokens)
@@ -182,7 +182,7 @@ class Connector:
         return self.executor.submit(join(plans), after=current_stream(cache.device) if after is None else after)
 
     def _set_format(self, memory: Any) -> None:
-        """Set the format of an object that holds latents, as LMCache's own connectors do; its allocator may differ."""
+        """Set the format of an object with latents, as LMCache's connectors do; its allocator may set another one."""
         said = getattr(memory.metadata, "fmt", None)
         if said is not None and "k" not in self._known().caches[0].parts:
             memory.metadata.fmt = type(said)["KV_MLA_FMT"]
@@ -200,21 +200,21 @@ def connect(
     device: Any = None,
     policy: Policy | None = None,
 ) -> Connector:
-    """Let kvplan move what an LMCache engine stores and retrieves.
+    """Let kvplan move the tokens that an LMCache engine stores and retrieves.
 
-    LMCache 0.5.6 makes its connector itself, and no setting names another. This replaces ``engine.gpu_connector``. To
-    build an engine with kvplan, give a :class:`Connector` to ``LMCacheEngineBuilder.get_or_create``.
+    LMCache 0.5.6 makes its connector itself; no setting names another. This replaces ``engine.gpu_connector``. To build
+    an engine with kvplan, pass a :class:`Connector` to ``LMCacheEngineBuilder.get_or_create``.
 
     Args:
         engine: an ``LMCacheEngine`` of vLLM or SGLang, such as ``LMCacheEngineBuilder.get(instance_id)``.
         caches: as in :class:`Connector`; by default described by the format that LMCache finds for ``kvcaches``.
-        page_size: slots per page, if that format has flat slots (SGLang's), from which it cannot be told.
+        page_size: slots per page, if the format has flat slots (SGLang), which do not show it.
         device: device of the executor; by default the GPU that LMCache gives this worker, or the CPU without a GPU.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
+        policy: policy of the executor; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
 
     Raises:
         KVPlanError: ``engine`` is not an engine, has no connector, or has kvplan's already. Or its connector is
-            TensorRT-LLM's, or moves layer by layer (``use_layerwise``), where LMCache accepts only its own classes.
+            for TensorRT-LLM, or moves layer by layer (``use_layerwise``): LMCache then accepts only its own classes.
     """
     page_size = integer("page_size", page_size, least=1, error=KVPlanError)
     own = getattr(engine, "gpu_connector", None)
@@ -235,7 +235,7 @@ def connect(
 
         device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
     executor = Executor(device, policy or BESIDE_COMPUTE)
-    prepare(executor)  # kernels are compiled when the first objects come
+    prepare(executor)  # kernels are compiled for the first objects
     engine.gpu_connector = Connector(caches, executor, own)
     made: Connector = engine.gpu_connector
     return made
@@ -262,7 +262,7 @@ def _layouts(caches: Caches) -> tuple[KVLayout, ...]:
 
 
 def _addresses(tensors: Any) -> Iterator[int]:
-    """Addresses of all tensors in nested lists, or in a mapping of such lists."""
+    """Yield the addresses of all tensors in nested lists, or in a mapping of such lists."""
     if hasattr(tensors, "data_ptr"):
         yield tensors.data_ptr()
         return

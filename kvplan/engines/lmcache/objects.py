@@ -1,4 +1,4 @@
-"""LMCache's memory objects as pools in its allocators' buffers, and plans between these pools and a cache.
+"""Layouts of the buffers that hold LMCache's memory objects, and plans between these buffers and a cache.
 
 Source: LMCache 0.5.6, ``v1/memory_management.py`` (``MemoryObj``, ``MemoryObjMetadata``) and ``v1/memory_allocators``.
 An object's tensor is a view of its allocator's buffer, and objects of one size follow one another in it.
@@ -22,17 +22,17 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
 
-MOST_POOLS = 256  # descriptions kept; a buffer cut into pieces of one size needs one
+MOST_POOLS = 256  # most layouts of buffers that are kept; a buffer with objects of one size needs one
 
 
 class Chunk(NamedTuple):
-    """Tokens of one memory object, of one kernel group.
+    """The tokens to move of one memory object and one kernel group.
 
     Attributes:
         tensor: ``(2, layers, tokens, width)``, or one plane of it, ``(layers, tokens, width)``.
-        period: bytes from the begin of an object to that of the next one in its allocator's buffer.
+        period: bytes from the start of an object to the start of the next object in its allocator's buffer.
         slots: slots of the cache, one per token.
-        skip: tokens of the object before the first of these slots.
+        skip: number of the object's first tokens that are not moved.
     """
 
     tensor: Any
@@ -44,11 +44,11 @@ class Chunk(NamedTuple):
 def chunks_of(
     objects: Sequence[Any], starts: Sequence[int], ends: Sequence[int], slot_mapping: Any, offset: int, cached: int
 ) -> list[list[Chunk]]:
-    """The tokens to move of each object and kernel group; an object whose tokens are all cached gets an empty chunk.
+    """Return the tokens to move of each object and kernel group; the chunk of an object is empty if all are cached.
 
     Args:
         objects: memory objects.
-        starts, ends: first token of each object within the sequence, and the first one after it.
+        starts, ends: first token of each object within the sequence, and the first token after the object.
         slot_mapping: slot of every token of the sequence, from token ``offset`` on.
         offset: the token at which ``slot_mapping`` begins.
         cached: number of tokens at the front of the sequence that are not moved.
@@ -80,17 +80,17 @@ def chunks_of(
 
 
 class _Pool(NamedTuple):
-    """A buffer as blocks of one object's shape, and its programs to the pool and back, by the tokens of a unit."""
+    """The layout of a buffer as blocks of one object's shape, and its programs (to and from it) by tokens per unit."""
 
     layout: KVLayout
     programs: dict[int, tuple[CopyProgram, CopyProgram]]
 
 
 class ObjectPrograms:
-    """Programs between caches and the buffers of memory objects, compiled when the first objects come.
+    """The programs between caches and the buffers of memory objects, compiled at the first use of a buffer.
 
     Args:
-        caches: layout of the engine's cache, one per kernel group.
+        caches: layouts of the engine's cache, one per kernel group.
     """
 
     def __init__(self, caches: tuple[KVLayout, ...]) -> None:
@@ -98,11 +98,11 @@ class ObjectPrograms:
         self._pools: dict[tuple[Any, ...], _Pool] = {}
 
     def plans(self, chunks: Sequence[Sequence[Chunk]], *, store: bool) -> list[Plan]:
-        """One plan for each chunk and kernel group that moves any token.
+        """Return one plan for each chunk and kernel group, unless the chunk is empty.
 
         Args:
-            chunks: as :func:`chunks_of` makes them.
-            store: True from the cache into the objects, False back.
+            chunks: result of :func:`chunks_of`.
+            store: True to copy from the cache into the objects, False to copy from the objects into the cache.
         """
         made = []
         for groups in chunks:
@@ -115,7 +115,7 @@ class ObjectPrograms:
         return made
 
     def _plan(self, group: int, chunk: Chunk, *, store: bool) -> Plan:
-        """Plan one chunk in the largest stretches that its slots allow."""
+        """Plan one chunk, in the largest units that its slots allow."""
         cache, tokens = self.caches[group], chunk.tensor.shape[-2]
         if cache.opaque:
             raise LayoutError(
@@ -135,9 +135,9 @@ class ObjectPrograms:
         return to_pool.plan(blocks, of_pool) if store else to_cache.plan(of_pool, blocks)
 
     def _pool(self, group: int, chunk: Chunk) -> tuple[_Pool, int]:
-        """The buffer of an object as blocks of its shape, and the object's block number.
+        """Return the pool of an object's buffer, and the object's block number in it.
 
-        A kept description keeps the buffer alive. So none is kept of a buffer that holds a single object.
+        A layout that is kept keeps the buffer alive. So the layout of a buffer with a single object is not kept.
         """
         tensor, storage, cache = chunk.tensor, chunk.tensor.untyped_storage(), self.caches[group]
         number, front = divmod(tensor.data_ptr() - storage.data_ptr(), chunk.period)
@@ -165,7 +165,7 @@ class ObjectPrograms:
 
 
 def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, CopyProgram]:
-    """The programs into a pool and out of it, in stretches of ``step`` tokens."""
+    """Return the programs into a pool and out of it, in units of ``step`` tokens."""
     if step not in pool.programs:
         views = split_blocks(cache.built, step), split_blocks(pool.layout.built, step)
         if views[0] is None or views[1] is None:
@@ -179,7 +179,7 @@ def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, Cop
 
 
 def _tensors(memory: Any) -> list[Any]:
-    """An object's tensor for each kernel group; a single plane, as latents have, loses its first dim."""
+    """Return an object's tensor for each kernel group; if it has a single plane (latents), without the first dim."""
     groups = len(getattr(getattr(memory, "metadata", None), "shapes", None) or [None])
     if not hasattr(memory, "get_tensor"):
         raise LayoutError(f"memory object is a {type(memory).__name__}; give a MemoryObj of LMCache")
@@ -194,7 +194,7 @@ def _tensors(memory: Any) -> list[Any]:
 
 
 def _period(memory: Any, tensor: Any, groups: int) -> int:
-    """Bytes that the allocator took for an object, rounded up; without that fact, those of the tensor or its buffer."""
+    """Return the bytes that the allocator reserved for an object; if unknown, the bytes of the tensor or its buffer."""
     allocated, nbytes = int(getattr(memory.metadata, "phy_size", 0) or 0), int(tensor.nbytes)
     if allocated >= nbytes and allocated % tensor.itemsize == 0:
         return allocated

@@ -1,7 +1,7 @@
-"""SGLang 0.5.23: kvplan moves what HiCache moves between a device pool and a host pool.
+"""An adapter for SGLang 0.5.23: kvplan moves HiCache's pages between a device pool and a host pool.
 
-The engine still decides which pages leave and come back, and when. :func:`attach` puts kvplan into a HiCache
-controller. The plugin does so for every controller. :class:`HostTransfers` moves pages without the engine.
+The engine still decides which pages are stored and loaded, and when. :func:`attach` attaches kvplan to a HiCache
+controller. The plugin attaches it to every controller. :class:`HostTransfers` moves pages without the engine.
 """
 
 from kvplan.engines.sglang.hicache import WRITTEN_FOR, TransferEngine, attach

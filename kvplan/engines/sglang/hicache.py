@@ -1,4 +1,4 @@
-"""The transfers of SGLang's HiCache, made by kvplan.
+"""An adapter for SGLang's HiCache: kvplan makes its transfers.
 
 Source: SGLang 0.5.23, ``srt/mem_cache/l2_transfer.py`` (``L2Transfer``, ``L2TransferEngine``) and
 ``srt/managers/cache_controller.py`` (``HiCacheController``), by duck type: nothing of the engine is imported.
@@ -25,19 +25,19 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
     """Let kvplan make the transfers of a HiCache controller, between the GPU and the host.
 
     Call it when the controller is built and has moved nothing. The controller's queues, decisions, events and fences
-    stay as they are, and so does the storage behind the host pool. Pools that kvplan does not know, such as states of
-    linear attention, stay with the engine, which is logged once.
+    do not change, nor does the storage behind the host pool. The engine itself moves pools that kvplan does not know,
+    such as states of linear attention; this is logged once.
 
-    Run the engine with ``--hicache-io-backend direct``, which keeps indices on the CPU. With ``kernel`` they are copied
-    back, and the scheduler waits for the work that computes them.
+    Run the engine with ``--hicache-io-backend direct``, which keeps indices on the CPU. With ``kernel``, indices are
+    copied from the GPU, and the scheduler waits for the work that computes them.
 
     Args:
         controller: a ``HiCacheController`` or a subclass.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
+        policy: policy of the executor; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
 
     Returns:
         The object that replaces ``controller.l2_transfer_engine``. Its ``executor.stats()`` counts transfers, and its
-        ``detach()`` restores the engine's own.
+        ``detach()`` restores the engine's own object.
 
     Raises:
         KVPlanError: ``controller`` is not a controller, is attached already, or has transfers in flight.
@@ -61,17 +61,17 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
 
 
 class TransferEngine:
-    """Wraps the engine's ``L2TransferEngine``: it keeps the engine's streams and events, and copies by kvplan.
+    """A wrapper of the engine's ``L2TransferEngine``: it keeps the engine's streams and events, and copies by kvplan.
 
-    A transfer between two pools that kvplan knows is passed on with a host pool that copies by kvplan. Everything else
-    is passed on unchanged.
+    If kvplan knows both pools of a transfer, the engine gets it with a host pool that copies by kvplan. The engine gets
+    all other transfers unchanged.
 
     Args:
-        own: the engine's own object.
-        executor: moves the plans.
+        own: the engine's own ``L2TransferEngine``.
+        executor: the executor that moves the plans.
 
     Attributes:
-        executor: as given.
+        executor: the executor that moves the plans.
     """
 
     def __init__(self, own: Any, executor: Executor) -> None:
@@ -111,15 +111,15 @@ class TransferEngine:
         return self._pairs[key][2]
 
     def _taken(self, transfer: Any, layers: int | None) -> Any:
-        """Return the engine's transfer with kvplan's host pool in it, and with its indices on the CPU.
+        """Return the engine's transfer with kvplan's host pool and indices on the CPU.
 
-        If kvplan leaves the transfer to the engine, return it unchanged.
+        If kvplan does not know the pools, return it unchanged.
         """
         pair = None if transfer.is_draft else self.transfers_of(transfer.host_pool, transfer.device_pool)
         if pair is None:
             return transfer
-        # Copy indices in the caller's stream, as the engine does for its own "direct" copies. In the stream of
-        # transfers, the CPU would wait for everything that fences them.
+        # Copy indices in the caller's stream, as the engine does for its own "direct" copies. In the transfer stream,
+        # the CPU would also wait for all work that the transfers wait for.
         host, device = transfer.host_indices.cpu(), transfer.device_indices.cpu()
         named: Iterable[Any] = range(layers or 0)
         if transfer.layer_mapper is not None:
@@ -133,8 +133,8 @@ class TransferEngine:
 class _HostPool:
     """The engine's host pool during one submission, with kvplan's copies.
 
-    The engine calls it in its transfer stream: once to store all layers, or once per layer to load. The first layer
-    submits the load of all layers; each call then waits for its layer.
+    The engine calls it in its transfer stream: once to store all layers, or once per layer to load. The first call
+    submits the load of all layers. Each call makes the stream wait for its layer.
     """
 
     def __init__(self, own: Any, pair: HostTransfers, wanted: tuple[int, ...]) -> None:

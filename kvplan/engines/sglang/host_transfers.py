@@ -1,4 +1,4 @@
-"""Pages between a device pool of SGLang and its host pool.
+"""Transfers of pages between a device pool of SGLang and its host pool.
 
 Source: SGLang 0.5.23, ``srt/mem_cache/pool_host/`` (``HostKVCache``), by duck type.
 """
@@ -20,24 +20,24 @@ from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 
 
 class HostTransfers:
-    """Moves pages between a device pool and its host pool, in each of the host's layouts.
+    """An object that moves pages between a device pool and its host pool, in any of HiCache's host layouts.
 
     Indices are the engine's token slots, in whole pages, one host slot for each device slot. It compiles one program
-    per direction, and one more for each set of layers that is loaded alone.
+    per direction, and another for each set of layers that is loaded alone.
 
     Args:
-        device_pool: a device pool of the engine, as ``kvplan.backends.sglang.describe`` takes it.
+        device_pool: a device pool of the engine that ``kvplan.backends.sglang.describe`` accepts.
         host_pool: the host pool that was built for it. A device pool with index keys has two; give either.
-        executor: moves the plans; its device must be the device pool's.
+        executor: the executor that moves the plans; its device must be the device pool's device.
 
     Attributes:
-        device, host: the two layouts.
+        device, host: layouts of the two pools.
         page_size: token slots per page.
         layers: global number of each layer, in the order of the pools.
 
     Raises:
         LayoutError: a pool is unknown, the host pool was built for another device pool, or their layers or parts
-            differ; or slots are dealt over ranks (decode context parallelism, sharded layers).
+            differ. Or slots or layers are split over ranks (decode context parallelism, layer sharding).
         IncompatibleLayoutsError: heads or content differ.
 
     >>> from types import SimpleNamespace
@@ -58,7 +58,7 @@ class HostTransfers:
         _refuse(device_pool, host_pool, kinds)
         whole = backend.describe(device_pool)
         parts = backend.describe(host_pool).parts
-        # Index keys have their own host pool. Any other part that the host lacks would be lost.
+        # Index keys have their own host pool. If the host lacked any other part, that part would be lost.
         self.device = whole.slice(parts=[part for part in whole.parts if (part == "index") == (parts == ("index",))])
         held = getattr(host_pool, "layer_num", len(self.device.layers))
         if held != len(self.device.layers):
@@ -83,7 +83,7 @@ class HostTransfers:
         self._of_layers: dict[tuple[int, ...], CopyProgram] = {self.device.layers: self._load}
 
     def backup(self, host_indices: Any, device_indices: Any, *, after: Any = None) -> Transfer:
-        """Store device pages into host pages, all layers.
+        """Store all layers of device pages in host pages.
 
         Args:
             host_indices: token slots of the host pool: int sequence, numpy array, or torch tensor on any device. A
@@ -93,35 +93,35 @@ class HostTransfers:
 
         Raises:
             BlockIndexError: the lists differ in length, are not whole pages, or reach past the pool.
-            OverlapError: a host page is named twice.
+            OverlapError: a host page is given twice.
         """
         host, device = self._pages(host_indices, device_indices)
         return self.executor.submit(self._store.plan(device, host), after=after)
 
     def load(self, host_indices: Any, device_indices: Any, layer: Any = None, *, after: Any = None) -> Transfer:
-        """Load host pages into device pages, layer by layer (:meth:`wait_layer`).
+        """Load host pages into device pages, layer by layer; see :meth:`wait_layer`.
 
         Args:
             host_indices, device_indices: as in :meth:`backup`.
-            layer: number of a layer within the pools, from 0, as the engine's ``layer_id``; several numbers; or None
-                for all layers.
-            after: the stream whose work so far must end before the device pages are written.
+            layer: number of a layer within the pools, from 0, like the engine's ``layer_id``; or several numbers; or
+                None for all layers.
+            after: the stream whose present work must end before the device pages are written.
 
         Raises:
             BlockIndexError: as in :meth:`backup`.
             LayoutError: the pools lack the layer.
-            OverlapError: a device page is named twice.
+            OverlapError: a device page is given twice.
         """
         host, device = self._pages(host_indices, device_indices)
         return self.executor.submit(self._loading(layer).plan(host, device), after=after, by_layer=True)
 
     def wait_layer(self, transfer: Transfer, layer: int, stream: Any = None) -> None:
-        """Let later work on a stream wait for one layer of a load.
+        """Make later work on a stream wait for one layer of a load.
 
         Args:
-            transfer: what :meth:`load` returned.
+            transfer: the transfer that :meth:`load` returned.
             layer: number of the layer within the pools, from 0.
-            stream: by default torch's current stream.
+            stream: the stream that waits; by default torch's current stream.
 
         Raises:
             LayoutError: the load does not move the layer.
@@ -130,7 +130,7 @@ class HostTransfers:
         transfer.wait_layer(self._number(layer), stream)
 
     def moves(self, layer: int) -> bool:
-        """Whether the pools hold a layer, given its number within them, from 0."""
+        """Return whether the pools have a layer, by its number within the pools, from 0."""
         place = integer("layer", layer)
         return 0 <= place < len(self.layers) and self.layers[place] in self.device.layers
 
@@ -172,7 +172,7 @@ class HostTransfers:
 
 
 def _refuse(device_pool: Any, host_pool: Any, kinds: str) -> None:
-    """Refuse pools whose buffers can be described, but whose slots would be moved wrongly."""
+    """Raise an error for pools whose buffers can be described, but whose slots would be moved wrongly."""
     if getattr(host_pool, "dcp_size", 1) != 1:
         raise LayoutError(
             f"{kinds}: each slot is held by one of {host_pool.dcp_size} ranks (decode context parallelism)"

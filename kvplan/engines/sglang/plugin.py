@@ -1,4 +1,4 @@
-"""SGLang's plugin: it attaches kvplan to every HiCache controller, if the environment asks for it.
+"""kvplan's plugin for SGLang: it attaches kvplan to every HiCache controller, if ``KVPLAN_SGLANG`` is set.
 
 Source: SGLang 0.5.23, ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``). SGLang
 loads installed plugins in each of its processes. kvplan's entry point is :func:`plugin`.
@@ -19,10 +19,10 @@ CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
 
 
 def plugin() -> None:
-    """Attach kvplan to HiCache controllers as they are built, if ``KVPLAN_SGLANG`` is set. The engine calls this.
+    """Attach kvplan to each HiCache controller when it is built, if ``KVPLAN_SGLANG`` is set. SGLang calls this.
 
-    ``KVPLAN_SGLANG=auto`` lets the cost model choose the path, and a path's name takes that path. ``0`` or an empty
-    value leaves the engine as it is.
+    With ``KVPLAN_SGLANG=auto``, the cost model chooses the path; the name of a path selects that path. ``0`` or an
+    empty value leaves the engine unchanged.
 
     Raises:
         KVPlanError: ``KVPLAN_SGLANG`` has another value.

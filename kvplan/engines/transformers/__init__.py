@@ -1,7 +1,7 @@
-"""transformers: kvplan makes the transfers of continuous batching's CPU offloading.
+"""An adapter for transformers: kvplan makes the transfers of CPU offloading in continuous batching.
 
-The engine still decides which requests leave, when they come back, and which blocks they get. Source: transformers
-5.23.0, ``generation/continuous_batching/offloading_manager.py``, whose ``OffloadingManager`` is subclassed.
+The engine still decides which requests are offloaded, when they are restored, and which blocks they get. Source:
+transformers 5.23.0, ``generation/continuous_batching/offloading_manager.py``; ``OffloadingManager`` is subclassed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Tables = dict[str, list[int]]  # block ids by attention type
 
 
 def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Policy | None = None) -> Any:
-    """Let kvplan move what continuous batching offloads to the CPU and restores.
+    """Let kvplan move the blocks that continuous batching offloads to the CPU and restores.
 
     Call it between ``model.init_continuous_batching(...)`` and ``manager.start()``, and again after a ``stop()``. On a
-    GPU, transfers are ordered with the engine's compute stream and never block the CPU. On a CPU, where transformers
-    itself cannot offload, each transfer is finished when the engine's call returns.
+    GPU, transfers are ordered with the engine's compute stream and never block the CPU. On a CPU, each transfer is
+    finished when the engine's call returns; transformers itself cannot offload there.
 
     Args:
         manager: a ``ContinuousBatchingManager`` that has not been started.
         cpu_offload_space: GiB of host memory for offloaded requests; by default the value of the manager's
-            ``ContinuousBatchingConfig``. The engine's safety threshold caps it.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
+            ``ContinuousBatchingConfig``. The engine's safety threshold limits it.
+        policy: policy of the executor; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
 
     Returns:
-        The engine's offloading manager, with an ``executor``, whose ``stats()`` count the transfers.
+        The new offloading manager of the engine. Its ``executor.stats()`` counts the transfers.
 
     Raises:
         KVPlanError: the manager runs, no space is given, or the space is less than one sector of the cache.
@@ -77,16 +77,16 @@ def offload(manager: Any, *, cpu_offload_space: float | None = None, policy: Pol
 
 @cache
 def _manager_class() -> Any:
-    """Make the subclass when transformers is imported."""
+    """Return the subclass of ``OffloadingManager``, made at the first call, which imports transformers."""
     from transformers.generation.continuous_batching.cache_allocators import CachePool
     from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 
     class KVPlanOffloading(OffloadingManager):  # type: ignore[misc]  # untyped, and not always there
-        """The engine's offloading manager, with kvplan's transfers.
+        """The engine's offloading manager, with transfers by kvplan.
 
         Attributes:
-            executor: moves the plans.
-            pool: layout of the host memory, in sectors like the cache's.
+            executor: the executor that moves the plans.
+            pool: layout of the host memory, in sectors like those of the cache.
         """
 
         def __init__(
@@ -126,7 +126,7 @@ def _manager_class() -> Any:
             return list(self.cache.cache_allocators)
 
         def _offload_to_cpu(self, victims: Iterable[Any], victim_block_tables: dict[str, Tables]) -> set[str]:
-            """Store the victims that fit, and return their requests' ids. The other requests are computed anew."""
+            """Store the requests that fit, and return their ids. The engine computes other requests again."""
             taken: dict[str, tuple[Tables, Tables]] = {}
             states = []
             for state in victims:
@@ -139,7 +139,7 @@ def _manager_class() -> Any:
                 return set()
             try:
                 self._move(self._store, *zip(*taken.values(), strict=True))
-            except KVPlanError:  # such as a path that the policy names, and a pool that could not be pinned
+            except KVPlanError:  # such as a path that needs pinned memory, and a pool that could not be pinned
                 logger.exception("%d requests could not be stored; they are computed anew", len(taken))
                 for _, room in taken.values():
                     self._give_back(room)
@@ -167,11 +167,11 @@ def _manager_class() -> Any:
             if not states:
                 return
             self._move(self._load, *zip(*moves, strict=True))
-            for future in states:  # a block is given back only after its load is submitted
+            for future in states:  # a block is freed only after its load is submitted
                 state = future.state
                 self._give_back(self._request_id_to_cpu_blocks.pop(state.request_id))
                 state.is_cpu_offloaded = False
-                if self.cache.use_prefix_sharing:  # whole blocks are hashed anew, so that they are found again
+                if self.cache.use_prefix_sharing:  # whole blocks are hashed again, so that lookups find them
                     for name, allocator in self.cache.cache_allocators.items():
                         whole = state.position_offset // allocator.tokens_per_page
                         if whole:
@@ -183,14 +183,14 @@ def _manager_class() -> Any:
                 pool.free_blocks(self.cache.cache_allocators[name].index, blocks)
 
         def _move(self, groups: Groups, src: Iterable[Tables], dst: Iterable[Tables]) -> Transfer:
-            """Make one submission for all requests and attention types, in the order of the compute stream."""
+            """Submit one transfer for all requests and attention types, in the order of the compute stream."""
             sides = [[[block for each in tables for block in each.get(name, [])] for name in self._names]
                      for tables in (src, dst)]  # fmt: skip
             stream = self._compute_stream or current_stream(self.executor.device)
             transfer = self.executor.submit(groups.plan(*sides), after=stream)
             if stream is None:
                 transfer.synchronize()
-            else:  # the next computation may write the blocks that are read here, or read those that are written
+            else:  # the next computation may write blocks that this transfer reads, or read blocks that it writes
                 transfer.wait(stream)
             return transfer
 

@@ -1,4 +1,4 @@
-"""CPU offloading of vLLM 0.33 by kvplan: the specs that ``kv_connector_extra_config`` names, and a connector.
+"""An adapter for CPU offloading of vLLM 0.33: specs for ``kv_connector_extra_config``, and a connector.
 
 =================================  =====================================================================================
 ``KVPlanOffloadingSpec``           replaces vLLM's ``CPUOffloadingSpec``
@@ -7,7 +7,7 @@
 ``KVPlanOffloadingConnector``      vLLM's ``OffloadingConnector``, whose failed transfers do not end the engine
 =================================  =====================================================================================
 
-The classes derive from vLLM's, so vLLM is imported when one of them is first asked for.
+The classes derive from vLLM's classes, so vLLM is imported at the first use of one of these names.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NAMES = (
     "KVPlanOffloadingWorker",
     "KVPlanTieringOffloadingSpec",
 )
-_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs")  # the second is pickled by name between processes
+_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs")  # ReportedJobs is pickled by name between processes
 
 
 def __getattr__(name: str) -> Any:
     if name not in (*NAMES, *_OF_CONNECTOR):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
     made = {each.__name__: each for each in (connector if name in _OF_CONNECTOR else specs).classes()}
-    for key, each in made.items():  # vLLM's configuration and pickles name them as this package's
+    for key, each in made.items():  # vLLM's configuration and pickles find them in this package
         each.__module__, each.__qualname__ = __name__, key
     return made[name]

@@ -1,8 +1,8 @@
-"""vLLM's offloading connector, extended so that the engine survives a failed transfer.
+"""vLLM's offloading connector, extended so that a failed transfer does not end the engine.
 
-``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds, although its scheduler can handle failures. It
-recomputes or ends a request whose blocks did not load (``kv_load_failure_policy``), and forgets a chunk that was not
-stored. This connector reports the failures to it. A job that failed on one rank has failed.
+``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds, although its scheduler can handle failures. The
+scheduler recomputes or ends a request whose blocks did not load (``kv_load_failure_policy``), and drops a chunk that
+was not stored. This connector reports failures to the scheduler. If a job fails on one rank, the whole job failed.
 
 Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
@@ -17,13 +17,13 @@ from typing import Any
 
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
-    """The connector and its workers' report, derived from vLLM's classes, which are imported here."""
+    """Return the classes of the connector and of its workers' report; this imports vLLM."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
     @dataclass(slots=True)
     class ReportedJobs(OffloadingWorkerMetadata):  # type: ignore[misc]
-        """A report of the workers to the scheduler: completed jobs, and which of them are failed stores."""
+        """A report of the workers to the scheduler: the completed jobs, and the failed stores among them."""
 
         failed_stores: set[int] = field(default_factory=set)
 
@@ -58,7 +58,7 @@ def classes() -> tuple[type[Any], ...]:
             keep()
 
         def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-            """Results of ended jobs; requests whose blocks did not load are among the failed ones."""
+            """Return the results of ended jobs; if blocks of a request did not load, it is among the failed ones."""
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker
             for job in worker.worker.take_failures():
@@ -75,12 +75,12 @@ def classes() -> tuple[type[Any], ...]:
             return results
 
         def get_block_ids_with_load_errors(self) -> set[int]:
-            """Blocks of expedited loads that failed since the last call."""
+            """Return the blocks of expedited loads that failed since the last call."""
             invalid, self._invalid_blocks = self._invalid_blocks, set()
             return invalid
 
         def build_connector_worker_meta(self) -> Any:
-            """Jobs completed since the last call, failed ones included."""
+            """Return the report of jobs completed since the last call, with failed jobs."""
             meta = super().build_connector_worker_meta()
             if meta is None:
                 return None
@@ -88,10 +88,10 @@ def classes() -> tuple[type[Any], ...]:
             return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed)
 
         def update_connector_output(self, connector_output: Any) -> None:
-            """Pass on the workers' reports; chunks of failed stores are completed as failed."""
+            """Give the workers' reports to the scheduler; chunks of failed stores are completed as failed."""
             meta = connector_output.kv_connector_worker_meta
             jobs = self.connector_scheduler._jobs
-            # Jobs from before a reset of the cache are gone. Other ranks may report one later.
+            # A reset of the cache removes its jobs. A rank may report such a job later.
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
             super().update_connector_output(connector_output)
             waiting = {id(job.keys) for job in jobs.values()}
@@ -104,7 +104,7 @@ def classes() -> tuple[type[Any], ...]:
 
 
 def _tell_failures(manager: Any, failed: Any) -> None:
-    """Let a manager complete stores as failed if ``failed(keys)`` says so, since the scheduler never does."""
+    """Make a manager complete stores as failed if ``failed(keys)`` is true, since the scheduler never does so."""
     complete = manager.complete_store
 
     def complete_store(keys: Any, req_context: Any, success: bool = True) -> Any:

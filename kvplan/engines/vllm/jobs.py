@@ -1,4 +1,4 @@
-"""Jobs of vLLM's offloading as plans. A job lists device blocks of all groups, host chunks, and each group's begin.
+"""Plans for the jobs of vLLM's offloading. A job lists device blocks of all groups, host chunks, and first blocks.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
 """
@@ -21,8 +21,8 @@ from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
 from kvplan.ranks.groups import Groups, Plans
 
-# Up to this many blocks, the groups of a job are one plan. Groups share memory, so joining compares every copy with
-# the others. For more blocks, one submission per group costs less.
+# Up to this number of blocks, the groups of a job are one plan. Groups share memory, so a join compares all copies
+# with each other. For more blocks, one submission per group takes less time.
 JOINED_BLOCKS = 128
 
 
@@ -30,9 +30,9 @@ class GroupIds(NamedTuple):
     """The blocks and chunks of one group that a job moves.
 
     Attributes:
-        blocks: device blocks, in order of tokens.
-        chunks: host chunks; the first and the last may be used in part.
-        first: number of the request's blocks before the first given one.
+        blocks: ids of device blocks, in order of tokens.
+        chunks: numbers of host chunks; the job may use the first and the last in part.
+        first: number of the request's blocks before the first one in ``blocks``.
     """
 
     blocks: Int64Array
@@ -44,13 +44,13 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
     """Split the two id lists of a job by group.
 
     Args:
-        device_spec: has ``block_ids``, ``group_sizes`` and ``block_indices``, as vLLM's ``GPULoadStoreSpec``.
-        host_spec: has ``block_ids``, numbers of chunks.
+        device_spec: object with ``block_ids``, ``group_sizes`` and ``block_indices``, like ``GPULoadStoreSpec``.
+        host_spec: object with ``block_ids``, the numbers of chunks.
         groups: number of groups.
         blocks_per_chunk: number of device blocks in a host chunk.
 
     Raises:
-        BlockIndexError: the lists do not fit one another.
+        BlockIndexError: the lengths of the lists do not agree.
 
     >>> from types import SimpleNamespace as Spec
     >>> device = Spec(block_ids=[7, 8, 9, 20], group_sizes=[3, 1], block_indices=[3, 8])
@@ -83,11 +83,11 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
 
 
 class Jobs:
-    """Plans loads and stores of all groups.
+    """The programs of all cache groups, which plan loads and stores.
 
     Args:
-        groups: pages of each group, as :func:`~kvplan.engines.vllm.pages.pages_of` makes them.
-        device_rows, host_rows: rows of each tensor, as :func:`~kvplan.engines.vllm.pages.layouts_of` takes them.
+        groups: pages of each group, results of :func:`~kvplan.engines.vllm.pages.pages_of`.
+        device_rows, host_rows: rows of each tensor, as for :func:`~kvplan.engines.vllm.pages.layouts_of`.
         blocks_per_chunk: number of device blocks in a host chunk.
     """
 
@@ -105,7 +105,7 @@ class Jobs:
         whole = [layouts_of(pages, device_rows, host_rows, blocks_per_chunk) for pages in groups]
         self._loads = Groups([compile(group.host, group.device) for group in whole])
         self._stores = Groups([compile(group.device, group.host) for group in whole])
-        # Ranks that hold the same bytes take turns to store, block by block. Then each block is planned alone.
+        # If ranks hold the same bytes, each stores some of the blocks. Then each block is planned alone.
         self._turns: list[list[_TurnStore]] | None = None
         if any(page.turn.ranks > 1 for pages in groups for page in pages):
             self._turns = [
@@ -115,18 +115,18 @@ class Jobs:
 
     @property
     def loads(self) -> Sequence[Plans]:
-        """Programs of the loads, one per group."""
+        """Return the programs of the loads, one per group."""
         return self._loads.programs
 
     @property
     def stores(self) -> Sequence[Plans]:
-        """Programs of the stores, one or more per group."""
+        """Return the programs of the stores, one or more per group."""
         if self._turns is None:
             return self._stores.programs
         return [turn.program for turns in self._turns for turn in turns]
 
     def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plan a load from the host: one plan, or one per group for many blocks. Together they move each byte once."""
+        """Plan a load from the host: one plan, or one per group if there are many blocks. No byte is moved twice."""
         groups = self._ids(device_spec, host_spec)
         firsts = {"src_first": [group.first // self.blocks_per_chunk for group in groups],
                   "dst_first": [group.first for group in groups]}  # fmt: skip
@@ -135,7 +135,7 @@ class Jobs:
         ]
 
     def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
-        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, each stores only its blocks."""
+        """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, plan this rank's blocks only."""
         groups = self._ids(device_spec, host_spec)
         if self._turns is not None:
             found = [
@@ -158,7 +158,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def _split(groups: list[GroupIds]) -> Iterator[list[GroupIds]]:
-    """All groups at once; or, for many blocks, one group at a time and the others empty."""
+    """Yield all groups at once; or, if there are many blocks, one group at a time, with all other groups empty."""
     moving = [k for k, group in enumerate(groups) if len(group.blocks)]
     if len(moving) <= 1 or sum(len(group.blocks) for group in groups) <= JOINED_BLOCKS:
         yield groups
@@ -173,7 +173,7 @@ def _by_turn(pages: Sequence[Page]) -> Iterator[list[Page]]:
 
 
 class _TurnStore:
-    """Plans the blocks whose turn it is on this rank, by their numbers on the host, which it sees in single blocks."""
+    """The program that stores this rank's blocks, chosen by their numbers on the host; its units are single blocks."""
 
     def __init__(self, group: GroupLayouts) -> None:
         view = split_blocks(group.host.built, 1)

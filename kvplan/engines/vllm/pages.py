@@ -1,10 +1,10 @@
-"""vLLM's canonical caches as layouts: the pages of a group on the device and in the rows of the host.
+"""Layouts of vLLM's canonical caches: the pages of a cache group, on the device and in the host's rows.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
 ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 
-A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot, and a
-host layout has chunks of ``blocks_per_chunk`` slots. Each tensor is a layer, in the order of its group.
+A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot. A host
+layout has chunks of ``blocks_per_chunk`` slots. Each tensor is a layer, in the order of its cache group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvplan.ranks.shards import Turn
 
 
 class Steps(NamedTuple):
-    """A loop over fragments: their number, and the bytes from one to the next on the device and on the host."""
+    """A loop over fragments: their number, and the strides between them in bytes, on the device and on the host."""
 
     number: int
     device: int
@@ -31,7 +31,7 @@ class Fragments(NamedTuple):
     Attributes:
         device, host: offset in bytes of the first fragment from the beginning of the page.
         nbytes: bytes of a fragment.
-        outer, inner: two loops over the fragments.
+        outer, inner: two nested loops over the fragments.
     """
 
     device: int
@@ -42,12 +42,12 @@ class Fragments(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The page of one tensor, from a reference of a cache group.
+    """The page of one tensor, from a reference in a cache group.
 
     Attributes:
         tensor: index of the tensor.
-        fragments: the parts of its page that are moved.
-        turn: which blocks this rank stores, by their numbers on the host; it loads all of them.
+        fragments: the fragments of its page that are moved.
+        turn: the rule that picks the blocks that this rank stores, by host block number; it loads all blocks.
     """
 
     tensor: int
@@ -56,7 +56,7 @@ class Page(NamedTuple):
 
 
 class GroupLayouts(NamedTuple):
-    """Layouts of a group's pages, or of those pages that are stored in the same turn."""
+    """Layouts of the pages of a cache group, or of its pages with the same turn."""
 
     turn: Turn
     device: KVLayout
@@ -64,11 +64,11 @@ class GroupLayouts(NamedTuple):
 
 
 def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
-    """Turn references into pages, one for each tensor: layers that share a cache refer to one tensor several times.
+    """Return the pages of references, one for each tensor; layers that share a cache refer to the same tensor.
 
     Args:
         references: vLLM's ``CanonicalKVCacheRef``, or objects with ``tensor_idx``, ``page_size_bytes``, ``mapping``.
-        canonical: whether the host holds canonical pages, by ``mapping``, instead of this worker's own pages.
+        canonical: True if the host has canonical pages, by ``mapping``; False if it has this worker's own pages.
 
     >>> from types import SimpleNamespace as Ref
     >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments[0].nbytes
@@ -106,7 +106,7 @@ ONCE = Steps(1, 0, 0)
 
 
 def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
-    """Fold runs at equal steps into loops. If ranks take tokens in turn, a page has a run for each token."""
+    """Join runs at equal distances into loops. If tokens alternate between ranks, a page has one run per token."""
     found = [
         Fragments(
             run.local_offset, run.canonical_offset, run.fragment_size, ONCE,
@@ -120,14 +120,14 @@ def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
         folded.append(first._replace(inner=steps) if single else first._replace(outer=steps))
     found, folded = folded, []
     for first, steps in _in_steps(found):
-        # There is room for a second loop around an existing one, and for no third.
+        # Fragments have at most two loops.
         whole = first.outer.number == 1
         folded += [first._replace(outer=steps)] if whole else [_moved(first, steps, k) for k in range(steps.number)]
     return tuple(folded)
 
 
 def _in_steps(found: Sequence[Fragments]) -> Iterator[tuple[Fragments, Steps]]:
-    """Group neighbours that differ only in their offsets, by the same step each time."""
+    """Yield the first of each series of fragments at equal distances, and the loop of the series."""
     at = 0
     while at < len(found):
         first, end = found[at], at + 1
@@ -147,7 +147,7 @@ def _moved(first: Fragments, steps: Steps, times: int) -> Fragments:
 
 
 def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
-    """Bytes of each tensor's canonical page: the largest page of all groups that share the tensor."""
+    """Return the bytes of each tensor's canonical page: the largest page of all groups that share the tensor."""
     largest = [0] * tensors
     for references in groups:
         for number, reference in enumerate(references):
@@ -162,11 +162,11 @@ def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]
 def layouts_of(
     pages: Sequence[Page], device_rows: Sequence[Any], host_rows: Sequence[Any], blocks_per_chunk: int
 ) -> GroupLayouts:
-    """Describe both sides of a group.
+    """Describe the pages of a cache group on the device and on the host.
 
     Args:
-        pages: pages of the group; the first one's turn counts.
-        device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; rows may be further apart than a page.
+        pages: pages of the group; the turn of the first page is returned.
+        device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; there may be gaps between rows.
         host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
         blocks_per_chunk: number of device blocks in a host chunk.
     """
@@ -212,9 +212,9 @@ def _view(rows: Any, blocks: int, offset: int, strides: Sequence[int], fragments
     page, numbers = rows.shape[1] // blocks, (fragments.outer.number, fragments.inner.number)
     reach = sum((number - 1) * stride for number, stride in zip(numbers, strides, strict=True))
     last = offset + reach + fragments.nbytes
-    if last > page:  # nothing else would notice if the allocation goes on behind the page
+    if last > page:  # no other check finds this if the allocation continues behind the page
         raise LayoutError(f"fragments reach byte {last - 1} of a page of {page} bytes, from byte {offset} on")
     shape = rows.shape[0], blocks, *numbers, fragments.nbytes
-    # The stride of a loop of one turn has no effect, but it must not be 0.
+    # The stride of a loop over one fragment has no effect, but it must not be 0.
     steps = [stride or fragments.nbytes for stride in strides]
     return rows.as_strided(shape, (rows.stride()[0], page, *steps, 1), rows.storage_offset() + offset)

@@ -1,4 +1,4 @@
-"""Specs of vLLM's CPU offloading with kvplan's worker.
+"""Specs for vLLM's CPU offloading that use kvplan's worker.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/cpu/spec.py``, ``v1/kv_offload/tiering/spec.py``, ``v1/kv_offload/factory.py``.
 """
@@ -18,7 +18,7 @@ from kvplan.errors import PathError
 
 
 def policy_of(extra_config: Mapping[str, Any]) -> Policy:
-    """Read the executor's policy from ``kv_connector_extra_config["kvplan"]``: fields of :class:`kvplan.Policy`.
+    """Return the policy in ``kv_connector_extra_config["kvplan"]``, a mapping with fields of :class:`kvplan.Policy`.
 
     Raises:
         PathError: a key is not a field of Policy, or its value is not allowed.
@@ -40,7 +40,7 @@ def policy_of(extra_config: Mapping[str, Any]) -> Policy:
 
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
-    """The worker and both specs, derived from vLLM's classes, which are imported here."""
+    """Return the classes of the worker and of both specs; this imports vLLM."""
     import torch
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.gpu_worker import pin_mmap_region
@@ -49,15 +49,15 @@ def classes() -> tuple[type[Any], ...]:
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
     class KVPlanOffloadingWorker(Worker, OffloadingWorker):  # type: ignore[misc]
-        """vLLM's ``CPUOffloadingWorker`` on a kvplan executor, with the same arguments.
+        """A worker with the arguments of vLLM's ``CPUOffloadingWorker``, which moves blocks with a kvplan executor.
 
         Args:
             kv_caches: the canonical caches.
             blocks_per_chunk: number of device blocks in a host chunk.
-            num_cpu_chunks: number of chunks of its own pool, if there is no region.
-            mmap_region: the shared region; the worker owns it from here on, unless an error is raised.
-            canonical_layout: whether the region holds canonical pages.
-            policy: how the executor moves.
+            num_cpu_chunks: number of chunks of the worker's own pool, if there is no region.
+            mmap_region: the shared region; the worker releases it at shutdown, unless this call raises an error.
+            canonical_layout: whether the region has canonical pages.
+            policy: policy of the executors.
         """
 
         def __init__(
@@ -82,8 +82,8 @@ def classes() -> tuple[type[Any], ...]:
                 host_rows = [pool[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
             else:
                 if on_device:
-                    # Pin all of it, not only this worker's slots. An executor checks whole stretches, so a gap between
-                    # two slots would make them count as pageable. And each slot would be a registration with seams.
+                    # Pin the whole region. If only this worker's slots were pinned, the gaps between them would make
+                    # the executor take its rows for pageable, and each slot would be a registration with seams.
                     pin_mmap_region(mmap_region)
                 make = (
                     mmap_region.create_next_canonical_view if canonical_layout else mmap_region.create_next_worker_view
@@ -95,7 +95,7 @@ def classes() -> tuple[type[Any], ...]:
             )  # fmt: skip
 
     def region_of(spec: Any, engine_id: str, **more: Any) -> Any:
-        """The region that a spec's workers share."""
+        """Open the region that the workers of a spec share."""
         rank = 0 if spec.replicated_layout else spec.config.parallel.rank
         return SharedOffloadRegion(
             engine_id=engine_id, num_chunks=spec.num_chunks, rank=rank, kv_bytes_per_chunk=spec.kv_bytes_per_chunk,
@@ -115,10 +115,10 @@ def classes() -> tuple[type[Any], ...]:
             raise
 
     class KVPlanOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
-        """vLLM's ``CPUOffloadingSpec`` with kvplan's worker."""
+        """A ``CPUOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:
-            """A worker over the shared region, or over its own pool on a platform that has no such region."""
+            """Make a worker for the shared region, or with its own pool if the platform has no shared region."""
             region = None
             if self._uses_shared_region() and self.num_chunks > 0:
                 parallel = self.config.parallel
@@ -129,10 +129,10 @@ def classes() -> tuple[type[Any], ...]:
             return worker_of(self, kv_caches, region, canonical=False)
 
     class KVPlanTieringOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
-        """vLLM's ``TieringOffloadingSpec`` with kvplan's worker."""
+        """A ``TieringOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:
-            """A worker over the region that the tiers read and write."""
+            """Make a worker for the region that the tiers read and write."""
             canonical = self.config.canonical_layout
             if canonical:
                 self._validate_canonical_refs(kv_caches)

@@ -1,4 +1,4 @@
-"""The worker of vLLM's CPU offloading on a kvplan executor: it takes jobs, moves their blocks and reports their ends.
+"""The worker of vLLM's CPU offloading: it accepts jobs, moves their blocks with kvplan, and reports the results.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
 """
@@ -25,12 +25,12 @@ logger = logging.getLogger("kvplan.engines.vllm")
 
 
 class JobResult(NamedTuple):
-    """The end of a job; the fields of vLLM's ``TransferResult``.
+    """The result of a job, with the fields of vLLM's ``TransferResult``.
 
     Attributes:
         job_id: the scheduler's number of the job.
-        success: whether every byte has arrived.
-        transfer_size: bytes; None if the job failed.
+        success: whether all bytes have arrived.
+        transfer_size: bytes that were moved; None if the job failed.
         transfer_time: seconds of copying; None if the job failed.
     """
 
@@ -45,7 +45,7 @@ class FailedJob(NamedTuple):
 
     Attributes:
         job_id: the scheduler's number of the job.
-        block_ids: device blocks that it named, of all groups; after a failed load, their content is unknown.
+        block_ids: ids of its device blocks, of all groups; after a failed load, their content is unknown.
     """
 
     job_id: int
@@ -57,13 +57,13 @@ class _Job:
     job_id: int
     device_spec: Any
     transfers: list[Transfer] = field(default_factory=list)
-    error: str = ""  # no exception: its traceback refers to the job, and that cycle would keep tensors alive
+    error: str = ""  # a text, since an exception's traceback refers to the job, and that cycle would keep tensors alive
 
     def done(self) -> bool:
         return all(transfer.done() for transfer in self.transfers)
 
     def wait(self) -> None:
-        """Wait until none of its transfers is in flight, whether they succeed or fail."""
+        """Wait until all transfers of the job have ended, whether they succeed or fail."""
         for transfer in self.transfers:
             try:
                 transfer.synchronize()
@@ -71,7 +71,7 @@ class _Job:
                 self.error = self.error or _told(error)
 
     def result(self) -> JobResult:
-        """Report a job that has ended."""
+        """Return the result of a job that has ended."""
         try:
             done = [transfer.result() for transfer in self.transfers]
         except Exception as error:  # noqa: BLE001  # as in submit
@@ -83,7 +83,7 @@ class _Job:
 
 
 class _Line:
-    """Jobs of one kind, which end in the order of their submits."""
+    """The jobs of one kind, which end in the order of their submits."""
 
     def __init__(self, what: str, executor: Executor, plan: Callable[[Any, Any], list[Plan]]) -> None:
         self._what = what
@@ -96,7 +96,7 @@ class _Line:
         job = _Job(job_id, device_spec)
         self._jobs.append(job)
         try:
-            # Stores read what the stream wrote, and loads overwrite what it no longer reads.
+            # Stores read blocks that the stream writes, and loads overwrite blocks that it has read.
             after = current_stream(self._executor.device)
             for plan in self._plan(device_spec, host_spec):
                 job.transfers.append(self._executor.submit(plan, after))
@@ -104,7 +104,7 @@ class _Line:
             job.error = _told(error)
 
     def finished(self) -> Iterator[tuple[_Job, JobResult]]:
-        """Jobs that have ended since the last call, in order."""
+        """Yield the jobs that have ended since the last call, in order."""
         while self._jobs and self._jobs[0].done():
             job = self._jobs.popleft()
             result = job.result()
@@ -124,25 +124,25 @@ def _told(error: Exception) -> str:
 
 
 class Worker:
-    """Moves blocks between a device and the rows of a host pool, job by job, as vLLM's ``CPUOffloadingWorker``.
+    """A worker that moves blocks between a device and the rows of a host pool, like vLLM's ``CPUOffloadingWorker``.
 
-    Stores, loads and expedited loads are three lines. Jobs of one line end in the order of their submits, and no line
-    waits for another. A job reads and writes after all work that the engine's current stream has been given.
+    Stores, loads and expedited loads have a queue each. Jobs of one queue end in the order of their submits, and no
+    queue waits for another. A job reads and writes after all work that the engine's current stream has at its submit.
 
     Args:
         groups: references of each KV-cache group: vLLM's ``CanonicalKVCacheRef``, or objects with its members.
         device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor.
         host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes as a torch tensor.
         blocks_per_chunk: number of device blocks in a host chunk.
-        canonical: whether the host holds canonical pages, by the references' mappings.
-        policy: how the executor moves; by default ``Policy(overlap="decode")``. Expedited loads use it with
+        canonical: whether the host has canonical pages, by the references' mappings.
+        policy: policy of the executors; by default ``Policy(overlap="decode")``. Expedited loads use it with
             ``overlap="idle"``.
-        result: makes a report from the four fields of :class:`JobResult`.
-        release: called by :meth:`shutdown`, when the worker no longer uses the rows.
+        result: function that makes a report from the four fields of :class:`JobResult`.
+        release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
 
     Raises:
         LayoutError: rows, pages and mappings do not fit together.
-        PathError: no path serves the device, or the policy's path does not.
+        PathError: no path can be used on the device, or the policy's path cannot.
 
     >>> import torch
     >>> from types import SimpleNamespace as Spec
@@ -174,7 +174,7 @@ class Worker:
     ) -> None:
         self._result = result
         pages = [pages_of(references, canonical=canonical) for references in groups]
-        # vLLM allows a pool too small for one chunk; its scheduler then submits no blocks.
+        # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
         device = str(device_rows[0].device)
@@ -206,7 +206,7 @@ class Worker:
             dst_spec: host chunks: ``block_ids``.
 
         Returns:
-            True: the job is taken. :meth:`get_finished` reports whether it succeeded.
+            True: the job is accepted. :meth:`get_finished` reports whether it succeeded.
 
         Raises:
             TransferError: the worker is shut down.
@@ -221,7 +221,7 @@ class Worker:
             job_id: the scheduler's number of the job.
             src_spec: host chunks.
             dst_spec: device blocks.
-            expedited: whether the engine waits for it, so that it must not queue behind other loads.
+            expedited: whether the engine waits for this load, so that it must not wait for other loads.
         """
         self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
         return True
@@ -239,31 +239,31 @@ class Worker:
         return reports
 
     def keep_failures(self) -> None:
-        """From now on, report failed jobs only by :meth:`take_failures`, for a connector that handles them."""
+        """Report failed jobs only by :meth:`take_failures` from now on, for a connector that handles them."""
         self._failed = self._failed or []
 
     def take_failures(self) -> list[FailedJob]:
-        """Return the failed jobs that :meth:`get_finished` did not report since the last call of this method."""
+        """Return the failed jobs since the last call of this method, which :meth:`get_finished` did not report."""
         taken = self._failed or []
         if taken:
             self._failed = []
         return taken
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Block until these jobs have ended, whether they succeed or fail; unknown numbers are ignored."""
+        """Wait until these jobs have ended, whether they succeed or fail; unknown numbers are ignored."""
         wanted = set(job_ids)
         for line in self._lines.values():
             line.wait(wanted)
 
     def shutdown(self) -> None:
-        """Finish all jobs in flight, drop every tensor, then release the rows; calling it twice is fine."""
+        """Finish all jobs in flight, drop every tensor, then release the rows. A second call does nothing."""
         self._stop()
         release, self._release = self._release, None
         if release is not None:
             release()
 
     def _stop(self) -> None:
-        # In its own function, so that its local references are gone before the rows are released.
+        # A function of its own, so that its local references no longer exist when the rows are released.
         for executor in self._executors:
             try:
                 executor.close()
