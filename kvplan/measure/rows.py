@@ -175,7 +175,7 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
 
 
 def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """Return rows with a figure, measured alone, by (direction, host) and path: per run size, the one with most runs."""
+    """Return rows with a figure, measured alone, by (direction, host) and path: per run size, the row of most runs."""
     found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row.beside != IDLE or row.gbps is None:

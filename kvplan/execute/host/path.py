@@ -185,9 +185,9 @@ class HostPath:
                 mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
                 others = list(other.queue)
                 try:
-                    transfer.behind = [one for one in others if not one.done() and conflict(one.plan, transfer.plan)]
+                    transfer.follow([one for one in others if not one.done() and conflict(one.plan, transfer.plan)])
                 except MemoryError:  # then it waits for all transfers of the other runner
-                    transfer.behind = others
+                    transfer.follow(others)
                 mine.queue.append(transfer)
                 self.waiting.take()
 
