@@ -144,6 +144,7 @@ def interrupt(name: str, count: int, rng: random.Random, senders: Senders) -> in
     begun = time.perf_counter()
     call()
     taken = max(time.perf_counter() - begun, 2e-5)
+    host.gate.set()  # a thread may wait for it, even after a cancel
     host.close()
     for _ in range(20 * count):
         host = Host()
