@@ -12,7 +12,6 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.base.limits import Limits
-from kvplan.base.quoting import quoted
 from kvplan.cli import main
 from kvplan.draw import nest
 from tests.commands import GPU, SPECS, TINY, TINY_SIZES, answer, document
@@ -238,7 +237,7 @@ def test_files_that_cannot_be_written(capsys, tmp_path):
     for name in (str(tmp_path / "nowhere" / "a.svg"), str(tmp_path), "/"):
         assert main(["inspect", GPU, "--svg", name]) == 2
         err = capsys.readouterr().err
-        assert err.startswith(f"kvplan: --svg {quoted(name)} cannot be written: ")
+        assert err.startswith(f"kvplan: --svg {name!r} cannot be written: ")
         assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
