@@ -12,7 +12,7 @@ from typing import Literal
 from kvplan.errors import LayoutError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Limits:
     """All bounds of input; :data:`LIMITS` holds the bounds in force."""
 

@@ -14,12 +14,10 @@ from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import build
 from kvplan.layout.components import Built, Component, Geometry, Region
-from kvplan.layout.dump import save
 from kvplan.layout.holding import Holding
 from kvplan.layout.merging import merged
 from kvplan.layout.records import mapped, record_of
 from kvplan.layout.slicing import heads_held, sliced
-from kvplan.layout.spec import built_from_spec
 
 
 class KVLayout:
@@ -125,6 +123,8 @@ class KVLayout:
         ...                     "sizes": {"layer": 61, "block": 100, "token": 64, "dim": 576}}).block_nbytes
         4497408
         """
+        from kvplan.layout.spec import built_from_spec
+
         return cls(built_from_spec(spec))
 
     @classmethod
@@ -278,6 +278,8 @@ class KVLayout:
         ...     KVLayout.from_spec(f"{folder}/cache.json") == layout
         True
         """
+        from kvplan.layout.dump import save
+
         save(self.built, path)
 
     def slice(
