@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.descriptors import Part, together
+from kvplan.plan.descriptors import Part
 from kvplan.plan.halves import group_halves
 from kvplan.plan.loops import loops_for
 from kvplan.plan.plan import Plan
@@ -154,8 +154,7 @@ def counted(plan: Plan) -> list[Counted]:
     if len(plan.parts) == 1:
         return [_count(plan.parts[0], plan.direction, plan.skips[0])]
     skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
-    parts = together([part for part in plan.parts if part.units.shape[1]])
-    return [_count(part, plan.direction, skips[part.group]) for part in parts]
+    return [_count(part, plan.direction, skips[part.group]) for part in plan.moving]
 
 
 def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
