@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kvplan.cost.policy import BESIDE_PROGRAMS, Policy
+from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.cost.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.errors import PathError
@@ -90,7 +90,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
     share = 0.0
     if path == "kernel":
-        programs = policy.programs(plan.direction)
+        programs = policy.kernel(plan.direction, profile.multiprocessors).programs
         slower = 0.0
         if programs != profile.programs[plan.direction]:
             slower = _of_programs(counts, profile, plan.direction, programs) - seconds
@@ -117,7 +117,7 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     if policy.overlap == "idle":
         return Candidate(path, seconds, wall, cpu, share)
     beside = profile.beside[policy.overlap][plan.direction][path]
-    slow = max(1 + (beside.slower - 1) * _dose(path, plan.direction, policy), 1.0)
+    slow = max(1 + (beside.slower - 1) * _dose(path, plan.direction, policy, profile.multiprocessors), 1.0)
     wall = wall - seconds + seconds / beside.rate
     return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
 
@@ -137,9 +137,11 @@ def _of_words(plan: Statistics, programs: int) -> float:
     return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
 
 
-def _dose(path: str, direction: str, policy: Policy) -> float:
+def _dose(path: str, route: str, policy: Policy, processors: int) -> float:
     """Return the factor of compute's loss: the policy's Triton programs over the measured ones; 1 without a kernel."""
-    return policy.programs(direction) / BESIDE_PROGRAMS[direction] if path == "kernel" else 1.0
+    if path != "kernel":
+        return 1.0
+    return policy.kernel(route, processors).programs / BESIDE_COMPUTE.kernel(route, processors).programs
 
 
 def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:

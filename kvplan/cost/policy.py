@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import PathError
@@ -11,10 +12,40 @@ PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
 OVERLAPS = ("idle", "decode", "prefill")
 MIN_TILE, MAX_TILE = 1 << 10, 128 << 10  # bytes
-# Triton programs of the kernel path if the policy names no number (docs/gpu.md). Without compute, as many as fill the
-# link with runs of 1 KiB. Beside compute, few: if SMs store faster than the link can send, the whole GPU stalls.
-IDLE_PROGRAMS = {"load": 8, "store": 8, "device": 32}
-BESIDE_PROGRAMS = {"load": 4, "store": 2, "device": 32}
+# A route is the way of a plan's bytes, seen from the GPU whose executor moves them: from the host ("load"), to the host
+# ("store"), within the GPU ("device"), to another GPU ("push"), or from another GPU ("pull").
+HOST_ROUTES = ("load", "store")
+PEER_ROUTES = ("push", "pull")
+ROUTES = (*HOST_ROUTES, "device", *PEER_ROUTES)
+
+
+class KernelSize(NamedTuple):
+    """The size of the kernel path's launches for one route.
+
+    Attributes:
+        programs: Triton programs; 0 stands for one per SM, and a negative number for that many per SM.
+        tile: bytes in flight per program.
+        warps: most warps per program.
+    """
+
+    programs: int
+    tile: int
+    warps: int = 32
+
+
+# Launches of the kernel path if the policy names no number (docs/gpu.md). Without compute: as many programs as fill the
+# link with runs of 1 KiB, or the memory of the GPU with runs of any size. Another GPU's memory is read at the speed of
+# NVLink by 16 programs; to write it at that speed takes a program per SM (H200).
+IDLE_KERNELS = {
+    "load": KernelSize(8, 128 << 10), "store": KernelSize(8, 32 << 10), "device": KernelSize(-8, 64 << 10),
+    "push": KernelSize(0, 128 << 10), "pull": KernelSize(16, 128 << 10),
+}  # fmt: skip
+# Beside compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
+# matrices leave some SMs free, but only whole ones. Three programs of 8 warps share an SM, so 12 programs hold 4 SMs.
+BESIDE_KERNELS = {
+    "load": KernelSize(4, 128 << 10), "store": KernelSize(2, 32 << 10), "device": KernelSize(12, 32 << 10, 8),
+    "push": KernelSize(12, 32 << 10, 8), "pull": KernelSize(12, 32 << 10, 8),
+}  # fmt: skip
 CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
 # A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
 # fewer bytes takes less than 10 us.
@@ -29,9 +60,9 @@ class Policy:
         path: ``"auto"``, or the name of the one path to use: ``"host"``, ``"copy_engine"``, ``"copy_engine_2d"``,
             ``"kernel"`` or ``"staged"``.
         threads: CPU threads of the host path; by default one per core, at most 8.
-        max_programs: Triton programs of a kernel, and so the most SMs that it uses. The default of the kernel path is 8
-            if ``overlap`` is ``"idle"``, otherwise 4 for a load and 2 for a store. By default, a kernel of the staged
-            path uses all SMs for a short time.
+        max_programs: Triton programs of a kernel, and so the most SMs that it uses. The defaults of the kernel path are
+            in ``docs/gpu.md``: for a load 8, or 4 beside compute. By default, a kernel of the staged path uses all SMs
+            for a short time.
         tile_bytes: bytes in flight per Triton program of the kernel path; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, per direction.
         chunk_bytes: most bytes per chunk of the staged path.
@@ -75,15 +106,25 @@ class Policy:
         if self.tile_bytes is not None and self.tile_bytes & (self.tile_bytes - 1):
             raise PathError(f"tile_bytes is {self.tile_bytes}; it is a power of two")
 
-    def programs(self, direction: str) -> int:
-        """Return the number of Triton programs that the kernel path launches for a direction.
+    def kernel(self, route: str, processors: int) -> KernelSize:
+        """Return programs, bytes in flight and warps of the kernel path for a route.
 
-        >>> Policy().programs("store"), Policy(overlap="decode").programs("store")
+        Args:
+            route: one of :data:`ROUTES`.
+            processors: number of SMs of the GPU.
+
+        >>> Policy().kernel("store", 132).programs, Policy(overlap="decode").kernel("store", 132).programs
         (8, 2)
-        >>> Policy(max_programs=3).programs("load")
-        3
+        >>> Policy().kernel("push", 132), Policy(max_programs=3, tile_bytes=1024).kernel("push", 132)
+        (KernelSize(programs=132, tile=131072, warps=32), KernelSize(programs=3, tile=1024, warps=32))
         """
-        return self.max_programs or (IDLE_PROGRAMS if self.overlap == "idle" else BESIDE_PROGRAMS)[direction]
+        size = (IDLE_KERNELS if self.overlap == "idle" else BESIDE_KERNELS)[route]
+        programs = size.programs if size.programs > 0 else processors * max(-size.programs, 1)
+        if self.max_programs is None and self.tile_bytes is None:
+            return KernelSize(programs, size.tile, size.warps)
+        # A caller who names programs or a tile means SMs, so each program has as much in flight as it may.
+        tile = size.tile if route in HOST_ROUTES else MAX_TILE
+        return KernelSize(self.max_programs or programs, self.tile_bytes or tile)
 
 
 # The default policy of the adapters for engines, whose model runs during the transfers.

@@ -11,7 +11,7 @@ from kvplan.base.integers import optional_integer
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
-from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, OVERLAPS
+from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, OVERLAPS
 from kvplan.errors import KVPlanError, LayoutError
 
 SCHEMA, VERSION = "kvplan.profile", 1
@@ -97,7 +97,7 @@ class DeviceProfile:
     note: str = ""
     calibrations: int = 0
     guessed: tuple[str, ...] = ()
-    programs: Mapping[str, int] = field(default_factory=lambda: {way: IDLE_PROGRAMS[way] for way in DIRECTIONS})
+    programs: Mapping[str, int] = field(default_factory=lambda: {way: IDLE_KERNELS[way].programs for way in DIRECTIONS})
 
     def to_json(self) -> str:
         """Return the profile as JSON, the text of its file."""
@@ -198,9 +198,9 @@ class _Reader:
         return {name: float(held[name]) for name in names}
 
     def programs(self, name: str) -> dict[str, int]:
-        """Read Triton programs by direction. Profiles of kvplan 0.1.0 lack them: they used BESIDE_PROGRAMS."""
+        """Read Triton programs by direction. Profiles of kvplan 0.1.0 lack them: they used BESIDE_KERNELS."""
         if name not in self._document:
-            return {way: BESIDE_PROGRAMS[way] for way in DIRECTIONS}
+            return {way: BESIDE_KERNELS[way].programs for way in DIRECTIONS}
         found = {way: int(count) for way, count in self.numbers((name,), DIRECTIONS).items()}
         if min(found.values()) < 1:
             raise KVPlanError(f"{name} is {found}; a kernel has at least one program")

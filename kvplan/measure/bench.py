@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvplan.base.numbers import spelled
-from kvplan.cost.policy import BESIDE_PROGRAMS, IDLE_PROGRAMS, Policy
+from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure import baselines, ceilings
@@ -113,7 +113,7 @@ class Run:
         for path, make in cases.items():
             row = self._row(task, path)
             if path == "kernel":
-                row = self._row(task, path, programs=IDLE_PROGRAMS[task.geometry.direction])
+                row = self._row(task, path, programs=IDLE_KERNELS[task.geometry.direction].programs)
             case = self._proven(task, row, make)
             if isinstance(case, Row):
                 yield case
@@ -136,7 +136,7 @@ class Run:
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
             if path == "kernel":
-                few = PROGRAMS if task.beside == "decode" else (BESIDE_PROGRAMS[direction],)
+                few = PROGRAMS if task.beside == "decode" else (BESIDE_KERNELS[direction].programs,)
                 cases += [(path, programs) for programs in few]
             elif path != "auto":  # auto takes one of the other paths
                 cases.append((path, None))

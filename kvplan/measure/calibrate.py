@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvplan.base.version import __version__
 from kvplan.cost.model import features
-from kvplan.cost.policy import IDLE_PROGRAMS, Policy
+from kvplan.cost.policy import IDLE_KERNELS, Policy
 from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
 from kvplan.cost.statistics import Statistics, statistics_of
 from kvplan.cuda.machine import Machine
@@ -226,7 +226,7 @@ def profile_of(
     return DeviceProfile(
         machine.gpu, machine.driver, generation, width, "calibrated", made, multiprocessors, ceilings_found, costs,
         compute, note, calibrations=1, guessed=tuple(unknown),
-        programs={way: IDLE_PROGRAMS[way] for way in DIRECTIONS},
+        programs={way: IDLE_KERNELS[way].programs for way in DIRECTIONS},
     )  # fmt: skip
 
 

@@ -191,13 +191,16 @@ class Products:
         self._left = torch.randn(rows, features, **like)
         self._out = torch.empty(rows, features, **like)
         self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):  # libraries choose and load their kernels outside the capture
-            self._products(1)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._products(rounds)
-        torch.cuda.synchronize()
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):  # libraries choose and load their kernels outside the capture
+                self._products(1)
+            torch.cuda.synchronize()
+            # By default torch captures every graph on one stream, of the GPU that was current at the first capture.
+            capture: Any = torch.cuda.Stream(device)
+            with torch.cuda.graph(self._graph, stream=capture, capture_error_mode="thread_local"):
+                self._products(rounds)
+            torch.cuda.synchronize()
 
     def _products(self, rounds: int) -> None:
         import torch

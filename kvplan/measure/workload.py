@@ -1,4 +1,7 @@
-"""The transfers that are measured: caches and pools of random bytes, plans, and a comparison of every byte."""
+"""The transfers that are measured: caches and pools of random bytes, plans, and a comparison of every byte.
+
+The cache is memory of the measured GPU. The pool is host memory, or memory of a GPU: of another one, or of the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kvplan.cost.policy import ROUTES
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
@@ -17,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIRECTIONS = ("load", "store")
-# Order of the runs on the host: the runs of a block one after another, or each beside the same run of other blocks.
+TO_CACHE = ("load", "pull", "device")  # routes from the pool to the cache; the others go from the cache to the pool
+# Order of the runs in the pool: the runs of a block one after another, or each beside the same run of other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
 FEW = 4  # if at most one block in 4 is compared, the host gathers the blocks
@@ -25,11 +30,11 @@ PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
 class Geometry(NamedTuple):
-    """The direction, sizes and host order of a transfer.
+    """The route, the sizes and the pool's order of a transfer.
 
     Attributes:
-        direction: ``"load"`` or ``"store"``.
-        host: ``"contiguous"`` if the runs of a block lie one after another on the host; ``"scattered"`` if no two runs
+        direction: one of :data:`kvplan.cost.policy.ROUTES`; it must suit the pool of the :class:`Buffers`.
+        host: ``"contiguous"`` if the runs of a block lie one after another in the pool; ``"scattered"`` if no two runs
             of a block touch there.
         run_nbytes: bytes per run: one layer's K, or V, of one block.
         runs: number of runs in the transfer.
@@ -62,8 +67,8 @@ class Geometry(NamedTuple):
         Raises:
             KVPlanError: a number or a name is wrong; the message names it, and a right one.
         """
-        if self.direction not in DIRECTIONS or self.host not in HOSTS:
-            raise KVPlanError(f"direction {self.direction!r}, host {self.host!r}; expected of {DIRECTIONS} and {HOSTS}")
+        if self.direction not in ROUTES or self.host not in HOSTS:
+            raise KVPlanError(f"direction {self.direction!r}, host {self.host!r}; expected of {ROUTES} and {HOSTS}")
         if self.run_nbytes < WORD or self.run_nbytes % WORD:
             raise KVPlanError(f"runs of {self.run_nbytes} bytes; give a multiple of {WORD}")
         if self.block_runs < 2 or self.block_runs % 2 or self.runs < 1 or self.runs % self.block_runs:
@@ -78,26 +83,35 @@ class Buffers:
     Args:
         nbytes: bytes of the device's side, and of the largest transfer.
         device: ``"cuda:0"``; or ``"cpu"``, with both buffers in CPU memory.
-        host_nbytes: bytes of the host's side, by default ``nbytes``; pinned if the device is a GPU. The blocks of a
-            large pool lie far apart, and move more slowly than the blocks of a small pool.
+        host_nbytes: bytes of the pool, by default ``nbytes``. The blocks of a large pool lie far apart, and move more
+            slowly than the blocks of a small pool.
+        peer: the GPU that holds the pool, such as ``"cuda:1"``, or ``device`` itself; by default it is host memory,
+            which is pinned if the device is a GPU.
+
+    Attributes:
+        nbytes, device, peer: as given.
+        host: the pool, as flat bytes.
+        other: the cache's side, as flat bytes.
 
     Raises:
         KVPlanError: there is too little memory.
     """
 
-    def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None) -> None:
+    def __init__(self, nbytes: int, device: str, host_nbytes: int | None = None, peer: str | None = None) -> None:
         import torch
 
         self.nbytes = nbytes
         self.device = device
+        self.peer = peer
         try:
-            self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+            pinned = peer is None and device != "cpu"
+            self.host = torch.empty(host_nbytes or nbytes, dtype=torch.uint8, device=peer, pin_memory=pinned)
             self.other = torch.empty(nbytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:
-            asked = f"{host_nbytes or nbytes} bytes of the host and {nbytes} of {device}"
+            asked = f"{host_nbytes or nbytes} bytes of {peer or 'the host'} and {nbytes} of {device}"
             raise KVPlanError(f"cannot allocate {asked}: {str(error).splitlines()[0]}") from None
         for flat in (self.other, self.host):
-            fill_random(flat[: flat.numel() // WORD * WORD].view(torch.int64), device)
+            fill_random(flat[: flat.numel() // WORD * WORD].view(torch.int64), peer or device)
 
     def front(self, nbytes: int) -> Buffers:
         """Return the first bytes of both sides; caches in them have only the blocks that are moved."""
@@ -137,13 +151,14 @@ class Side(NamedTuple):
     def select(self, ids: Tensor, block_runs: int) -> Tensor:
         """Return the words of some blocks as an array (run of a block, block, word), on the device of ``ids``.
 
-        The words are compared on that device. If this side is host memory, it is copied there: only the chosen blocks
-        if they are few, otherwise the whole side.
+        The words are compared on that device. A side of other memory is copied there: only the chosen blocks if they
+        are few, otherwise the whole side.
         """
         import torch
 
-        few = not self.parts[0].is_cuda and ids.numel() * FEW <= self.layout.num_blocks
-        at = ids.cpu() if few else ids
+        here = self.parts[0].device
+        few = here != ids.device and ids.numel() * FEW <= self.layout.num_blocks
+        at = ids.to(here) if few else ids
         views = [view if few else view.to(ids.device) for view in self.views(block_runs)]
         if self.paged:
             return views[0].index_select(0, at).transpose(0, 1).to(ids.device)
@@ -187,8 +202,9 @@ class Work(NamedTuple):
         expected = self.src.select(src, block_runs)
         for part in self.dst.parts:
             part.bitwise_not_()  # not zeroed: every byte must differ from the byte that arrives
-        if self.device != "cpu":
-            torch.cuda.synchronize(self.device)
+        for part in self.dst.parts:
+            if part.is_cuda:
+                torch.cuda.synchronize(part.device)
         move()
         moved = self.dst.select(dst, block_runs)
         if not torch.equal(moved, expected):
@@ -210,7 +226,7 @@ class Work(NamedTuple):
 
 
 def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
-    """Place caches in the buffers, and plan random blocks: all blocks of the device, some blocks of the host.
+    """Place a cache and a pool in the buffers, and plan random blocks: all blocks of the cache, some of the pool.
 
     Raises:
         KVPlanError: the geometry is wrong, or larger than the buffers.
@@ -235,12 +251,12 @@ def between(host: Side, device: Side, geometry: Geometry, name: str, seed: int =
     """Plan random blocks from one side to the other, in random order.
 
     Args:
-        host, device: the two sides.
-        geometry: number of blocks, and direction.
+        host, device: the pool and the cache.
+        geometry: number of blocks, and route.
         name: name of the device, such as ``"cuda:0"``.
         seed: seed of the random block ids.
     """
-    src, dst = (host, device) if geometry.direction == "load" else (device, host)
+    src, dst = (host, device) if geometry.direction in TO_CACHE else (device, host)
     program = compile(src.layout, dst.layout)
     random = np.random.default_rng((seed, geometry.runs, geometry.run_nbytes))
     src_ids, dst_ids = (

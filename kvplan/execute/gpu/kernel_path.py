@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.cost.policy import ROUTES
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
@@ -19,7 +20,6 @@ from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
-LOAD_TILE, STORE_TILE = 128 << 10, 32 << 10  # bytes in flight per program
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
 SLOW_COPIES = 1 << 14  # flat descriptors; to merge this number takes the CPU milliseconds
@@ -55,11 +55,8 @@ class KernelPath(Path):
 
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
-        policy = resources.policy
-        self._widths = {
-            direction: (policy.programs(direction), policy.tile_bytes or tile)
-            for direction, tile in (("load", LOAD_TILE), ("store", STORE_TILE), ("device", LOAD_TILE))
-        }
+        processors = resources.device.multiprocessors
+        self._sizes = {route: resources.policy.kernel(route, processors) for route in ROUTES}
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
@@ -117,7 +114,7 @@ class KernelPath(Path):
 
     def width(self, direction: str) -> tuple[int, int]:
         """Return programs, and bytes in flight per program. Small tiles of a store never fill the link's queues."""
-        return self._widths[direction]
+        return self._sizes[direction][:2]
 
     def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
         tables, group = self._resources.tables, part.group
