@@ -83,6 +83,7 @@ class Device:
         self.max_pitch = self.attribute(MAX_PITCH)
         self._cell = threading.local()
         self._patient: set[int] = set()
+        self._others: dict[int, Device] = {}
         self._peers: dict[int, str] = {ordinal: ""}  # by ordinal: why this GPU cannot reach the memory, or ""
 
     def attribute(self, which: int) -> int:
@@ -94,6 +95,15 @@ class Device:
     def current(self) -> Current:
         """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
         return Current(self.driver, self.context)
+
+    def beside(self, ordinal: int) -> Device:
+        """Return another GPU of the process, opened once.
+
+        Raises:
+            TransferError: there is no such device.
+        """
+        found = self._others.get(ordinal)
+        return self._others.setdefault(ordinal, Device(ordinal)) if found is None else found
 
     def enable_peer(self, ordinal: int) -> str:
         """Let this GPU's context reach the memory of another GPU; return "", or the reason why it cannot.
