@@ -17,7 +17,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
+from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
 from kvplan.execute.gpu import backend
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.selection import Choice, Selection
@@ -65,7 +65,7 @@ def favouring(path: str) -> DeviceProfile:
         nothing = dict.fromkeys(terms, 0.0)
         each = nothing | {"fixed": 1.0 if name == path else 1e9}
         costs[name] = PathCosts(each, each, each, nothing if name == "kernel" else {})
-    return replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
+    return replace(default(), costs={way: {path: costs[path] for path in route_paths(way)} for way in GPU_ROUTES})
 
 
 _compiling = threading.Lock()
