@@ -41,6 +41,7 @@ def one_way_between_first_and_last(gpu, peer):
     return one_way(gpu, peer) if {gpu, peer} == {0, 2} else reached(gpu, peer, 18)
 
 
+MORE = "so do 2 more groups of GPUs (see kvplan doctor --json)"
 BY_PCIE = "all other pairs reach one another by PCIe"
 CANNOT = f"all other pairs cannot reach one another ({WHY})"
 OK = [
@@ -64,8 +65,7 @@ OK = [
     (
         all_pairs(24, islands(4, 4)),
         [
-            "cuda:0-3 reach one another by NVLink, 4 links, so do cuda:4-7, so do cuda:8-11, so do cuda:12-15"
-            + ", so do 2 more groups of GPUs (see kvplan doctor --json)",
+            f"cuda:0-3 reach one another by NVLink, 4 links, so do cuda:4-7, so do cuda:8-11, so do cuda:12-15, {MORE}",
             BY_PCIE,
         ],
     ),
