@@ -157,9 +157,9 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if "peer" in facts:
         peer = facts["peer"]
-        copied = f"{peer['link']}: {peer['link_gbps']:g} GB/s for one large copy is assumed"
         rows.append(("peer", _side(peer, peer["block_tokens"])))
-        rows.append(("peer link", f"{copied}, {KERNEL_SHARE} of it for a kernel"))
+        copied = f"{peer['link_gbps']:g} GB/s for one large copy ({peer['link']})"
+        rows.append(("peer link", f"{copied}; a kernel is assumed to reach {KERNEL_SHARE} of it"))
     return rows
 
 

@@ -29,7 +29,7 @@ class Link(NamedTuple):
 
 LINKS = {
     "nvlink": Link("NVLink 4 of H100 and H200", 390.0),  # measured: two H200s, 18 links (docs/gpu-to-gpu.md)
-    "pcie": Link("PCIe 5 x16", 50.0),  # assumed: about 0.8 of the 63 GB/s of its lanes, not measured
+    "pcie": Link("PCIe 5 x16, assumed", 50.0),  # about 0.8 of the 63 GB/s of its lanes, not measured
 }
 
 
