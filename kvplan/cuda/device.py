@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from threading import get_ident
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
+from kvplan.cuda import peer_access
 from kvplan.cuda.driver import (
+    ACCESS_FLAGS,
     DEFAULT_SHARED,
     DEVICE_MAP,
     DEVICE_POINTER,
@@ -35,7 +37,6 @@ from kvplan.cuda.driver import (
     PORTABLE,
     RANGE_SIZE,
     RANGE_START,
-    RELAXED,
     SUCCESS,
     Attributes,
     Driver,
@@ -43,12 +44,13 @@ from kvplan.cuda.driver import (
     LaunchConfig,
     driver,
 )
+from kvplan.cuda.scopes import Current, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 
 __all__ = [
-    "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY", "PORTABLE",
-    "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
+    "ACCESS_FLAGS", "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY",
+    "PORTABLE", "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
 ]  # fmt: skip
 
 
@@ -81,6 +83,7 @@ class Device:
         self.max_pitch = self.attribute(MAX_PITCH)
         self._cell = threading.local()
         self._patient: set[int] = set()
+        self._peers: dict[int, str] = {ordinal: ""}  # by ordinal: why this GPU cannot reach the memory, or ""
 
     def attribute(self, which: int) -> int:
         """Return an attribute of the device."""
@@ -88,9 +91,38 @@ class Device:
         self.driver.check("cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(byref(value), which, self._number))
         return value.value
 
-    def current(self) -> _Current:
+    def current(self) -> Current:
         """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
-        return _Current(self)
+        return Current(self.driver, self.context)
+
+    def enable_peer(self, ordinal: int) -> str:
+        """Let this GPU's context reach the memory of another GPU; return "", or the reason why it cannot.
+
+        The first call opens the peer's primary context, and enables access in one direction, for the whole process.
+        Later calls return the first answer. Any thread may call it, also while another captures a graph.
+
+        Args:
+            ordinal: number of the peer among the visible GPUs.
+
+        >>> try:
+        ...     Device(0).enable_peer(0)  # its own memory needs nothing
+        ... except TransferError:  # no GPU here
+        ...     ""
+        ''
+        """
+        why = self._peers.get(ordinal)
+        if why is not None:
+            return why
+        try:
+            why = peer_access.refusal(self.driver, self.ordinal, ordinal)
+            if not why:
+                with self.current(), Uncaptured(self):
+                    why = peer_access.enable(self.driver, self.ordinal, ordinal)
+        except DriverError as error:  # not kept: with more free memory, the next call may succeed
+            return f"cuda:{self.ordinal} cannot reach the memory of cuda:{ordinal}: {error}"
+        # No lock: two threads may both enable access, and the driver accepts that.
+        self._peers[ordinal] = why
+        return why
 
     def stream(self, *, urgent: bool = False) -> int:
         """Create a stream that does not wait for the legacy default stream. If urgent, it has the highest priority."""
@@ -282,52 +314,3 @@ class Device:
 _ATTRIBUTES = Attributes(ORDER_STREAM)
 _FIRST = c_size_t(0)
 _ATTRIBUTES_AT, _FIRST_AT = ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)
-
-
-class _Current:
-    """A ``with`` in which a device is current for the calling thread."""
-
-    __slots__ = ("_before", "_device")
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._before: int | None = None
-
-    def __enter__(self) -> None:
-        cu, before = self._device.driver, c_void_p()
-        cu.cuCtxGetCurrent(byref(before))
-        self._before = before.value
-        if self._before != self._device.context:
-            try:
-                cu.check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._device.context))
-            except BaseException:  # a signal handler may raise here: restore the previous context
-                cu.cuCtxSetCurrent(self._before)
-                raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._before != self._device.context:
-            self._device.driver.cuCtxSetCurrent(self._before)
-
-
-class Uncaptured:
-    """A ``with`` in which this thread may make calls that a graph capture in any thread would forbid."""
-
-    __slots__ = ("_driver", "_mode")
-
-    def __init__(self, device: Device) -> None:
-        self._driver = device.driver
-        self._mode = c_int(RELAXED)
-
-    def __enter__(self) -> None:
-        try:
-            self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
-        except BaseException:  # a signal handler may raise here: restore the previous mode
-            self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._driver.cuThreadExchangeStreamCaptureMode(byref(self._mode))

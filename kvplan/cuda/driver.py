@@ -10,9 +10,11 @@ from typing import Any
 from kvplan.errors import TransferError
 
 SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
+PEER_UNSUPPORTED, ALREADY_ENABLED, TOO_MANY_PEERS = 217, 704, 711  # of cuCtxEnablePeerAccess
 BATCH_VERSION = 12080  # the entry point of 12.8 tells which copy of a batch failed; later versions do not
 PORTABLE, DEVICE_MAP = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
+ACCESS_FLAGS = 16  # CUpointer_attribute: what the current context may do, 0 nothing, 1 read, 3 read and write
 HOST_MEMORY = 1  # CUmemorytype
 MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
@@ -29,9 +31,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDeviceGetName": (c_void_p, c_int, c_int),
     "cuDeviceGetPCIBusId": (c_void_p, c_int, c_int),
+    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxEnablePeerAccess": (c_void_p, c_uint),
     "cuCtxGetStreamPriorityRange": (POINTER(c_int), POINTER(c_int)),
     "cuStreamCreateWithPriority": (POINTER(c_void_p), c_uint, c_int),
     "cuStreamDestroy_v2": (c_void_p,),

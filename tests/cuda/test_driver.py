@@ -248,7 +248,7 @@ def test_what_a_capture_forbids_is_allowed_within_and_then_as_before(entries, de
     )[-1]  # fmt: skip
     with Uncaptured(SimpleNamespace(driver=device.driver)):
         pass
-    assert modes == [cuda.RELAXED, 0]
+    assert modes == [driver_entries.RELAXED, 0]
 
 
 def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries, monkeypatch):

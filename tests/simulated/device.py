@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.cuda import calls
-from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, RELAXED, SUCCESS, DriverError
+from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, NOT_READY, SUCCESS, DriverError
+from kvplan.cuda.driver import RELAXED
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
 from tests.patience import PATIENCE
@@ -81,6 +82,8 @@ class Device(Memory):
     Attributes:
         opener: the thread that is to open the gates, which must not block behind one.
         blocked: set when a thread blocks behind what does not go on by itself.
+        unreachable: by ordinal of a peer, the reason why it cannot be reached.
+        enabled: ordinals of the peers that were enabled, in order.
     """
 
     arch = 90
@@ -111,6 +114,14 @@ class Device(Memory):
         self.mode = threading.local()  # `now`: what a thread may do while another captures
         self.wrong: list[AssertionError] = []  # what work has found amiss
         self.calls: list[str] = []
+        self.unreachable: dict[int, str] = {}
+        self.enabled: list[int] = []
+
+    def enable_peer(self, ordinal: int) -> str:
+        why = self.unreachable.get(ordinal, "")
+        if not why and ordinal not in self.enabled:
+            self.enabled.append(ordinal)
+        return why
 
     # Streams and events.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvplan.cuda import device as cuda
 
 
@@ -9,20 +11,21 @@ class Entries:
     """A library: entry points by name, each writes what it is told to and returns a code.
 
     Attributes:
-        gives: by name, what is written through each pointer argument, in order.
-        codes: by name, what is returned instead of success.
+        gives: by name, what is written through each pointer argument, in order; or a function of the arguments that
+            returns it.
+        codes: by name, what is returned instead of success; or a function of the arguments that returns it.
         calls: (name, arguments) of all calls.
     """
 
     def __init__(self) -> None:
-        self.gives: dict[str, list] = {
+        self.gives: dict[str, list | Callable[..., list]] = {
             "cuDriverGetVersion": [12080],
             "cuDeviceGetCount": [2],
             "cuDeviceGet": [1],
             "cuDevicePrimaryCtxRetain": [0xC0],
             "cuCtxGetStreamPriorityRange": [0, -5],
         }
-        self.codes: dict[str, int] = {}
+        self.codes: dict[str, int | Callable[..., int]] = {}
         self.calls: list[tuple[str, tuple]] = []
         self.missing: set[str] = set()
         self.attributes = {cuda.MAJOR: 9, cuda.MINOR: 0, cuda.MULTIPROCESSORS: 132, cuda.MAX_PITCH: 1 << 31 - 1}
@@ -50,9 +53,14 @@ class SimpleEntry:
             if not hasattr(argument, "_obj"):
                 kind.from_param(argument)  # what ctypes would refuse is refused here
         entries.calls.append((name, arguments))
+        plain = [getattr(argument, "value", argument) for argument in arguments]
         if name in entries.codes:
-            return entries.codes[name]
-        gives = iter(entries.gives.get(name, ()))
+            code = entries.codes[name]
+            code = code(*plain) if callable(code) else code
+            if code:
+                return code
+        gives = entries.gives.get(name, ())
+        gives = iter(gives(*plain) if callable(gives) else gives)
         if name == "cuDeviceGetAttribute":
             gives = iter([entries.attributes[arguments[1]]])
         if name == "cuGetErrorName":

@@ -15,7 +15,16 @@ def words(address: int, count: int) -> np.ndarray:
 
 
 def kernel(header: int, shape: Shape, order: random.Random) -> None:
-    """What the copy kernel does with a header, a row at a time, in any order."""
+    """What the copy kernel does with its headers, a row at a time, in any order."""
+    count = int(words(header, 9)[8])
+    assert 0 < count < 1 << 20, "a header was read before it was there"
+    headers = [header + 72 * k for k in range(count)]
+    order.shuffle(headers)
+    for one in headers:
+        _rows(one, shape, order)
+
+
+def _rows(header: int, shape: Shape, order: random.Random) -> None:
     units, items, chunks, *columns = words(header, 8).tolist()
     assert min(units, items, chunks, *columns) >= 0, "a header was read before it was there"
     src_units, dst_units = (words(at, units).tolist() for at in columns[:2])
