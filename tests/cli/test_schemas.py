@@ -89,6 +89,7 @@ def test_a_name_without_one():
         ("inspect", "--model", "deepseek-v3.2"),
         ("inspect", "--model", "jamba-v0.1"),
         ("inspect", "--model", "gpt-oss-20b"),
+        ("inspect", "--model", "jamba-v0.1", "--peer", "nvlink", "--peer-block-tokens", "64"),
         ("plan", GPU, HOST_64, "--src", "0-10", "--dst", "0,1,3", "--dst-skip", "1"),
         ("explain", GPU, HOST),
         ("explain", "block: layer dim", "layer: block dim", "--sizes", "layer=2,block=3,dim=8"),
