@@ -110,7 +110,10 @@ def open_executor(
     whole = tables.function
     compiler = ModuleType("kvplan.execute.gpu.kernel")
     compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
-        image=" ".join(str(int(number)) for number in shape).encode(), name="copy_rows", shared=0, threads=32 * shape.warps
+        image=" ".join(str(int(number)) for number in shape).encode(),
+        name="copy_rows",
+        shared=0,
+        threads=32 * shape.warps,
     )
 
     tables.function = partial(_compiled_by, compiler, whole)
