@@ -44,7 +44,7 @@ class Limits:
         launch_rows: most rows per header, or of flat descriptors per launch. The kernel counts rows in 32 bits, and
             adds the step of all programs.
         near_rows: most rows of a launch within a GPU, or between GPUs, that reads the addresses of its units from host
-            memory. To copy them to the GPU first takes as long as such reads of 4,000 rows.
+            memory. Within a GPU, to copy them to the GPU first takes as long as such reads of 1,000 rows (H200).
         flat_nbytes: most bytes per flat descriptor of the kernel path. Longer descriptors are cut, so that programs
             share the work; the kernel loops over the bytes of one descriptor.
         layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself.
@@ -66,7 +66,7 @@ class Limits:
     slow_chunks: int = 256
     launch_groups: int = 16
     launch_rows: int = 1 << 30
-    near_rows: int = 4096
+    near_rows: int = 1024
     flat_nbytes: int = 64 << 10
     layer_groups: int = 16
     layer_group_nbytes: int = 2 << 20
