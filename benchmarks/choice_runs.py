@@ -20,7 +20,7 @@ from kvplan.cuda.machine import Link, Machine, machine
 from kvplan.execute.executor import Executor
 from kvplan.measure.calibrate import calibrate
 from kvplan.measure.calibrate import measure as measured
-from kvplan.measure.profile_fit import Sample, ceilings_of, profile_of
+from kvplan.measure.calibration.profile_fit import Sample, ceilings_of, profile_of
 from kvplan.measure.timing import Timing
 
 SAMPLES, CASE_SECONDS = 41, 0.02

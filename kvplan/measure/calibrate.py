@@ -19,7 +19,7 @@ from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure import ceilings
 from kvplan.measure.beside import measure_beside
-from kvplan.measure.calibration_grid import (
+from kvplan.measure.calibration.geometries import (
     DEVICE_NBYTES,
     HOST_NBYTES,
     MANY_RUNS,
@@ -28,8 +28,8 @@ from kvplan.measure.calibration_grid import (
     WITHIN_NBYTES,
     geometries,
 )
+from kvplan.measure.calibration.profile_fit import FEW_PROGRAMS, ONE_PROGRAM, Sample, ceilings_of, profile_of
 from kvplan.measure.flights import Line
-from kvplan.measure.profile_fit import FEW_PROGRAMS, ONE_PROGRAM, Sample, ceilings_of, profile_of
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
 from kvplan.plan.plan import Plan

@@ -8,8 +8,8 @@ from kvplan.cost.profile import GPU_ROUTES, TERMS
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.cuda.machine import Link, Machine
 from kvplan.measure.calibrate import measured_paths
-from kvplan.measure.calibration_grid import geometries
-from kvplan.measure.profile_fit import FEW_PROGRAMS, ONE_PROGRAM, Sample
+from kvplan.measure.calibration.geometries import geometries
+from kvplan.measure.calibration.profile_fit import FEW_PROGRAMS, ONE_PROGRAM, Sample
 from kvplan.measure.timing import Timing
 from kvplan.measure.workload import Geometry
 

@@ -12,8 +12,8 @@ from kvplan.cost.profile import GPU_ROUTES, default, default_pair
 from kvplan.cost.statistics import statistics_of
 from kvplan.measure import calibrate as made_by
 from kvplan.measure import ceilings
-from kvplan.measure.calibration_grid import ROUNDS, geometries
-from kvplan.measure.profile_fit import (
+from kvplan.measure.calibration.geometries import ROUNDS, geometries
+from kvplan.measure.calibration.profile_fit import (
     LARGE_NBYTES,
     LEAST_SAMPLES,
 )

@@ -13,7 +13,7 @@ from kvplan.cost.model import features, predict, total
 from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES, Policy
 from kvplan.cost.profile import GPU_ROUTES, TERMS, Beside, default, default_pair, names_of_costs, route_paths
 from kvplan.cost.profile_file import from_json
-from kvplan.measure.profile_fit import (
+from kvplan.measure.calibration.profile_fit import (
     FEW_PROGRAMS,
     LARGE_NBYTES,
     LEAST_SAMPLES,

@@ -23,7 +23,7 @@ from kvplan.cost.profile import (
 from kvplan.cost.statistics import Statistics
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError
-from kvplan.measure.fit import fit
+from kvplan.measure.calibration.fit import fit
 from kvplan.measure.timing import Timing
 
 ONE_PROGRAM, FEW_PROGRAMS = "kernel, 1 program", "kernel, as beside compute"
