@@ -18,8 +18,9 @@ from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.store import shipped
 from kvplan.cuda.machine import Link, Machine, machine
 from kvplan.execute.executor import Executor
-from kvplan.measure.calibrate import Sample, calibrate, ceilings_of, profile_of
+from kvplan.measure.calibrate import calibrate
 from kvplan.measure.calibrate import measure as measured
+from kvplan.measure.calibration.profile_fit import Sample, ceilings_of, profile_of
 from kvplan.measure.timing import Timing
 
 SAMPLES, CASE_SECONDS = 41, 0.02

@@ -1,100 +1,223 @@
-"""``kvplan calibrate``: measure this GPU, so that ``auto`` chooses paths by its profile."""
+"""``kvplan calibrate``: measure a GPU, or GPUs and their peers, so that ``auto`` chooses paths by their profiles."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.base.numbers import exact, rate
 from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, note, number_table, progress, show
+from kvplan.cli.screen.printing import Tell, fact_table, note, number_table, progress, show
 from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.errors import KVPlanError
+
+if TYPE_CHECKING:
+    from kvplan.cuda.peers import PeerLink
 
 EXAMPLES = """examples:
   kvplan calibrate
   kvplan calibrate --device cuda:1 --output my-gpu.json
-  KVPLAN_PROFILE=my-gpu.json python serve.py"""
+  kvplan calibrate --peers
+  kvplan calibrate --device cuda:0 --peer cuda:1 --output my-pair.json
+  KVPLAN_PROFILE=my-gpu.json:my-pair.json python serve.py"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("--device", type=gpu, default="cuda:0", metavar="cuda:N", help="the GPU (default cuda:0)")
+    parser.add_argument("--device", type=gpu, metavar="cuda:N", help="the GPU (default cuda:0)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--peer", type=gpu, metavar="cuda:N",
+                       help="measure copies between the GPU and this one, which the GPU makes")  # fmt: skip
+    which.add_argument("--peers", action="store_true",
+                       help="measure copies between all GPUs that reach one another, each kind once")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="file of the profile (default: in the user's cache folder)")  # fmt: skip
     parser.add_argument("--alone", action="store_true",
                         help="do not average with earlier calibrations of this kind of GPU")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.calibrate)")
+    parser.add_argument("--json", action="store_true",
+                        help="one JSON object (schema kvplan.calibrate, or kvplan.calibrate-peers)")  # fmt: skip
+
+
+class Subject(NamedTuple):
+    """A GPU, or a GPU and its peer, to measure.
+
+    Attributes:
+        path: file of its profile.
+        measure: function that measures it, of a progress function and the start by ``time.perf_counter()``.
+        earlier: function that finds the profile that it has until now.
+    """
+
+    path: Path
+    measure: Callable[[Tell, float], DeviceProfile]
+    earlier: Callable[[], DeviceProfile]
+
+
+class Saved(NamedTuple):
+    """A profile that was measured and saved, and the seconds that this took."""
+
+    profile: DeviceProfile
+    path: Path
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """Return the line that tells the file."""
+        return f"saved {self.path} ({exact(self.path.stat().st_size)}) after {self.seconds:.1f} seconds"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the keys of the JSON document."""
+        return {"path": str(self.path), "seconds": round(self.seconds, 2), "profile": asdict(self.profile)}
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save the profile, and print it."""
-    from kvplan.cost.blend import weighed
-    from kvplan.cost.store import check_writable, find, path_of, save
-    from kvplan.cuda.machine import machine
-
-    here = machine(int(args.device.removeprefix("cuda:")))
-    path = args.output or path_of(here)
-    check_writable(path)  # before 20 seconds of measuring
-    start = time.perf_counter()
-    profile = _measured(here, args.device, start, quiet=args.json)
-    if not args.alone:
-        profile = weighed(profile, find(here))
-    taken = time.perf_counter() - start
-    save(profile, path)
+    if args.peers:
+        return _run_peers(args)
+    device = args.device or "cuda:0"
+    saved = _save(_pair(device, args.peer, args.output) if args.peer else _gpu(device, args.output), args)
     if args.json:
-        print_json("calibrate", {"path": str(path), "seconds": round(taken, 2), "profile": asdict(profile)})
+        print_json("calibrate", saved.facts)
         return 0
-    show(*screen(profile))
-    note(f"\nsaved {path} ({exact(path.stat().st_size)}) after {taken:.1f} seconds")
+    show(*screen(saved.profile))
+    note(f"\n{saved.words}")
     return 0
 
 
-def _measured(here: Any, device: str, start: float, *, quiet: bool) -> DeviceProfile:
+def _run_peers(args: argparse.Namespace) -> int:
+    """Measure each kind of pair once, and tell which pairs share its profile."""
+    from kvplan.cuda.machine import machine
+    from kvplan.cuda.peers import links
+
+    for option, given in (("--device", args.device), ("--output", args.output)):
+        if given is not None:
+            raise KVPlanError(
+                f"{option} is of one pair, and --peers measures all; leave one of them out, or give --peer"
+            )
+    start, every = time.perf_counter(), links()
+    if not every:
+        raise KVPlanError("--peers needs two GPUs, and fewer are visible")
+    kinds: dict[tuple[str, ...], list[PeerLink]] = {}
+    for link in every:
+        if link.reachable:
+            kinds.setdefault((machine(link.gpu).gpu, machine(link.peer).gpu, link.key), []).append(link)
+    if not kinds:
+        raise KVPlanError(f"no GPU reaches the memory of another: {every[0].why}")
+    made = []
+    for pairs in kinds.values():
+        saved = _save(_pair(f"cuda:{pairs[0].gpu}", f"cuda:{pairs[0].peer}", None), args)
+        made.append({**saved.facts, "pairs": [[f"cuda:{link.gpu}", f"cuda:{link.peer}"] for link in pairs]})
+        if not args.json:
+            show(*screen(saved.profile))
+            note(f"\n{saved.words}\nfor {', '.join(f'cuda:{link.gpu} to cuda:{link.peer}' for link in pairs)}\n")
+    unreached = [{"pair": [f"cuda:{link.gpu}", f"cuda:{link.peer}"], "why": link.why}
+                 for link in every if not link.reachable]  # fmt: skip
+    if args.json:
+        facts = {"seconds": round(time.perf_counter() - start, 2), "profiles": made, "unreachable": unreached}
+        print_json("calibrate-peers", facts)
+        return 0
+    for one in unreached:
+        note(f"not measured: {one['why']}")
+    return 0
+
+
+def _gpu(device: str, output: Path | None) -> Subject:
+    from kvplan.cost.store import find, path_of
+    from kvplan.cuda.machine import machine
+
+    here = machine(_ordinal(device))
+
+    def measure(tell: Tell, start: float) -> DeviceProfile:
+        from kvplan.measure.calibrate import SECONDS, calibrate
+
+        return calibrate(here, device, tell, seconds=SECONDS - (time.perf_counter() - start))
+
+    return Subject(output or path_of(here), measure, lambda: find(here))
+
+
+def _pair(device: str, peer: str, output: Path | None) -> Subject:
+    from kvplan.cost.store import find_between, pair_path_of
+    from kvplan.cuda.machine import machine
+    from kvplan.cuda.peers import link_between
+
+    if peer == device:
+        raise KVPlanError(f"--peer is {peer}, the GPU itself; a pair has two GPUs, as in --device cuda:0 --peer cuda:1")
+    here, there = machine(_ordinal(device)), machine(_ordinal(peer))
+    link = link_between(_ordinal(device), _ordinal(peer))
+    if not link.reachable:
+        raise KVPlanError(link.why)
+
+    def measure(tell: Tell, start: float) -> DeviceProfile:
+        from kvplan.measure.calibrate import PAIR_SECONDS, calibrate_pair
+
+        left = PAIR_SECONDS - (time.perf_counter() - start)
+        return calibrate_pair(here, device, peer, tell, peer_name=there.gpu, nvlinks=link.nvlinks, seconds=left)
+
+    path = output or pair_path_of(here, there, link)
+    return Subject(path, measure, lambda: find_between(here, there, link))
+
+
+def _ordinal(device: str) -> int:
+    return int(device.removeprefix("cuda:"))
+
+
+def _save(subject: Subject, args: argparse.Namespace) -> Saved:
+    """Measure a subject, average its profile with the earlier one, and save it.
+
+    Raises:
+        KVPlanError: torch is missing, the file cannot be written, or the measurement failed.
+    """
+    from kvplan.cost.blend import weighed
+    from kvplan.cost.store import check_writable, save
+
+    check_writable(subject.path)  # before 20 seconds of measuring
+    start = time.perf_counter()  # torch takes seconds to load from a slow disk
     try:
         import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
     except ModuleNotFoundError:
         raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
-    from kvplan.measure.calibrate import SECONDS, calibrate
-
-    left = SECONDS - (time.perf_counter() - start)  # torch takes seconds to load from a slow disk
-    with progress(silent=quiet) as tell:
-        return calibrate(here, device, tell, seconds=left)
+    with progress(silent=args.json) as tell:
+        profile = subject.measure(tell, start)
+    if not args.alone:
+        profile = weighed(profile, subject.earlier())
+    save(profile, subject.path)
+    return Saved(profile, subject.path, time.perf_counter() - start)
 
 
 def screen(profile: DeviceProfile) -> list[Any]:
     """Return a profile as tables: its GPU, its ceilings, and the costs of each path.
 
-    >>> from kvplan.cost.profile import default
-    >>> len(screen(default()))
-    3
+    >>> from kvplan.cost.profile import default, default_pair
+    >>> len(screen(default())), len(screen(default_pair()))
+    (3, 3)
     """
     ceilings = profile.ceilings
     facts = [
         ("GPU", f"{profile.gpu or 'not known'}, {profile.multiprocessors} SMs"),
+        *([("peer", profile.peer)] if profile.peer else []),
         ("driver", f"{profile.driver or 'not known'}, {profile.link}"),
         ("made", f"{profile.how}: {profile.made}"),
-        ("load", f"{rate(ceilings['load'])} by the copy engine, {ceilings['sm_load']:.1f} by SMs"),
-        ("store", f"{rate(ceilings['store'])} by the copy engine, {ceilings['sm_store']:.1f} by SMs"),
-    ]
+        *((route, f"{rate(ceilings[route])} by the copy engine, {ceilings[f'sm_{route}']:.1f} by SMs")
+          for route in profile.routes),
+    ]  # fmt: skip
     if profile.note:
         facts.append(("note", profile.note))
     costs, beside = [], []
-    for direction in profile.routes:
-        for path in route_paths(direction):
-            terms = TERMS[path]
-            found = profile.costs[direction][path]
+    for route in profile.routes:
+        for path in route_paths(route):
+            found, terms = profile.costs[route][path], TERMS[path]
             byte = found.seconds[terms[-1]]
             piece = found.seconds[terms[-2]]
-            costs.append((f"{direction}, {path}", f"{found.wall['fixed'] / 1e3:.0f} us", f"{piece:,.0f} ns",
-                          f"{1 / byte:.1f}" if byte else "-"))  # fmt: skip
-            pair = [profile.beside[kind][direction][path] for kind in ("decode", "prefill")]
-            beside.append((f"{direction}, {path}", *(text for one in pair
+            costs.append((f"{route}, {path}", f"{found.wall['fixed'] / 1e3:.0f} us", f"{piece:,.0f} ns",
+                          f"{1 / byte:,.1f}" if byte else "-"))  # fmt: skip
+            pair = [profile.beside[kind][route][path] for kind in ("decode", "prefill")]
+            beside.append((f"{route}, {path}", *(text for one in pair
                            for text in (f"{one.rate:.2f}", f"x{one.slower:.2f}"))))  # fmt: skip
     return [
         fact_table(facts),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from kvplan.cost.profile import Beside, DeviceProfile, PathCosts
+from kvplan.cost.profile import Beside, DeviceProfile, PathCosts, ceiling_names, route_paths
 
 # An earlier profile counts as at most 14 calibrations, so that a lasting change has an effect.
 MOST_WEIGHT = 14
@@ -19,8 +19,8 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
 
     Args:
         new: profile of one calibration.
-        earlier: a profile calibrated here, or shipped. It is not used if it is the default, or has another GPU or
-            link, other ceilings, or another number of Triton programs.
+        earlier: a profile calibrated here, or shipped. It is not used if it is the default, or has another GPU, peer
+            or link, other ceilings, or another number of Triton programs. Costs that it guessed do not count.
 
     >>> from kvplan.cost.profile import default
     >>> one = replace(default(), gpu="H100", how="calibrated", calibrations=1)
@@ -28,9 +28,11 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
     >>> weighed(faster, replace(one, calibrations=3)).ceilings["load"], weighed(faster, default()) == faster
     (24.5, True)
     """
-    known = (earlier.gpu, earlier.generation, earlier.width) == (new.gpu, new.generation, new.width)
-    known = known and earlier.programs == new.programs
-    if earlier.how == "default" or not earlier.calibrations or not known or not _alike(new.ceilings, earlier.ceilings):
+    if earlier.how == "default" or not earlier.calibrations or _key(earlier) != _key(new):
+        return new
+    known = _measured(earlier)
+    both = [route for route in known if route in _measured(new)]
+    if any(new.programs[route] != earlier.programs[route] for route in known) or not _alike(new, earlier, both):
         return new
     weight = min(earlier.calibrations, MOST_WEIGHT)
 
@@ -42,17 +44,21 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
     guessed = tuple(told for told in new.guessed if told in earlier.guessed)
     return replace(
         new,
-        ceilings=_mean(new.ceilings, earlier.ceilings, weight),
+        ceilings={
+            **new.ceilings,
+            **_of(earlier.ceilings, known),
+            **_mean(_of(new.ceilings, both), earlier.ceilings, weight),
+        },
         costs={
-            direction: {path: PathCosts(**mean(f"{direction} {path}", costs, earlier.costs[direction][path]))
-                        for path, costs in paths.items()}
-            for direction, paths in new.costs.items()
+            route: {path: PathCosts(**mean(f"{route} {path}", costs, earlier.costs[route][path]))
+                    for path, costs in paths.items()}
+            for route, paths in new.costs.items()
         },
         beside={
-            kind: {direction: {path: Beside(**mean(f"{kind} {direction} {path}", one, known[direction][path]))
-                               for path, one in paths.items()}
-                   for direction, paths in directions.items()}
-            for kind, directions in new.beside.items() for known in (earlier.beside[kind],)
+            kind: {route: {path: Beside(**mean(f"{kind} {route} {path}", one, earlier.beside[kind][route][path]))
+                           for path, one in paths.items()}
+                   for route, paths in routes.items()}
+            for kind, routes in new.beside.items()
         },
         calibrations=earlier.calibrations + new.calibrations,
         guessed=guessed,
@@ -60,9 +66,25 @@ def weighed(new: DeviceProfile, earlier: DeviceProfile) -> DeviceProfile:
     )  # fmt: skip
 
 
-def _alike(new: Mapping[str, float], earlier: Mapping[str, float]) -> bool:
-    return all(min(new[name], value) >= ALIKE * max(new[name], value) for name, value in earlier.items()
-               if name != "memory")  # fmt: skip
+def _key(profile: DeviceProfile) -> tuple[Any, ...]:
+    return profile.gpu, profile.peer, profile.generation, profile.width, profile.nvlinks
+
+
+def _of(ceilings: Mapping[str, float], routes: Sequence[str]) -> dict[str, float]:
+    """Return the ceilings of some routes."""
+    return {name: ceilings[name] for name in ceiling_names(routes)}
+
+
+def _measured(profile: DeviceProfile) -> list[str]:
+    """Return the routes for which a profile has more than guesses."""
+    return [route for route in profile.routes
+            if any(f"{route} {path}" not in profile.guessed for path in route_paths(route))]  # fmt: skip
+
+
+def _alike(new: DeviceProfile, earlier: DeviceProfile, routes: Sequence[str]) -> bool:
+    """Return whether two profiles have similar ceilings for some routes."""
+    pairs = ((new.ceilings[name], earlier.ceilings[name]) for name in ceiling_names(routes) if name != "memory")
+    return all(min(pair) >= ALIKE * max(pair) for pair in pairs)
 
 
 def _mean(new: Mapping[str, Any], earlier: Mapping[str, Any], weight: int) -> dict[str, Any]:

@@ -25,6 +25,10 @@ WORDS = {
     "large_copy": "large copy", "large_byte": "byte of large copies", "call": "2-D copy", "row": "row",
     "small_extent": "small piece", "large_extent": "large piece",
 }  # fmt: skip
+ROUTE_WORDS = {
+    "load": "from the host", "store": "to the host", "device": "within the GPU", "push": "to another GPU",
+    "pull": "from another GPU",
+}  # fmt: skip
 
 
 class Share(NamedTuple):
@@ -141,11 +145,12 @@ def explain(
 ) -> str:
     """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`."""
     width = max(width, LEAST_WIDTH)
-    lines = _wrapped(f"profile: {profile.gpu or 'any GPU'}, {profile.link}, {profile.how}", width)
+    lines = _wrapped(f"profile: {profile.kind}, {profile.link}, {profile.how}", width)
     if profile.note:
         lines += _wrapped(f"note: {profile.note}", width)
     beside = "nothing" if policy.overlap == "idle" else policy.overlap
-    lines += [f"beside:  {beside}", "", *_row("path", ("in all", "GPU", "CPU", "SMs", "compute"), width)]
+    lines += [f"route:   {ROUTE_WORDS[plan.route]}", f"beside:  {beside}", ""]
+    lines += _row("path", ("in all", "GPU", "CPU", "SMs", "compute"), width)
     for one in found:
         lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
         times = (duration(value) for value in (one.wall, one.seconds, one.cpu_seconds))

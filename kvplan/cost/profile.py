@@ -13,7 +13,6 @@ SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
 GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's profile has PEER_ROUTES
 ANY_PEER = "any GPU"  # the peer in a pair's profile that was measured nowhere
-DIRECTIONS = HOST_ROUTES
 
 # The terms of each path. cost/model.py counts them in a plan; a profile has their costs in nanoseconds.
 TERMS: dict[str, tuple[str, ...]] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
 
 from kvplan.cost.policy import HOST_ROUTES
-from kvplan.cost.profile import Beside
+from kvplan.cost.profile import Beside, route_paths
 from kvplan.errors import PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure.compute import Compute, compute_of, window
@@ -20,31 +21,38 @@ from kvplan.plan.plan import Plan
 WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
 WARM_UPS = 2
 BLOCK_RUNS = 32
-# Bytes per run: a size that suits each path. The blocks are contiguous on the host.
+# Bytes per run: a size that suits each path. The blocks are contiguous in the pool.
 RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
+ENGINE_NBYTES = 64 << 20  # between GPU memories, the copy engine would take too long for all bytes of the buffers
 
 
 def measure_beside(
-    buffers: Buffers, executors: dict[str, Executor], kind: str, until: float
+    buffers: Mapping[str, Buffers], executors: Mapping[str, Executor], kind: str, until: float
 ) -> dict[str, dict[str, Beside]]:
-    """Measure all paths beside one kind of compute, and return the effects by direction and path.
+    """Measure all paths beside one kind of compute, and return the effects by route and path.
+
+    The compute runs on the GPU of the executors.
 
     Args:
-        buffers: buffers with the bytes to move.
+        buffers: buffers with the bytes to move, by route; at least one.
         executors: executors by path.
         kind: ``"decode"`` or ``"prefill"``.
         until: time of ``time.perf_counter()`` after which no measurement of a path begins.
     """
-    compute = compute_of(buffers.device, kind)
+    compute = compute_of(next(iter(buffers.values())).device, kind)
     made: dict[str, dict[str, Beside]] = {}
-    for direction in HOST_ROUTES:
-        made[direction] = {}
-        for path, run_nbytes in RUN_NBYTES.items():
+    for route, whole in buffers.items():
+        made[route] = {}
+        for path in route_paths(route):
             if time.perf_counter() > until:
                 break
-            geometry = Geometry(direction, "contiguous", run_nbytes, buffers.nbytes // run_nbytes, BLOCK_RUNS)
+            part = whole
+            if route not in HOST_ROUTES and path != "kernel":
+                part = whole.front(min(ENGINE_NBYTES, whole.nbytes))
+            size = RUN_NBYTES[path]
+            geometry = Geometry(route, "contiguous", size, part.nbytes // size, BLOCK_RUNS)
             with suppress(PathError):  # a path that refuses the plan has no figures
-                made[direction][path] = _one(compute, executors[path], work(buffers, geometry).plan)
+                made[route][path] = _one(compute, executors[path], work(part, geometry).plan)
     return made
 
 

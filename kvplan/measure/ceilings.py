@@ -1,12 +1,13 @@
-"""Ceilings, which no transfer exceeds: the rate of one large copy per direction, and within the GPU's memory."""
+"""Ceilings, which no transfer exceeds: the rate of one large copy by route."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES
 from kvplan.measure.flights import Begin, Enqueued, Line
-from kvplan.measure.workload import DIRECTIONS, Buffers
+from kvplan.measure.workload import TO_CACHE, Buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,19 +15,32 @@ if TYPE_CHECKING:
 SAMPLES = 9
 
 
+def routes_of(buffers: Buffers) -> tuple[str, ...]:
+    """Return the routes between the pool and the cache of some buffers."""
+    if buffers.peer is None:
+        return HOST_ROUTES
+    return ("device",) if buffers.peer == buffers.device else PEER_ROUTES
+
+
 def measure(buffers: Buffers) -> dict[str, float]:
-    """Measure GB/s of one large ``"load"`` and ``"store"``, and of reads plus writes within the GPU (``"memory"``)."""
-    host, device = buffers.host[: buffers.nbytes], buffers.other
+    """Measure GB/s of one large copy for each route of some buffers.
+
+    Host buffers, and those within a GPU, also give the bytes read plus the bytes written within its memory
+    (``"memory"``). For buffers on two GPUs, peer access must be enabled: the driver would copy through the host.
+    """
+    pool, cache = buffers.host[: buffers.nbytes], buffers.other
     line, half = Line(buffers.device), buffers.nbytes // 2
-    copies = {way: large_copy(line, host, device, way) for way in DIRECTIONS}
-    return {way: _rate(begin, buffers.nbytes) for way, begin in copies.items()} | {
-        "memory": _rate(_copy(line, device[half : 2 * half], device[:half]), 2 * half)
-    }
+    found = {route: _rate(large_copy(line, pool, cache, route), buffers.nbytes) for route in routes_of(buffers)}
+    if "device" in found:
+        return found | {"memory": 2 * found["device"]}
+    if buffers.peer is None:
+        found["memory"] = _rate(_copy(line, cache[half : 2 * half], cache[:half]), 2 * half)
+    return found
 
 
-def large_copy(line: Line, host: Tensor, device: Tensor, direction: str) -> Begin:
+def large_copy(line: Line, pool: Tensor, cache: Tensor, route: str) -> Begin:
     """Return a function that copies all bytes of one side to the other by one call of the driver."""
-    return _copy(line, host, device) if direction == "load" else _copy(line, device, host)
+    return _copy(line, pool, cache) if route in TO_CACHE else _copy(line, cache, pool)
 
 
 def _copy(line: Line, src: Tensor, dst: Tensor) -> Begin:

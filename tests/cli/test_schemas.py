@@ -14,7 +14,9 @@ from kvplan.cli import doctor, main
 from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import SCHEMAS, schema_of
 from kvplan.cost import store
-from kvplan.cuda import machine
+from kvplan.cost.profile import default_pair
+from kvplan.cuda import machine, peers
+from kvplan.cuda.peers import PeerLink
 from kvplan.measure import calibrate
 from kvplan.measure.doctor import gather
 from tests.cli.calibrated_machine import H100, MEASURED
@@ -149,6 +151,21 @@ def test_calibrate(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
     monkeypatch.setattr(calibrate, "calibrate", lambda *given, **told: MEASURED)
     assert main(["calibrate", "--alone", "--json", "--output", str(tmp_path / "a.json")]) == 0
+    valid(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("argv", [("--peer", "cuda:1"), ("--peers",)])
+def test_calibrate_pairs(capsys, monkeypatch, tmp_path, argv):
+    links = {pair: PeerLink(*pair, reachable, "" if reachable else "a reason", 18) for pair, reachable in (
+        ((0, 1), True), ((1, 0), False))}  # fmt: skip
+    measured = replace(default_pair(), gpu=H100.gpu, peer=H100.gpu, nvlinks=18, calibrations=1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(store, "SHIPPED", tmp_path)
+    monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
+    monkeypatch.setattr(peers, "links", lambda: tuple(links.values()))
+    monkeypatch.setattr(peers, "link_between", lambda *pair: links[pair])
+    monkeypatch.setattr(calibrate, "calibrate_pair", lambda *given, **told: measured)
+    assert main(["calibrate", "--json", *argv]) == 0
     valid(json.loads(capsys.readouterr().out))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import Policy
 from kvplan.cost.explain import WIDTH, explain
 from kvplan.cost.model import candidates
-from kvplan.cost.profile import default
+from kvplan.cost.policy import PEER_ROUTES, ROUTES
+from kvplan.cost.profile import default, default_pair
 from tests.cost.priced_profiles import PLAN, profile
 
 PROFILE = replace(
@@ -35,6 +37,7 @@ def text_of(width: int) -> str:
 # By hand, in ns: the kernel 9,000 + 1,000 to begin, 100 runs of 40, 1,000,000 bytes of 0.02.
 WIDE = """\
 profile: A GPU, a link not known, made up
+route:   from the host
 beside:  nothing
 
 path                   in all      GPU      CPU    SMs    compute
@@ -44,6 +47,7 @@ kernel                  34 us    33 us   500 ns   8.0%          -
 NARROW = """\
 profile: A GPU, a link not known,
 made up
+route:   from the host
 beside:  nothing
 
 path
@@ -92,3 +96,21 @@ def test_any_width_holds_the_same_words(width):
 def test_any_gpu():
     some = replace(default(), note="")
     assert explain([], PLAN, some, Policy()).startswith("profile: any GPU, ")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_in_words(route):
+    h200 = {"gpu": "NVIDIA H200", "note": ""}
+    some = replace(default_pair(), peer="NVIDIA H200", nvlinks=18, **h200) if route in PEER_ROUTES else replace(
+        default(), generation=5, width=16, **h200)  # fmt: skip
+    plan = replace(PLAN, route=route)
+    lines = explain(candidates(plan, some, Policy()), plan, some, Policy()).splitlines()
+    profile, words = {
+        "load": ("NVIDIA H200, PCIe 5 x16", "from the host"),
+        "store": ("NVIDIA H200, PCIe 5 x16", "to the host"),
+        "device": ("NVIDIA H200, PCIe 5 x16", "within the GPU"),
+        "push": ("NVIDIA H200 to NVIDIA H200, NVLink, 18 links", "to another GPU"),
+        "pull": ("NVIDIA H200 to NVIDIA H200, NVLink, 18 links", "from another GPU"),
+    }[route]
+    assert lines[:2] == [f"profile: {profile}, default", f"route:   {words}"]
+    assert len([line for line in lines if line.endswith("%          -")]) == len(some.costs[route])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvplan import KVPlanError
 from kvplan.cost import store
-from kvplan.cost.blend import weighed
 from kvplan.cost.policy import PEER_ROUTES
 from kvplan.cost.profile import (
     ANY_PEER,
@@ -356,10 +355,3 @@ def test_a_kernel_has_at_least_one_program(count):
     document["programs"]["store"] = count
     with pytest.raises(KVPlanError, match=r"^programs"):
         from_json(json.dumps(document))
-
-
-def test_costs_of_another_number_of_programs_are_not_weighed_in():
-    new = replace(default(), gpu="H200", how="calibrated", calibrations=1, ceilings=dict(default().ceilings, load=26.0))
-    earlier = replace(new, calibrations=3, ceilings=default().ceilings)
-    assert weighed(new, earlier).ceilings["load"] == 24.5
-    assert weighed(new, replace(earlier, programs={"load": 4, "store": 2, "device": 864})) == new

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvplan import KVPlanError
 from kvplan.cost.model import features
 from kvplan.cost.statistics import Pieces, Statistics
-from kvplan.measure.fit import _non_negative, fit
+from kvplan.measure.calibration.fit import _non_negative, fit
 from tests.profiles import examples
 
 COUNTS = st.integers(0, 1000)

@@ -26,6 +26,7 @@ SCHEMAS = {
     "demo": 1,
     "doctor": 1,
     "calibrate": 1,
+    "calibrate-peers": 1,
     "bench": 1,
     "layout": 1,  # a file: kvplan.dump writes it
     "finding": 1,

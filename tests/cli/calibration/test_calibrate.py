@@ -22,29 +22,36 @@ driver  not known, a link not known
 made    default: kvplan, measured nowhere
 load    24.0 GB/s by the copy engine, 22.0 by SMs
 store   24.0 GB/s by the copy engine, 22.0 by SMs
+device  1850.0 GB/s by the copy engine, 1750.0 by SMs
 note    a guess that was measured nowhere: run `kvplan calibrate`
 
-                        fixed  a piece  GB/s
-────────────────────────────────────────────
-load, kernel            65 us     1 ns  21.7
-load, copy_engine       80 us   500 ns  23.8
-load, copy_engine_2d   135 us   100 ns  23.8
-load, staged           140 us   500 ns  23.8
-store, kernel           65 us     1 ns  21.7
-store, copy_engine      80 us   500 ns  23.8
-store, copy_engine_2d  135 us   100 ns  23.8
-store, staged          140 us   500 ns  23.8
+                         fixed   a piece     GB/s
+─────────────────────────────────────────────────
+load, kernel             65 us      1 ns     21.7
+load, copy_engine        80 us    500 ns     23.8
+load, copy_engine_2d    135 us    100 ns     23.8
+load, staged            140 us    500 ns     23.8
+store, kernel            65 us      1 ns     21.7
+store, copy_engine       80 us    500 ns     23.8
+store, copy_engine_2d   135 us    100 ns     23.8
+store, staged           140 us    500 ns     23.8
+device, kernel           65 us      0 ns  1,754.4
+device, copy_engine      75 us  3,700 ns  1,851.9
+device, copy_engine_2d  135 us  1,500 ns  1,851.9
 
-rate; compute          decode         prefill
-────────────────────────────────────────────────────
-load, kernel             0.70  x1.08     0.70  x1.08
-load, copy_engine        0.95  x1.04     0.95  x1.04
-load, copy_engine_2d     0.95  x1.02     0.95  x1.02
-load, staged             0.90  x1.06     0.90  x1.06
-store, kernel            0.70  x1.08     0.70  x1.08
-store, copy_engine       0.95  x1.04     0.95  x1.04
-store, copy_engine_2d    0.95  x1.02     0.95  x1.02
-store, staged            0.90  x1.06     0.90  x1.06
+rate; compute           decode         prefill
+─────────────────────────────────────────────────────
+load, kernel              0.70  x1.08     0.70  x1.08
+load, copy_engine         0.95  x1.04     0.95  x1.04
+load, copy_engine_2d      0.95  x1.02     0.95  x1.02
+load, staged              0.90  x1.06     0.90  x1.06
+store, kernel             0.70  x1.08     0.70  x1.08
+store, copy_engine        0.95  x1.04     0.95  x1.04
+store, copy_engine_2d     0.95  x1.02     0.95  x1.02
+store, staged             0.90  x1.06     0.90  x1.06
+device, kernel            0.70  x1.10     0.70  x1.10
+device, copy_engine       0.90  x1.10     0.90  x1.10
+device, copy_engine_2d    0.95  x1.04     0.95  x1.04
 """
 
 
