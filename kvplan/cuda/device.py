@@ -47,6 +47,7 @@ from kvplan.cuda.driver import (
 from kvplan.cuda.scopes import Current, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
+from kvplan.plan import loops
 
 __all__ = [
     "ACCESS_FLAGS", "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY",
@@ -94,6 +95,12 @@ class Device:
     def current(self) -> Current:
         """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
         return Current(self.driver, self.context)
+
+    def is_current(self) -> bool:
+        """Return whether it is the calling thread's current device, so that :meth:`current` would change nothing."""
+        now = c_void_p()
+        self.driver.cuCtxGetCurrent(now)  # ctypes passes the address of `now`, as byref(now) does in twice the time
+        return now.value == self.context
 
     def enable_peer(self, ordinal: int) -> str:
         """Let this GPU's context reach the memory of another GPU; return "", or the reason why it cannot.
@@ -159,7 +166,9 @@ class Device:
     def seconds(self, begin: int, end: int) -> float:
         """Return the seconds between two events that have passed."""
         taken = c_float()
-        self.driver.check("cuEventElapsedTime", self.driver.cuEventElapsedTime(byref(taken), begin, end))
+        code = self.driver.cuEventElapsedTime(taken, begin, end)  # see is_current()
+        if code:
+            self.driver.check("cuEventElapsedTime", code)
         return max(taken.value, 0.0) / 1e3
 
     @contextmanager
@@ -174,7 +183,7 @@ class Device:
     def capturing(self, stream: int) -> bool:
         """Return whether a stream is being captured into a graph."""
         status = c_int()
-        code = self.driver.cuStreamIsCapturing(stream, byref(status))
+        code = self.driver.cuStreamIsCapturing(stream, status)  # see is_current()
         return code == SUCCESS and status.value != 0
 
     def allocate(self, nbytes: int) -> int:
@@ -236,6 +245,41 @@ class Device:
         code = self.driver.cuLaunchKernelEx(shape[0], function, at, None)
         if code:
             self.driver.check("cuLaunchKernelEx", code)
+
+    def launch_recorded(
+        self, begin: int, end: int, kernel: tuple[int, int, int], programs: int, stream: int, argument: int,
+        source: int = 0, nbytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Record an event, launch a kernel as :meth:`launch` does, and record a second event.
+
+        It is one compiled call: the calls through Python take four times as long. A process that has not loaded the
+        planner's compiled loops does not load this loop either: there, each call goes through Python.
+
+        Args:
+            begin, end: the events.
+            kernel: the kernel: function, threads per program, bytes of shared memory.
+            programs: number of programs.
+            stream: the stream.
+            argument: the kernel's argument.
+            source, nbytes: address and number of bytes that are copied to ``argument`` before the launch.
+
+        Raises:
+            DriverError: a call failed; the calls before it are issued.
+        """
+        function, threads, shared = kernel
+        if loops.loaded is None:
+            self.record(begin, stream)
+            if nbytes:
+                self.copy(argument, source, nbytes, stream)
+            self.launch(function, programs, threads, shared, stream, argument)
+            self.record(end, stream)
+            return
+        which, code = self._calls.launch_recorded(
+            self._entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
+        )
+        if code:
+            what = f"{nbytes} bytes from {source:#x} to {argument:#x}" if which == self._calls.COPY else ""
+            self.driver.check(self._calls.NAMES[which], code, what)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy ``nbytes`` bytes, on a stream."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ctypes
+
 from kvplan.cuda import device as cuda
 
 
@@ -41,7 +43,7 @@ class Entries:
 
 
 class SimpleEntry:
-    """One entry point; pointers come as `byref` objects."""
+    """One entry point; pointers come as `byref` objects, or as the ctypes objects that they point to."""
 
     def __init__(self, entries: Entries, name: str) -> None:
         self._entries, self._name = entries, name
@@ -67,8 +69,8 @@ class SimpleEntry:
             gives = iter([b"CUDA_ERROR_PLAYED" if arguments[0] != 12345 else None])
         if name == "cuGetErrorString":
             gives = iter([b"it was played" if arguments[0] != 12345 else None])
-        for argument in arguments:
-            if hasattr(argument, "_obj"):
-                value = next(gives, argument._obj.value)
-                argument._obj.value = value
+        for argument, kind in zip(arguments, self.argtypes, strict=True):
+            if hasattr(argument, "_obj") or issubclass(kind, ctypes._Pointer):
+                target = getattr(argument, "_obj", argument)
+                target.value = next(gives, target.value)
         return 0

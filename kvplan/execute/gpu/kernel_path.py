@@ -112,6 +112,18 @@ class KernelPath(Path):
         for (function, threads, shared), header in ready:
             launch(function, programs, threads, shared, stream, header)
 
+    def issue_recorded(
+        self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int, int], begin: int, end: int
+    ) -> bool:  # fmt: skip
+        """Issue a single launch and its events in one call; see :meth:`Path.issue_recorded`."""
+        del transfer
+        ready, programs, stream = prepared
+        if len(ready) != 1:
+            return False
+        kernel, header = ready[0]
+        self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header)
+        return True
+
     def width(self, direction: str) -> tuple[int, int]:
         """Return programs, and bytes in flight per program. Small tiles of a store never fill the link's queues."""
         return self._sizes[direction][:2]
