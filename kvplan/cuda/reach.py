@@ -1,4 +1,4 @@
-"""The host memory that a GPU reaches, according to its driver: pinned ranges, and the ends of registrations."""
+"""The memory that a GPU reaches, according to its driver: pinned ranges of the host, and memory of other GPUs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.cuda.device import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START, Device
+from kvplan.cuda.device import (
+    ACCESS_FLAGS,
+    DEVICE_POINTER,
+    HOST_MEMORY,
+    MEMORY_TYPE,
+    RANGE_SIZE,
+    RANGE_START,
+    Device,
+)
 from kvplan.layout.address_ranges import stretches
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Seams
 from kvplan.plan.plan import Plan
+
+NO_ACCESS = 0  # value of ACCESS_FLAGS
 
 
 class Facts(NamedTuple):
@@ -21,13 +31,15 @@ class Facts(NamedTuple):
 
     Attributes:
         device: the device of the memory.
-        pageable: the reason why kernels cannot reach the memory, or "".
+        pageable: the reason why kernels cannot reach host memory, or "".
         seams: ends of registrations inside the memory, ascending.
+        unreachable: the reason why kernels cannot reach another GPU's memory, or "".
     """
 
     device: str
     pageable: str
     seams: tuple[int, ...]
+    unreachable: str = ""
 
 
 class Reach:
@@ -57,10 +69,29 @@ class Reach:
                     why, ends = self._walk(region, max(region.address, first), min(region.end, last))
                     pageable = pageable or why
                     seams += ends
-        facts = Facts(device, pageable, tuple(sorted(set(seams))))
+        facts = Facts(device, pageable, tuple(sorted(set(seams))), self._unreachable(layout))
         if not pageable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts
+
+    def _unreachable(self, layout: KVLayout) -> str:
+        """Enable access to another GPU's memory. Return the reason why kernels cannot reach some of it, or ""."""
+        _, _, number = layout.device.partition(":")
+        if layout.device == "cpu" or int(number or 0) == self._device.ordinal:
+            return ""
+        why = self._device.enable_peer(int(number or 0))
+        if why:
+            return why
+        for region in layout.regions:
+            for address in (region.address, region.end - 1):
+                # Memory of cuMemMap and of memory pools names the GPUs that reach it. Old drivers lack the attribute.
+                if self._device.pointer(address, ACCESS_FLAGS) == NO_ACCESS:
+                    return (
+                        f"memory of {layout.device} at {address:#x} is not mapped for cuda:{self._device.ordinal}; its "
+                        "allocator must give access (cuMemSetAccess, cuMemPoolSetAccess), or allocate without "
+                        "expandable segments"
+                    )
+        return ""
 
     def seams(self, plan: Plan) -> Seams:
         """Return the seams of a plan: the seams of its layouts, and the ends of registrations."""

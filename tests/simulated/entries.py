@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import ctypes
+from collections.abc import Callable
 
 from kvplan.cuda import device as cuda
 
@@ -71,6 +70,10 @@ class SimpleEntry:
             gives = iter([b"it was played" if arguments[0] != 12345 else None])
         for argument, kind in zip(arguments, self.argtypes, strict=True):
             if hasattr(argument, "_obj") or issubclass(kind, ctypes._Pointer):
-                target = getattr(argument, "_obj", argument)
-                target.value = next(gives, target.value)
+                cell = getattr(argument, "_obj", argument)
+                if isinstance(cell, ctypes.Structure):  # its fields, by name
+                    for field, value in next(gives, {}).items():
+                        setattr(cell, field, value)
+                else:
+                    cell.value = next(gives, cell.value)
         return 0

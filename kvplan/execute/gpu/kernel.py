@@ -1,9 +1,9 @@
-"""The copy kernel: one Triton function for every layout pair, both directions and all alignments.
+"""The copy kernel: one Triton function for every layout pair, every route and all alignments.
 
-A kernel has one argument, the address of a header. It reads the header in place, in pinned memory. The header points to
-the addresses of the units, which it reads in place, too, and to the items: the pieces of one unit. Every (unit, item)
-is one row of a tile. A program copies one tile of rows at a time, so that many rows are in flight at once. A launch
-depends on nothing but its header. So a captured launch copies the units that its header names at the replay.
+A kernel has one argument, the address of a header. The header points to the addresses of the units and to the items:
+the pieces of one unit. Every (unit, item) is one row of a tile. A program copies one tile of rows at a time, so that
+many rows are in flight at once. Several headers may follow one another, so that one launch copies several run groups. A
+launch depends on nothing but its headers. So a captured launch copies the units that its headers name at the replay.
 Only this file imports Triton.
 """
 
@@ -26,6 +26,13 @@ from kvplan.execute.gpu.shape import Shape
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
 
 
+# One prefetch fetches LINE bytes at the address $1 into the L2 cache, if $2 is not 0. The result $0 is not used.
+LINE = tl.constexpr(64)
+PREFETCH = tl.constexpr(
+    "{ .reg .pred wanted; setp.ne.s32 wanted, $2, 0; @wanted prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
+)
+
+
 def copy_rows(  # type: ignore[no-untyped-def]
     header,
     ROWS: tl.constexpr,
@@ -34,94 +41,115 @@ def copy_rows(  # type: ignore[no-untyped-def]
     ELEMENT: tl.constexpr,
     PER: tl.constexpr,
     SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """Copy every item of every unit.
+    """Copy every item of every unit, of one header or of several.
 
     Args:
-        header: int64 pointer to: number of units, items per unit, chunks per item, addresses of five int64 arrays. The
-            arrays: source and destination address per unit; source offset, destination offset and bytes per item.
+        header: int64 pointer to headers of 9 words: number of units, items per unit, chunks per item, addresses of five
+            int64 arrays, and, in the first header, the number of headers. The arrays: source and destination address
+            per unit; source offset, destination offset and bytes per item.
         ROWS: rows per tile.
         WIDTH: bytes of a row that are in flight at once. An item has at most ``chunks * WIDTH`` bytes.
         WORD: bytes per word; divides every address and size.
         ELEMENT: type of one element; ``PER`` elements are one word.
         PER: elements per word.
         SPLIT: number of accesses per WIDTH bytes: 1, 2, 4 or 8.
+        AHEAD: whether to fetch the source of the next tile into the L2 cache.
     """
-    units = tl.load(header)
-    items = tl.load(header + 1).to(tl.int32)
-    chunks = tl.load(header + 2).to(tl.int32)
-    src_units = tl.load(header + 3).to(tl.pointer_type(tl.int64))
-    dst_units = tl.load(header + 4).to(tl.pointer_type(tl.int64))
-    src_items = tl.load(header + 5).to(tl.pointer_type(tl.int64))
-    dst_items = tl.load(header + 6).to(tl.pointer_type(tl.int64))
-    sizes = tl.load(header + 7).to(tl.pointer_type(tl.int64))
-    total = (units * items).to(tl.int32)
     row = tl.arange(0, ROWS)
     SPAN: tl.constexpr = WIDTH // SPLIT // WORD * PER
     lane = tl.arange(0, SPAN)[None, :]
     step = tl.num_programs(0) * ROWS
     first = tl.program_id(0) * ROWS
-    index = first + row
-    unit = index // items
-    item = index - unit * items
-    # The loop adds these steps, so that it needs no division.
-    step_unit = step // items
-    step_item = step - step_unit * items
-    live = index < total
-    src_unit = tl.load(src_units + unit, mask=live, other=0)
-    dst_unit = tl.load(dst_units + unit, mask=live, other=0)
-    src_item = tl.load(src_items + item, mask=live, other=0)
-    dst_item = tl.load(dst_items + item, mask=live, other=0)
-    size = tl.load(sizes + item, mask=live, other=0)
-    while first < total:
-        src = src_unit + src_item
-        dst = dst_unit + dst_item
-        # The factor PER shows the compiler that words are never cut.
-        count = ((size // WORD).to(tl.int32) * PER)[:, None]
-        # Load the addresses of the next tile while this tile is in flight: unit addresses are across the link.
-        first += step
+    segment = 0
+    while segment < tl.load(header + 8).to(tl.int32):
+        words = header + 9 * segment
+        units = tl.load(words)
+        items = tl.load(words + 1).to(tl.int32)
+        chunks = tl.load(words + 2).to(tl.int32)
+        src_units = tl.load(words + 3).to(tl.pointer_type(tl.int64))
+        dst_units = tl.load(words + 4).to(tl.pointer_type(tl.int64))
+        src_items = tl.load(words + 5).to(tl.pointer_type(tl.int64))
+        dst_items = tl.load(words + 6).to(tl.pointer_type(tl.int64))
+        sizes = tl.load(words + 7).to(tl.pointer_type(tl.int64))
+        total = (units * items).to(tl.int32)
         index = first + row
-        unit += step_unit
-        item += step_item
-        over = item >= items
-        unit = tl.where(over, unit + 1, unit)
-        item = tl.where(over, item - items, item)
+        unit = index // items
+        item = index - unit * items
+        # The loop adds these steps, so that it needs no division.
+        step_unit = step // items
+        step_item = step - step_unit * items
         live = index < total
         src_unit = tl.load(src_units + unit, mask=live, other=0)
         dst_unit = tl.load(dst_units + unit, mask=live, other=0)
         src_item = tl.load(src_items + item, mask=live, other=0)
         dst_item = tl.load(dst_items + item, mask=live, other=0)
         size = tl.load(sizes + item, mask=live, other=0)
-        # The compiler uses multiple_of only on pointers, so it comes after the cast.
-        source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
-        target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
-        # The accesses are written out: a tensor of the whole width would give a row to several warps. Addresses would
-        # then go through shared memory, and at each new tile all warps would wait for the slowest warp.
-        for chunk in range(chunks):
-            at = chunk * (SPAN * SPLIT)
-            left = count - at
-            value_0 = tl.load(source + at, mask=lane < left)
-            if SPLIT > 1:
-                value_1 = tl.load(source + at + 1 * SPAN, mask=lane + 1 * SPAN < left)
-            if SPLIT > 2:
-                value_2 = tl.load(source + at + 2 * SPAN, mask=lane + 2 * SPAN < left)
-                value_3 = tl.load(source + at + 3 * SPAN, mask=lane + 3 * SPAN < left)
-            if SPLIT > 4:
-                value_4 = tl.load(source + at + 4 * SPAN, mask=lane + 4 * SPAN < left)
-                value_5 = tl.load(source + at + 5 * SPAN, mask=lane + 5 * SPAN < left)
-                value_6 = tl.load(source + at + 6 * SPAN, mask=lane + 6 * SPAN < left)
-                value_7 = tl.load(source + at + 7 * SPAN, mask=lane + 7 * SPAN < left)
-            tl.store(target + at, value_0, mask=lane < left)
-            if SPLIT > 1:
-                tl.store(target + at + 1 * SPAN, value_1, mask=lane + 1 * SPAN < left)
-            if SPLIT > 2:
-                tl.store(target + at + 2 * SPAN, value_2, mask=lane + 2 * SPAN < left)
-                tl.store(target + at + 3 * SPAN, value_3, mask=lane + 3 * SPAN < left)
-            if SPLIT > 4:
-                tl.store(target + at + 4 * SPAN, value_4, mask=lane + 4 * SPAN < left)
-                tl.store(target + at + 5 * SPAN, value_5, mask=lane + 5 * SPAN < left)
-                tl.store(target + at + 6 * SPAN, value_6, mask=lane + 6 * SPAN < left)
-                tl.store(target + at + 7 * SPAN, value_7, mask=lane + 7 * SPAN < left)
+        while first < total:
+            src = src_unit + src_item
+            dst = dst_unit + dst_item
+            # The factor PER shows the compiler that words are never cut.
+            count = ((size // WORD).to(tl.int32) * PER)[:, None]
+            # Load the addresses of the next tile while this tile is in flight: unit addresses may be across the link.
+            first += step
+            index = first + row
+            unit += step_unit
+            item += step_item
+            over = item >= items
+            unit = tl.where(over, unit + 1, unit)
+            item = tl.where(over, item - items, item)
+            live = index < total
+            src_unit = tl.load(src_units + unit, mask=live, other=0)
+            dst_unit = tl.load(dst_units + unit, mask=live, other=0)
+            src_item = tl.load(src_items + item, mask=live, other=0)
+            dst_item = tl.load(dst_items + item, mask=live, other=0)
+            size = tl.load(sizes + item, mask=live, other=0)
+            # The compiler uses multiple_of only on pointers, so it comes after the cast.
+            source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
+            target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
+            # The accesses are written out: a tensor of the whole width would give a row to several warps. Addresses
+            # would then go through shared memory, and at each new tile all warps would wait for the slowest warp.
+            for chunk in range(chunks):
+                at = chunk * (SPAN * SPLIT)
+                left = count - at
+                value_0 = tl.load(source + at, mask=lane < left)
+                if SPLIT > 1:
+                    value_1 = tl.load(source + at + 1 * SPAN, mask=lane + 1 * SPAN < left)
+                if SPLIT > 2:
+                    value_2 = tl.load(source + at + 2 * SPAN, mask=lane + 2 * SPAN < left)
+                    value_3 = tl.load(source + at + 3 * SPAN, mask=lane + 3 * SPAN < left)
+                if SPLIT > 4:
+                    value_4 = tl.load(source + at + 4 * SPAN, mask=lane + 4 * SPAN < left)
+                    value_5 = tl.load(source + at + 5 * SPAN, mask=lane + 5 * SPAN < left)
+                    value_6 = tl.load(source + at + 6 * SPAN, mask=lane + 6 * SPAN < left)
+                    value_7 = tl.load(source + at + 7 * SPAN, mask=lane + 7 * SPAN < left)
+                if AHEAD:
+                    # Nothing waits for these lines. The asks are behind the loads of this tile, and before its stores.
+                    at_line = tl.arange(0, SPAN)[None, :] * (WIDTH // SPAN)
+                    wanted = (chunk == 0) & (at_line % LINE == 0) & (at_line < size[:, None])
+                    tl.inline_asm_elementwise(
+                        PREFETCH,
+                        "=r,l,r",
+                        [(src_unit + src_item)[:, None] + at_line, wanted.to(tl.int32)],
+                        dtype=tl.int32,
+                        is_pure=False,
+                        pack=1,
+                    )
+                tl.store(target + at, value_0, mask=lane < left)
+                if SPLIT > 1:
+                    tl.store(target + at + 1 * SPAN, value_1, mask=lane + 1 * SPAN < left)
+                if SPLIT > 2:
+                    tl.store(target + at + 2 * SPAN, value_2, mask=lane + 2 * SPAN < left)
+                    tl.store(target + at + 3 * SPAN, value_3, mask=lane + 3 * SPAN < left)
+                if SPLIT > 4:
+                    tl.store(target + at + 4 * SPAN, value_4, mask=lane + 4 * SPAN < left)
+                    tl.store(target + at + 5 * SPAN, value_5, mask=lane + 5 * SPAN < left)
+                    tl.store(target + at + 6 * SPAN, value_6, mask=lane + 6 * SPAN < left)
+                    tl.store(target + at + 7 * SPAN, value_7, mask=lane + 7 * SPAN < left)
+        # The programs go on in turn: the first tile of the next header is for the program behind that of the last tile.
+        first -= (total + ROWS - 1) // ROWS * ROWS
+        segment += 1
 
 
 class Compiled(NamedTuple):
@@ -151,6 +179,7 @@ def _constants(shape: Shape) -> dict[str, Any]:
         "ELEMENT": element,
         "PER": per,
         "SPLIT": shape.split,
+        "AHEAD": shape.ahead,
     }
 
 
@@ -179,11 +208,11 @@ def interpret(header: Any, shape: Shape, programs: int) -> None:
     """Run the same kernel code on the CPU, in Triton's interpreter.
 
     Args:
-        header: int64 torch tensor of 8 words, as the kernel reads it; all its addresses are CPU addresses.
-        shape: the variant of the kernel.
+        header: int64 torch tensor of 9 words per header, as the kernel reads it; all its addresses are CPU addresses.
+        shape: the variant of the kernel; the interpreter has no cache, so it fetches nothing ahead.
         programs: number of programs.
     """
     # Runs a copy of the function, because the interpreter changes the function's globals while it runs.
     text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
     text.__annotations__ = dict(copy_rows.__annotations__)
-    InterpretedFunction(text)[(programs,)](header, **_constants(shape))
+    InterpretedFunction(text)[(programs,)](header, **_constants(shape._replace(ahead=False)))

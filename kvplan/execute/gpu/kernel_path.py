@@ -1,20 +1,21 @@
-"""The kernel path: one launch per run group, over units and run tables; or one launch over flat descriptors."""
+"""The kernel path: one launch over the units and run tables of several run groups; or one over flat descriptors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.cost.policy import ROUTES
+from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
-from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
+from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
-from kvplan.execute.gpu.tables import Kernel
+from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
@@ -23,18 +24,35 @@ from kvplan.program.program import RunGroup
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
 SLOW_COPIES = 1 << 14  # flat descriptors; to merge this number takes the CPU milliseconds
-HEADER = 8  # words
+HEADER = 9  # words
 PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, without a Python object per word
 
-Ready = tuple[Kernel, int]  # a kernel, and the address of its header
+
+class Ready(NamedTuple):
+    """A launch that is ready to be issued.
+
+    Attributes:
+        kernel: the kernel.
+        programs: number of programs.
+        header: address of the first header.
+        copied: address and bytes of a pinned slot that is copied to ``header`` first; 0 bytes if it is read in place.
+    """
+
+    kernel: Kernel
+    programs: int
+    header: int
+    copied: tuple[int, int]
 
 
 class Launch(NamedTuple):
-    """A launch in a CUDA graph. Its header can be written again before a replay.
+    """The copies of one header in a CUDA graph. The header can be written again before a replay.
 
     Attributes:
         group: the run group, or None for flat descriptors.
-        piece: the pinned slot with header and units.
+        piece: the pinned slot with headers and units.
+        base: address at which the kernel reads the slot's first byte.
+        at: index of the header among the headers of the slot.
+        units: index of the first word of the units in the slot.
         capacity: most units, or flat descriptors, that the slot holds: the number captured.
         width: bytes of a row that the kernel moves at once.
         word: alignment in bytes that the kernel is compiled for.
@@ -42,6 +60,9 @@ class Launch(NamedTuple):
 
     group: RunGroup | None
     piece: Piece
+    base: int
+    at: int
+    units: int
     capacity: int
     width: int
     word: int
@@ -55,8 +76,9 @@ class KernelPath(Path):
 
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
-        processors = resources.device.multiprocessors
-        self._sizes = {route: resources.policy.kernel(route, processors) for route in ROUTES}
+        device, policy = resources.device, resources.policy
+        self._here = f"cuda:{device.ordinal}"
+        self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
@@ -82,84 +104,126 @@ class KernelPath(Path):
 
         If the plan goes as flat descriptors, their kernel depends on the descriptors: only this plan's is compiled.
         """
-        tables, limits, (_, tile) = self._resources.tables, self._resources.limits, self.width(plan.direction)
+        tables, limits, size = self._resources.tables, self._resources.limits, self._size(plan)
         parts = together(plan.parts)
         if len(parts) > limits.launch_groups:
-            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), tile))
-        for each in {tile, min(tile, EVEN_TILE)}:
+            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), size))
+        for tile in {size.tile, min(size.tile, EVEN_TILE)}:
             for group, _ in parts:
-                tables.warm_up(group, group.packed, group.alignment, each, key="direct")
+                tables.warm_up(
+                    group, group.packed, group.alignment, tile, key="direct", max_warps=size.warps, ahead=size.ahead
+                )
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int, int]:
+    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
+        resources, size = self._resources, self._size(plan)
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
-        programs, tile = self.width(plan.direction)
-        if len(parts) > self._resources.limits.launch_groups:
-            ready = self._prepare_flat(transfer, plan, tile)
-        elif len(parts) == 1:
-            ready = self._prepare_part(transfer, parts[0], programs, tile, lane.kernel)
-        else:
-            ready = []
-            for part in parts:
-                ready += self._prepare_part(transfer, part, programs, tile, lane.kernel)
-        return ready, programs, lane.kernel
+        if len(parts) > resources.limits.launch_groups:
+            return self._prepare_flat(transfer, plan, size), lane.kernel
+        tile = size.tile
+        if plan.nbytes < EVEN_TILES * tile * size.programs:
+            tile = min(tile, EVEN_TILE)
+        held: dict[Shape, list[tuple[Part, Table]]] = {}
+        for part in parts:
+            group = part.group
+            table = resources.tables.get(
+                group, group.packed, group.alignment, tile, lane.kernel, key="direct", max_warps=size.warps,
+                ahead=size.ahead,
+            )  # fmt: skip
+            if len(parts) == 1:
+                return [self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
+            held.setdefault(table.shape, []).append((part, table))
+        return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
-    def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int, int]) -> None:
+    def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int]) -> None:
         """Launch the kernels; see :meth:`Path.issue`."""
         del transfer
-        ready, programs, stream = prepared
-        launch = self._resources.device.launch
-        for (function, threads, shared), header in ready:
-            launch(function, programs, threads, shared, stream, header)
+        ready, stream = prepared
+        device = self._resources.device
+        for (function, threads, shared), programs, header, (source, nbytes) in ready:
+            if nbytes:
+                device.copy(header, source, nbytes, stream)
+            device.launch(function, programs, threads, shared, stream, header)
 
     def issue_recorded(
-        self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int, int], begin: int, end: int
+        self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
     ) -> bool:  # fmt: skip
         """Issue a single launch and its events in one call; see :meth:`Path.issue_recorded`."""
         del transfer
-        ready, programs, stream = prepared
+        ready, stream = prepared
         if len(ready) != 1:
             return False
-        kernel, header = ready[0]
-        self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header)
+        kernel, programs, header, (source, nbytes) = ready[0]
+        self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header, source, nbytes)
         return True
 
-    def width(self, direction: str) -> tuple[int, int]:
-        """Return programs, and bytes in flight per program. Small tiles of a store never fill the link's queues."""
-        return self._sizes[direction][:2]
+    def width(self, route: str) -> KernelSize:
+        """Return the size of the launches of a route. Small tiles of a store never fill the link's queues."""
+        return self._sizes[route]
 
-    def _prepare_part(self, transfer: DeviceTransfer, part: Part, programs: int, tile: int, stream: int) -> list[Ready]:
-        tables, group = self._resources.tables, part.group
-        count = part.units.shape[1]
-        if part.nbytes < EVEN_TILES * tile * programs:
-            tile = min(tile, EVEN_TILE)
-        table = tables.get(group, group.packed, group.alignment, tile, stream, key="direct")
-        step = max(self._resources.limits.launch_rows // table.items, 1)
-        ready: list[Ready] = []
-        for first in range(0, count, step):
-            units = part.units if count <= step else part.units[:, first : first + step]
-            piece = transfer.slot(8 * (HEADER + units.size))
-            write_units(piece, units, table.words)
-            ready.append((table.kernel, piece.address))
+    def _size(self, plan: Plan) -> KernelSize:
+        return self._sizes[route_of(plan, self._here)]
+
+    def _prepare_launch(
+        self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize
+    ) -> Ready:
+        """Write headers and units of run groups whose kernels have one shape."""
+        most = self._resources.limits.launch_rows
+        segments: list[tuple[Part, Int64Array, Table]] = []
+        copies = rows = words = 0
+        for part, table in alike:
+            units, count = part.units, part.units.shape[1]
+            copies += count * part.group.packed.shape[1]
+            rows += count * table.items
+            words += 2 * count
+            step = max(most // table.items, 1)  # the kernel counts the rows of a header in 32 bits
+            if count <= step:
+                segments.append((part, units, table))
+            else:
+                segments += [(part, units[:, first : first + step], table) for first in range(0, count, step)]
+        table = alike[0][1]
+        piece = transfer.slot(8 * (HEADER * len(segments) + words))
+        base, nbytes = self._base(transfer, plan, piece, 8 * (HEADER * len(segments) + words), rows)
+        at = HEADER * len(segments)
+        for k, (part, units, held) in enumerate(segments):
+            write_units(piece, base, k, at, units, held.words, len(segments))
             if transfer.captures is not None:
-                transfer.captures.append(Launch(group, piece, units.shape[1], table.shape.width, table.shape.word))
-        transfer.count(count * group.packed.shape[1], len(ready))
-        return ready
+                shape = held.shape
+                transfer.captures.append(
+                    Launch(part.group, piece, base, k, at, units.shape[1], shape.width, shape.word)
+                )
+            at += units.size
+        transfer.count(copies, 1)
+        programs = min(size.programs, max(-(-rows // table.shape.rows), 1))
+        return Ready(table.kernel, programs, base, (piece.address, nbytes))
 
-    def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, tile: int) -> list[Ready]:
+    def _base(self, transfer: DeviceTransfer, plan: Plan, piece: Piece, nbytes: int, rows: int) -> tuple[int, int]:
+        """Return the address at which a kernel reads a slot, and the bytes to copy there first.
+
+        Each row reads its unit's addresses. A load or store crosses the link anyway, and reads them in place. Between
+        GPUs, and within one, thousands of reads across the link would take longer than the copies. So one copy brings
+        the slot to the GPU. The copy engine makes it, because a kernel would wait for a free SM beside compute.
+        """
+        if plan.direction in HOST_ROUTES or rows <= self._resources.limits.near_rows:
+            return piece.address, 0
+        return transfer.scratch(nbytes).address, nbytes
+
+    def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, size: KernelSize) -> list[Ready]:
         limits = self._resources.limits
         columns = np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes))
-        shape = _flat_shape(columns, tile)
+        shape = _flat_shape(columns, size)
         kernel = self._resources.tables.function(shape)
         chunks = -(-int(columns[2].max()) // shape.width)
         ready: list[Ready] = []
         for first in range(0, columns.shape[1], limits.launch_rows):
             rows = columns[:, first : first + limits.launch_rows]
+            count = rows.shape[1]
             piece = transfer.slot(8 * (HEADER + 1 + rows.size))
-            write_flat(piece, rows, chunks)
-            ready.append((kernel, piece.address))
+            base, nbytes = self._base(transfer, plan, piece, 8 * (HEADER + 1 + rows.size), count)
+            write_flat(piece, rows, chunks, base)
+            ready.append(Ready(kernel, min(size.programs, -(-count // shape.rows)), base, (piece.address, nbytes)))
             if transfer.captures is not None:
-                transfer.captures.append(Launch(None, piece, rows.shape[1], shape.width, shape.word))
+                transfer.captures.append(Launch(None, piece, base, 0, HEADER + 1, count, shape.width, shape.word))
         transfer.count(columns.shape[1], len(ready))
         return ready
 
@@ -189,7 +253,7 @@ class KernelPath(Path):
         for group, captured in held.items():
             left = units.get(group, np.empty((2, 0), dtype=np.int64))
             for launch in captured:
-                write_units(launch.piece, left[:, : launch.capacity])
+                write_units(launch.piece, launch.base, launch.at, launch.units, left[:, : launch.capacity])
                 left = left[:, launch.capacity :]
 
     def _replan_flat(self, launches: list[Launch], plan: Plan) -> None:
@@ -201,13 +265,14 @@ class KernelPath(Path):
             raise PathError(f"the plan is aligned to {alignment_of(columns)} bytes; captured were {launches[0].word}")
         longest = int(columns[2].max(initial=0))
         for launch in launches:
-            write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width))
+            write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width), launch.base)
             columns = columns[:, launch.capacity :]
 
 
-def _flat_shape(columns: Int64Array, tile: int) -> Shape:
+def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
-    return shape_of(alignment_of(columns), min(int(columns[2].max()), MAX_WIDTH), tile)
+    longest = min(int(columns[2].max()), MAX_WIDTH)
+    return shape_of(alignment_of(columns), longest, size.tile, size.warps, ahead=size.ahead)
 
 
 def copies_of(plan: Plan) -> int:
@@ -225,29 +290,43 @@ def alignment_of(columns: Int64Array) -> int:
     return common & -common
 
 
-def write_units(piece: Piece, units: Int64Array, table: tuple[int, ...] | None = None) -> None:
-    """Write a header, then units, into a slot.
+def write_units(
+    piece: Piece, base: int, header: int, at: int, units: Int64Array, table: tuple[int, ...] | None = None,
+    headers: int = 1,
+) -> None:  # fmt: skip
+    """Write a header, and its units, into a slot.
 
     Args:
         piece: the slot.
+        base: address at which the kernel reads the slot's first byte.
+        header: index of the header among the headers of the slot.
+        at: index of the units' first word in the slot.
         units: (2, n) int64: source and destination addresses.
         table: header words of the run table; if None, the words in the slot stay.
+        headers: number of headers in the slot.
     """
-    words, count = piece.words, units.shape[1]
-    first = piece.address + 8 * HEADER
+    words, count, first = piece.words, units.shape[1], base + 8 * at
     if table is None:
-        words[0], words[3], words[4] = count, first, first + 8 * count
+        begin = HEADER * header
+        words[begin], words[begin + 3], words[begin + 4] = count, first, first + 8 * count
     else:
-        _, items, chunks, _, _, *columns = table
-        PACKED.pack_into(words, 0, count, items, chunks, first, first + 8 * count, *columns)
-    words[HEADER : HEADER + 2 * count] = units.ravel()
+        _, items, chunks, _, _, *columns, _ = table
+        PACKED.pack_into(words, 8 * HEADER * header, count, items, chunks, first, first + 8 * count, *columns, headers)
+    words[at : at + 2 * count] = units.ravel()
 
 
-def write_flat(piece: Piece, columns: Int64Array, chunks: int) -> None:
-    """Write into a slot: a header, one unit at address 0, and descriptors (3, n) as its items."""
+def write_flat(piece: Piece, columns: Int64Array, chunks: int, base: int | None = None) -> None:
+    """Write into a slot: a header, one unit at address 0, and descriptors (3, n) as its items.
+
+    Args:
+        piece: the slot.
+        columns: the descriptors.
+        chunks: chunks per item.
+        base: address at which the kernel reads the slot's first byte; by default the slot's own.
+    """
     words, count = piece.words, columns.shape[1]
-    zero = piece.address + 8 * HEADER
+    zero = (piece.address if base is None else base) + 8 * HEADER
     items = zero + 8
-    words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count)
+    words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count, 1)
     words[HEADER] = 0
     words[HEADER + 1 : HEADER + 1 + 3 * count] = columns.ravel()

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cuda.reach import Facts
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
@@ -25,6 +26,8 @@ class Sides(NamedTuple):
         pageable: the reason why some of the host memory is not pinned, or "".
         unserved: the reason why no path serves such a plan, or "".
         by_kernels: whether kernels of the GPU reach all of the memory.
+        route: the way of the bytes: one of :data:`kvplan.cost.policy.ROUTES`, or ``"host"``.
+        unreachable: the reason why the GPU cannot reach another GPU's memory of the plan, or "".
     """
 
     here: str
@@ -32,6 +35,13 @@ class Sides(NamedTuple):
     pageable: str
     unserved: str
     by_kernels: bool
+    route: str = ""
+    unreachable: str = ""
+
+    @property
+    def peer(self) -> int:
+        """Return the number of the first other GPU."""
+        return int(next(name for name in self.devices if name != self.here).removeprefix("cuda:"))
 
 
 class Streams(Protocol):
@@ -166,7 +176,9 @@ def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
     """Return why a path that launches kernels cannot serve a plan: pageable memory, another GPU's, or no Triton."""
     if sides.by_kernels:
         return None
-    if sides.devices != (sides.here,):
+    if sides.unreachable:
+        return PathError, f"path {name!r} cannot serve this plan: {sides.unreachable}"
+    if sides.route in HOST_ROUTES and sides.devices != (sides.here,):
         others = ", ".join(sides.devices)
         return PathError, f"path {name!r} reaches {sides.here} and pinned memory; the plan is of {others}"
     if sides.pageable:
@@ -175,17 +187,45 @@ def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
     return PathError, f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
 
 
-def sides_of(here: str, facts: Sequence[Facts], direction: str) -> Sides:
-    """Describe the memory on both sides of a plan, from the facts of each layout."""
-    devices = {fact.device if ":" in fact.device else f"{fact.device}:0" for fact in facts} - {"cpu:0"}
+def route_of(plan: Plan, here: str) -> str:
+    """Return the way of a plan's bytes, as the executor of the GPU ``here`` sees it.
+
+    Between GPUs it is ``"pull"`` if some of the sources are another GPU's memory, otherwise ``"push"``.
+    """
+    if plan.direction != "device":
+        return plan.direction
+    for side, route in ((0, "pull"), (1, "push")):
+        if any(_ordinary(pair[side].device) != here for pair in plan.layouts):
+            return route
+    return "device"
+
+
+def _ordinary(device: str) -> str:
+    return device if ":" in device else f"{device}:0"
+
+
+def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
+    """Describe the memory on both sides of a plan.
+
+    Args:
+        here: the executor's own GPU.
+        plan: the plan.
+        facts: the facts of each layout of the plan.
+    """
+    devices = {_ordinary(fact.device) for fact in facts} - {"cpu:0"}
     pageable = next((fact.pageable for fact in facts if fact.pageable), "")
-    unserved = ""
-    if direction == "host":
+    unreachable = next((fact.unreachable for fact in facts if fact.unreachable), "")
+    unserved, route = "", route_of(plan, here)
+    if route == "host":
         unserved = "between CPU memories, the executor of device 'cpu' copies"
     elif here not in devices:
-        unserved = f"moves memory of {here}, and this plan is of {', '.join(sorted(devices))}"
-    by_kernels = devices == {here} and not pageable and triton_is_there()
-    return Sides(here, tuple(sorted(devices)), pageable, unserved, by_kernels)
+        names = sorted(devices)
+        unserved = (
+            f"moves memory of {here}, and this plan is of {', '.join(names)}; take an executor of {' or '.join(names)}"
+        )
+    own = route not in HOST_ROUTES or devices == {here}
+    by_kernels = own and not pageable and not unreachable and triton_is_there()
+    return Sides(here, tuple(sorted(devices)), pageable, unserved, by_kernels, route, unreachable)
 
 
 @cache

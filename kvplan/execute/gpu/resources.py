@@ -39,9 +39,12 @@ class Limits:
         slow_calls: 2-D copies and single copies, 2 to 3 us each. If there are more, the lane's own thread issues.
         slow_copies: copies in batches, 0.4 to 3 us each. If there are more, the lane's own thread issues.
         slow_chunks: chunks of a staged transfer. If there are more, the lane's own thread issues.
-        launch_groups: most run groups for which the kernel path makes one launch each. If a plan has more, one launch
-            copies flat descriptors: a launch costs the CPU as much as 100 flat descriptors.
-        launch_rows: most rows per launch. The kernel counts rows in 32 bits, and adds the step of all programs.
+        launch_groups: most run groups that the kernel path copies from run tables. If a plan has more, one launch
+            copies flat descriptors: a run group costs the CPU as much as 30 flat descriptors.
+        launch_rows: most rows per header, or of flat descriptors per launch. The kernel counts rows in 32 bits, and
+            adds the step of all programs.
+        near_rows: most rows of a launch within a GPU, or between GPUs, that reads the addresses of its units from host
+            memory. To copy them to the GPU first takes as long as such reads of 4,000 rows.
         flat_nbytes: most bytes per flat descriptor of the kernel path. Longer descriptors are cut, so that programs
             share the work; the kernel loops over the bytes of one descriptor.
         layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself.
@@ -61,8 +64,9 @@ class Limits:
     slow_calls: int = 256
     slow_copies: int = 2048
     slow_chunks: int = 256
-    launch_groups: int = 4
+    launch_groups: int = 16
     launch_rows: int = 1 << 30
+    near_rows: int = 4096
     flat_nbytes: int = 64 << 10
     layer_groups: int = 16
     layer_group_nbytes: int = 2 << 20

@@ -25,7 +25,7 @@ def deal(
             last granule. A single granule has the extents ``head``.
         ring, slots, slot_nbytes, first_slot: ring address, number of slots, bytes per slot, slot of the first chunk.
         granule_nbytes, granules: bytes per granule in the ring; granules per chunk.
-        template, address, words: launch header (8,); address and memory of the pinned slot. The loop writes a header
+        template, address, words: launch header (9,); address and memory of the pinned slot. The loop writes a header
             for each chunk, then the source addresses of all units, then their destination addresses.
         made, extra: (3, extra + m): source, destination, bytes of every extent, written from column ``extra`` on.
         edges: (chunks + 1,) written: index of the first extent of each chunk. Extents that touch are merged.
@@ -33,7 +33,8 @@ def deal(
     count = units.shape[1]
     last = (count - 1 + skip) // per
     chunks = last // granules + 1
-    first_unit = 8 * chunks
+    header = template.size
+    first_unit = header * chunks
     at = extra
     host_row = 0 if load else 1
     for unit in range(count):
@@ -45,11 +46,12 @@ def deal(
         if unit and inner:
             continue
         if not unit or not within:  # the first unit of its chunk
-            for k in range(8):
-                words[8 * chunk + k] = template[k]
-            words[8 * chunk + 3] = address + 8 * (first_unit + unit)
-            words[8 * chunk + 4] = address + 8 * (first_unit + count + unit)
-            words[8 * chunk] = unit
+            at_header = header * chunk
+            for k in range(header):
+                words[at_header + k] = template[k]
+            words[at_header + 3] = address + 8 * (first_unit + unit)
+            words[at_header + 4] = address + 8 * (first_unit + count + unit)
+            words[at_header] = unit
             edges[chunk] = at
         host = units[host_row, unit] - unit_hosts[inner]
         extents = head if granule == 0 else tail if granule == last else middle
@@ -64,8 +66,8 @@ def deal(
             at += 1
     edges[chunks] = at
     for chunk in range(chunks):  # replace the first unit of each chunk by its number of units
-        following = words[8 * (chunk + 1)] if chunk + 1 < chunks else count
-        words[8 * chunk] = following - words[8 * chunk]
+        following = words[header * (chunk + 1)] if chunk + 1 < chunks else count
+        words[header * chunk] = following - words[header * chunk]
 
 
 def load() -> None:
@@ -73,5 +75,5 @@ def load() -> None:
     one, extents = np.zeros(1, np.int64), np.zeros((3, 1), np.int64)
     deal(
         np.zeros((2, 1), np.int64), True, 0, 1, one, one, extents, extents, extents, 0, 1, 0, 0, 0, 1,  # noqa: FBT003
-        np.zeros(8, np.int64), 0, np.zeros(10, np.int64), np.zeros((3, 2), np.int64), 1, np.zeros(2, np.int64),
+        np.zeros(9, np.int64), 0, np.zeros(11, np.int64), np.zeros((3, 2), np.int64), 1, np.zeros(2, np.int64),
     )  # fmt: skip

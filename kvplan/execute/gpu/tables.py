@@ -18,6 +18,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.program.program import RunGroup
 
 Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
+_Entry = tuple[Any, int, int, bool]  # the caller's key for the items, tile, most warps, and whether to fetch ahead
 
 
 class Table:
@@ -27,7 +28,7 @@ class Table:
         shape: shape of the kernel that reads the items.
         kernel: function, threads per program and bytes of shared memory of this kernel.
         items: number of items per unit.
-        header, words: (8,) int64: the header of a launch, without units; and the same words as Python integers.
+        header, words: (9,) int64: the header of a launch, without units; and the same words as Python integers.
         fresh: event behind the upload; 0 after the event is known to have passed.
     """
 
@@ -57,7 +58,7 @@ class Tables:
         self._events = events
         self._slots = slots
         self._arena = memory
-        self._known: weakref.WeakKeyDictionary[RunGroup, dict[Any, Table]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[RunGroup, dict[_Entry, Table]] = weakref.WeakKeyDictionary()
         self._functions: dict[Shape, Kernel] = {}
         self._compiling = threading.RLock()
         self._modules: list[int] = []
@@ -65,28 +66,28 @@ class Tables:
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
-        max_warps: int = MAX_WARPS,
+        max_warps: int = MAX_WARPS, ahead: bool = False,
     ) -> Table:  # fmt: skip
         """Return the table of (3, n) ``items``, cut to the width of a row. The first call makes and uploads it."""
-        table = self._table(group, items, alignment, tile, stream, key, max_warps)
+        table = self._table(group, items, alignment, tile, stream, (key, tile, max_warps, ahead))
         if table.fresh:
             self._wait(table, stream)
         return table
 
     def _table(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, key: Any, max_warps: int
-    ) -> Table:
-        entry = (key, tile, max_warps)
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, entry: _Entry
+    ) -> Table:  # fmt: skip
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
-            shape = shape_of(alignment, int(items[2].max()), tile, max_warps)
+            _, _, max_warps, ahead = entry
+            shape = shape_of(alignment, int(items[2].max()), tile, max_warps, ahead=ahead)
             kernel = self.function(shape)
             table = aside(partial(self._enter, group, items, shape, kernel, stream, entry))
         return table
 
     def _enter(
-        self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int, entry: Any
+        self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int, entry: _Entry
     ) -> Table:  # fmt: skip
         device = self._device
         with device.current(), self._lock, Uncaptured(device):
@@ -97,18 +98,20 @@ class Tables:
         return table
 
     def warm_up(
-        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS
-    ) -> None:
+        self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS,
+        ahead: bool = False,
+    ) -> None:  # fmt: skip
         """Make a table before the first transfer, on a separate stream, and wait for its upload.
 
         No transfer keeps the run group alive meanwhile. Without the wait, the upload could write into reused memory.
         """
         device = self._device
         with self._lock:
-            if (key, tile, max_warps) in self._known.get(group, {}):  # a transfer or an earlier warm_up has made it
+            entry = (key, tile, max_warps, ahead)
+            if entry in self._known.get(group, {}):  # a transfer or an earlier warm_up has made it
                 return
             stream = self._aside = self._aside or device.stream()
-        table = self._table(group, items, alignment, tile, stream, key, max_warps)
+        table = self._table(group, items, alignment, tile, stream, entry)
         fresh = table.fresh
         if fresh:
             with Uncaptured(device):
@@ -169,7 +172,7 @@ class Tables:
             self._events.append(fresh)
             raise
         at, step = target.address, 8 * count
-        header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step], dtype=np.int64)
+        header = np.array([0, count, 1, 0, 0, at, at + step, at + 2 * step, 1], dtype=np.int64)
         table = Table(shape, kernel, count, header, fresh)
         weakref.finalize(group, _drop, slots, memory, self._events, source, target, table).atexit = False
         return table
