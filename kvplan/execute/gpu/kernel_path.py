@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
@@ -17,6 +19,7 @@ from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
 from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
+from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
@@ -105,6 +108,7 @@ class KernelPath(Path):
         If the plan goes as flat descriptors, their kernel depends on the descriptors: only this plan's is compiled.
         """
         tables, limits, size = self._resources.tables, self._resources.limits, self._size(plan)
+        self._loops.load()
         parts = together(plan.parts)
         if len(parts) > limits.launch_groups:
             tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), size))
@@ -131,7 +135,10 @@ class KernelPath(Path):
                 ahead=size.ahead,
             )  # fmt: skip
             if len(parts) == 1:
-                return [self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
+                return [
+                    self._prepare_one(transfer, plan, part, table, size)
+                    or self._prepare_launch(transfer, plan, [(part, table)], size)
+                ], lane.kernel
             held.setdefault(table.shape, []).append((part, table))
         return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
@@ -163,6 +170,34 @@ class KernelPath(Path):
 
     def _size(self, plan: Plan) -> KernelSize:
         return self._sizes[route_of(plan, self._here)]
+
+    def _prepare_one(
+        self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
+    ) -> Ready | None:  # fmt: skip
+        """Write the header and the units of a plan with one run group, as :meth:`_prepare_launch` does, but compiled.
+
+        Returns:
+            None if the plan takes several headers or is being captured, or the planner's loops are not loaded.
+        """
+        group, units, limits = part.group, part.units, self._resources.limits
+        count = units.shape[1]
+        rows = count * table.items
+        if rows > limits.launch_rows or transfer.captures is not None or loops.loaded is None:
+            return None
+        nbytes = 8 * (HEADER + 2 * count)
+        piece = transfer.slot(nbytes)
+        base, copied = self._base(transfer, plan, piece, nbytes, rows)
+        self._loops.write_units(piece.words, base, 0, HEADER, units, table.header)
+        transfer.count(count * group.packed.shape[1], 1)
+        programs = min(size.programs, -(-rows // table.shape.rows)) or 1
+        return Ready(table.kernel, programs, base, (piece.address, copied))
+
+    @cached_property
+    def _loops(self) -> ModuleType:
+        """Return the module of the compiled loop. The first use imports it."""
+        from kvplan.execute.gpu import unit_loops
+
+        return unit_loops
 
     def _prepare_launch(
         self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize
