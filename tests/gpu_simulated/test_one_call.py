@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu import kernel_path, unit_loops
+from kvplan.execute.gpu import kernel_path, ring_loops
 from kvplan.execute.gpu.arena import Piece
 from kvplan.plan import loops
 from tests.paged_caches import Move
@@ -37,7 +37,7 @@ def test_a_compiled_header_is_the_header_that_python_writes(count, headers, at, 
     slow, fast = (words.copy() for words in made)
     piece = Piece(slow.ctypes.data, slow.nbytes, slow)
     kernel_path.write_units(piece, base, at, first, units, tuple(table.tolist()), headers)
-    unit_loops.write_units(fast, base, size * at, first, units, table)
+    ring_loops.write_units(fast, base, size * at, first, units, table)
     assert fast.tolist() == slow.tolist()
 
 

@@ -16,7 +16,7 @@ from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
+from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
 from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
@@ -135,10 +135,8 @@ class KernelPath(Path):
                 ahead=size.ahead,
             )  # fmt: skip
             if len(parts) == 1:
-                return [
-                    self._prepare_one(transfer, plan, part, table, size)
-                    or self._prepare_launch(transfer, plan, [(part, table)], size)
-                ], lane.kernel
+                ready = self._prepare_one(transfer, plan, part, table, size)
+                return [ready or self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
             held.setdefault(table.shape, []).append((part, table))
         return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
@@ -174,30 +172,24 @@ class KernelPath(Path):
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
     ) -> Ready | None:  # fmt: skip
-        """Write the header and the units of a plan with one run group, as :meth:`_prepare_launch` does, but compiled.
-
-        Returns:
-            None if the plan takes several headers or is being captured, or the planner's loops are not loaded.
-        """
-        group, units, limits = part.group, part.units, self._resources.limits
-        count = units.shape[1]
+        """Do as :meth:`_prepare_launch`, in a compiled loop, for one header outside a graph; otherwise return None."""
+        count = part.units.shape[1]
         rows = count * table.items
-        if rows > limits.launch_rows or transfer.captures is not None or loops.loaded is None:
+        if rows > self._resources.limits.launch_rows or transfer.captures is not None or loops.loaded is None:
             return None
         nbytes = 8 * (HEADER + 2 * count)
         piece = transfer.slot(nbytes)
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
-        self._loops.write_units(piece.words, base, 0, HEADER, units, table.header)
-        transfer.count(count * group.packed.shape[1], 1)
+        self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
+        transfer.count(count * part.group.packed.shape[1], 1)
         programs = min(size.programs, -(-rows // table.shape.rows)) or 1
         return Ready(table.kernel, programs, base, (piece.address, copied))
 
     @cached_property
     def _loops(self) -> ModuleType:
-        """Return the module of the compiled loop. The first use imports it."""
-        from kvplan.execute.gpu import unit_loops
+        from kvplan.execute.gpu import ring_loops  # imports numba
 
-        return unit_loops
+        return ring_loops
 
     def _prepare_launch(
         self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize
@@ -313,16 +305,6 @@ def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
 def copies_of(plan: Plan) -> int:
     """Count the contiguous copies of a plan, before merging."""
     return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
-
-
-def alignment_of(columns: Int64Array) -> int:
-    """Return the largest power of two, at most 16, that divides every number.
-
-    >>> alignment_of(np.array([[64, 96], [32, 8]]))
-    8
-    """
-    common = int(np.bitwise_or.reduce(columns, axis=None)) | 16
-    return common & -common
 
 
 def write_units(
