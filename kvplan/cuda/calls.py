@@ -159,6 +159,42 @@ def issue(entries, rows, columns, function, config, attributes, first):
     return rows.shape[0], 0, -1
 
 
+@_compiled
+def launch_recorded(entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes):
+    """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
+
+    Args:
+        entries: (5,) int64: addresses of the functions :data:`NAMES`.
+        begin, end: the first and the second event.
+        function: kernel that is launched, with ``argument`` and two null pointers as arguments.
+        programs, threads, shared: number of programs; threads, and bytes of shared memory, of each program.
+        stream: handle of the stream.
+        argument: address of the header.
+        source, nbytes: address and number of the bytes that are copied to ``argument``.
+
+    Returns:
+        The index in :data:`NAMES` of the last call that was made, and its code.
+    """
+    code = _call(entries[RECORD], (begin, stream))
+    if code:
+        return RECORD, code
+    if nbytes:
+        code = _call(entries[COPY], (argument, source, nbytes, stream))
+        if code:
+            return COPY, code
+    words = np.empty(13, dtype=np.int64)  # a CUlaunchConfig, three arguments, and their addresses
+    upper = 1 << 32  # the second of the two 32-bit numbers in a word
+    words[0], words[1], words[2], words[3] = programs + upper, 1 + threads * upper, 1 + upper, shared
+    words[STREAM_WORD], words[5], words[6] = stream, 0, 0
+    words[7], words[8], words[9] = argument, 0, 0
+    at = words.ctypes.data
+    words[10], words[11], words[12] = at + 56, at + 64, at + 72
+    code = _call(entries[LAUNCH], (at, function, at + 80, 0))
+    if code:
+        return LAUNCH, code
+    return RECORD, _call(entries[RECORD], (end, stream))
+
+
 def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
     empty, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
@@ -166,3 +202,4 @@ def load() -> None:
     copy_each(0, empty, empty, empty, 0)
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     issue(np.zeros(5, np.int64), rows[:0], columns, 0, np.zeros(7, np.int64), 0, 0)
+    launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -241,10 +242,19 @@ def test_a_device_is_current_within_and_what_was_before_afterwards(entries, devi
     assert entries.named("cuCtxSetCurrent")[len(within) :] == ([] if before == 0xC0 else [(before,)])
 
 
+@pytest.mark.parametrize(("now", "same"), [(None, False), (0xC0, True), (0xEE, False)])
+def test_a_device_is_current_if_entering_it_would_set_nothing(entries, device, now, same):
+    entries.gives["cuCtxGetCurrent"] = [now]
+    assert device.is_current() is same
+    assert not entries.named("cuCtxSetCurrent")
+    with device.current():
+        assert bool(entries.named("cuCtxSetCurrent")) is not same
+
+
 def test_what_a_capture_forbids_is_allowed_within_and_then_as_before(entries, device):
     modes = []
     device.driver.cuThreadExchangeStreamCaptureMode = lambda cell: (
-        modes.append(cell._obj.value), setattr(cell._obj, "value", 0), 0
+        modes.append(cell.value), setattr(cell, "value", 0), 0
     )[-1]  # fmt: skip
     with Uncaptured(SimpleNamespace(driver=device.driver)):
         pass
@@ -371,6 +381,44 @@ def test_of_calls_that_are_written_down_the_one_that_fails_is_named_and_the_last
         device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
     assert (caught.value.call, caught.value.code, caught.value.at) == (name, 719, None)
     assert len(seen.calls) == failing + 1
+
+
+LAUNCH = {"begin": 5, "end": 6, "kernel": (0x78, 512, 64), "programs": 132, "stream": 79, "argument": 0x5000}
+
+
+def launches(device, seen, loaded, monkeypatch, failing, **copied):
+    """The calls of a recorded launch, and the error."""
+    monkeypatch.setattr(cuda.loops, "loaded", loaded)
+    monkeypatch.setattr(device, "_cell", threading.local())
+    seen.calls.clear()
+    seen.failing = failing
+    try:
+        device.launch_recorded(**LAUNCH, **copied)
+    except DriverError as error:
+        return list(seen.calls), str(error), error.call, error.code, error.at
+    return list(seen.calls), ""
+
+
+@pytest.mark.parametrize("copied", [{}, {"source": 0x6000, "nbytes": 4096}])
+@pytest.mark.parametrize("failing", range(-1, 4))
+def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, copied, failing):
+    """Law 8: the compiled call makes the calls that Python makes, up to the one that fails, and raises its error."""
+    for name, count in ENTRIES.items():  # Python passes None for a null pointer
+        entry = getattr(device.driver, name)
+        monkeypatch.setattr(
+            device.driver, name, ctypes.cast(entry, ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count))
+        )
+    one_by_one = launches(device, seen, None, monkeypatch, failing, **copied)
+    at_once = launches(device, seen, calls, monkeypatch, failing, **copied)
+    assert at_once == one_by_one
+    config = np.array([132, 1, 1, 512, 1, 1, 64, 0], np.uint32).view(np.int64).tolist()
+    whole = [
+        ("cuEventRecord", 5, 79),
+        *([("cuMemcpyAsync", 0x5000, 0x6000, 4096, 79)] if copied else []),
+        ("cuLaunchKernelEx", 0x78, 0x5000, [*config, 79, 0, 0], 0),
+        ("cuEventRecord", 6, 79),
+    ]
+    assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
 
 
 def test_a_batch_that_fails_names_its_descriptor(device, seen):

@@ -61,7 +61,7 @@ class Driver:
         return SUCCESS
 
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
-        modes, cell = self._device.mode, mode._obj
+        modes, cell = self._device.mode, mode
         modes.now, cell.value = cell.value, getattr(modes, "now", 0)
         return SUCCESS
 
@@ -154,6 +154,9 @@ class Device(Memory):
             yield
         finally:
             _now.device = outer
+
+    def is_current(self) -> bool:
+        return True
 
     def stream(self, *, urgent: bool = False) -> int:
         with self.lock:
@@ -387,6 +390,17 @@ class Device(Memory):
         for start, end, ordinal in self.owned:
             if start <= address < end:
                 assert ordinal in (self.ordinal, *self.enabled), f"cuda:{self.ordinal} reads memory of cuda:{ordinal}"
+
+    def launch_recorded(
+        self, begin: int, end: int, kernel: tuple[int, int, int], programs: int, stream: int, argument: int,
+        source: int = 0, nbytes: int = 0,
+    ) -> None:  # fmt: skip
+        function, threads, shared = kernel
+        self.record(begin, stream)
+        if nbytes:
+            self.copy(argument, source, nbytes, stream)
+        self.launch(function, programs, threads, shared, stream, argument)
+        self.record(end, stream)
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
         with self.lock:

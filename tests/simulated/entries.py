@@ -42,7 +42,7 @@ class Entries:
 
 
 class SimpleEntry:
-    """One entry point; pointers come as `byref` objects."""
+    """One entry point; pointers come as `byref` objects, or as the ctypes objects that they point to."""
 
     def __init__(self, entries: Entries, name: str) -> None:
         self._entries, self._name = entries, name
@@ -68,9 +68,9 @@ class SimpleEntry:
             gives = iter([b"CUDA_ERROR_PLAYED" if arguments[0] != 12345 else None])
         if name == "cuGetErrorString":
             gives = iter([b"it was played" if arguments[0] != 12345 else None])
-        for argument in arguments:
-            if hasattr(argument, "_obj"):
-                cell = argument._obj
+        for argument, kind in zip(arguments, self.argtypes, strict=True):
+            if hasattr(argument, "_obj") or issubclass(kind, ctypes._Pointer):
+                cell = getattr(argument, "_obj", argument)
                 if isinstance(cell, ctypes.Structure):  # its fields, by name
                     for field, value in next(gives, {}).items():
                         setattr(cell, field, value)

@@ -134,27 +134,34 @@ class GpuBackend:
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let the lane's own thread issue it if that takes long. Return the transfer at once."""
+        device = self.resources.device
+        if device.is_current():  # as in most submits; then there is nothing to restore
+            return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
+        with device.current():
+            return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
+
+    def _submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> DeviceTransfer:
+        """Submit while the device is current."""
         resources = self.resources
-        with resources.device.current():
-            capturing = self.graphs.capturing(after)
-            path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None)
-            if capturing is not None:
-                return self._capture(plan, path, after, capturing, urgent=urgent)
-            groups = 0
-            if by_layer:
-                limits = resources.limits
-                groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
-            transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
-            lane, other = self._lanes_of[urgent, plan.direction]
-            # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
-            # done. So this call only queues its transfer, and does not wait.
-            if self._owned() or lane.owned() or (acting and get_ident() in acting):
-                self.check_open()
-                self._put(transfer, path, lane, other, after, late=True)
-                return transfer
-            with lane.lock:
-                self.check_open()
-                self._put(transfer, path, lane, other, after, late=pageable or path.slow(transfer))
+        capturing = self.graphs.capturing(after)
+        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None)
+        if capturing is not None:
+            return self._capture(plan, path, after, capturing, urgent=urgent)
+        groups = 0
+        if by_layer:
+            limits = resources.limits
+            groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
+        transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
+        lane, other = self._lanes_of[urgent, plan.direction]
+        # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
+        # done. So this call only queues its transfer, and does not wait.
+        if self._owned() or lane.owned() or (acting and get_ident() in acting):
+            self.check_open()
+            self._put(transfer, path, lane, other, after, late=True)
+            return transfer
+        with lane.lock:
+            self.check_open()
+            self._put(transfer, path, lane, other, after, late=pageable or path.slow(transfer))
         return transfer
 
     def _put(

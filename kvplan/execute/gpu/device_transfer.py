@@ -237,8 +237,10 @@ class DeviceTransfer(Loans, Awaited):
         if self.queued:
             return False
         device = self.resources.device
-        with device.current(), Uncaptured(device):
-            return self._retired()
+        if device.is_current():  # as for most callers; then there is nothing to restore
+            return self._passed()
+        with device.current():
+            return self._passed()
 
     def result(self) -> TransferResult:
         """See :meth:`Transfer.result`."""
@@ -290,6 +292,10 @@ class DeviceTransfer(Loans, Awaited):
             while not self._retired():  # the call returned, but the event has not passed
                 time.sleep(20e-6)
             self._callbacks.reap()  # earlier transfers have ended, too
+
+    def _passed(self) -> bool:
+        with Uncaptured(self.resources.device):
+            return self._retired()
 
     def _retired(self) -> bool:
         with self.resources.lock:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, shape_of
+from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
 from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
+from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
@@ -105,6 +108,7 @@ class KernelPath(Path):
         If the plan goes as flat descriptors, their kernel depends on the descriptors: only this plan's is compiled.
         """
         tables, limits, size = self._resources.tables, self._resources.limits, self._size(plan)
+        self._loops.load()
         parts = together(plan.parts)
         if len(parts) > limits.launch_groups:
             tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), size))
@@ -131,7 +135,8 @@ class KernelPath(Path):
                 ahead=size.ahead,
             )  # fmt: skip
             if len(parts) == 1:
-                return [self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
+                ready = self._prepare_one(transfer, plan, part, table, size)
+                return [ready or self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
             held.setdefault(table.shape, []).append((part, table))
         return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
@@ -145,12 +150,46 @@ class KernelPath(Path):
                 device.copy(header, source, nbytes, stream)
             device.launch(function, programs, threads, shared, stream, header)
 
+    def issue_recorded(
+        self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
+    ) -> bool:  # fmt: skip
+        """Issue a single launch and its events in one call; see :meth:`Path.issue_recorded`."""
+        del transfer
+        ready, stream = prepared
+        if len(ready) != 1:
+            return False
+        kernel, programs, header, (source, nbytes) = ready[0]
+        self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header, source, nbytes)
+        return True
+
     def width(self, route: str) -> KernelSize:
         """Return the size of the launches of a route. Small tiles of a store never fill the link's queues."""
         return self._sizes[route]
 
     def _size(self, plan: Plan) -> KernelSize:
         return self._sizes[route_of(plan, self._here)]
+
+    def _prepare_one(
+        self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
+    ) -> Ready | None:  # fmt: skip
+        """Do as :meth:`_prepare_launch`, in a compiled loop, for one header outside a graph; otherwise return None."""
+        count = part.units.shape[1]
+        rows = count * table.items
+        if rows > self._resources.limits.launch_rows or transfer.captures is not None or loops.loaded is None:
+            return None
+        nbytes = 8 * (HEADER + 2 * count)
+        piece = transfer.slot(nbytes)
+        base, copied = self._base(transfer, plan, piece, nbytes, rows)
+        self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
+        transfer.count(count * part.group.packed.shape[1], 1)
+        programs = min(size.programs, -(-rows // table.shape.rows)) or 1
+        return Ready(table.kernel, programs, base, (piece.address, copied))
+
+    @cached_property
+    def _loops(self) -> ModuleType:
+        from kvplan.execute.gpu import ring_loops  # imports numba
+
+        return ring_loops
 
     def _prepare_launch(
         self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize
@@ -266,16 +305,6 @@ def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
 def copies_of(plan: Plan) -> int:
     """Count the contiguous copies of a plan, before merging."""
     return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
-
-
-def alignment_of(columns: Int64Array) -> int:
-    """Return the largest power of two, at most 16, that divides every number.
-
-    >>> alignment_of(np.array([[64, 96], [32, 8]]))
-    8
-    """
-    common = int(np.bitwise_or.reduce(columns, axis=None)) | 16
-    return common & -common
 
 
 def write_units(

@@ -203,14 +203,18 @@ class Lane(Flights):
                 with lock:
                     if not last._over:
                         device.wait(enter, last._end)
-            device.record(begin, enter)
-            for prepared, mark in steps:
-                path.issue(transfer, prepared)
-                if mark:
-                    device.record(mark, leave)
-            if enter != leave and not steps:
-                device.wait(leave, begin)
-            device.record(end, leave)
+            if not (
+                len(steps) == 1 and enter == leave and not steps[0][1]
+                and path.issue_recorded(transfer, steps[0][0], begin, end)
+            ):  # fmt: skip
+                device.record(begin, enter)
+                for prepared, mark in steps:
+                    path.issue(transfer, prepared)
+                    if mark:
+                        device.record(mark, leave)
+                if enter != leave and not steps:
+                    device.wait(leave, begin)
+                device.record(end, leave)
             self._fly(transfer, begin, end)
         except BaseException as error:
             if not transfer._end:

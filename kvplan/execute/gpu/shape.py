@@ -96,3 +96,13 @@ def cut(items: Int64Array, longest: int) -> Int64Array:
     index = np.repeat(np.arange(size.size), pieces)
     at = (np.arange(index.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * each[index]
     return np.stack((items[0, index] + at, items[1, index] + at, np.minimum(each[index], size[index] - at)))
+
+
+def alignment_of(columns: Int64Array) -> int:
+    """Return the largest power of two, at most 16, that divides every number.
+
+    >>> alignment_of(np.array([[64, 96], [32, 8]]))
+    8
+    """
+    common = int(np.bitwise_or.reduce(columns, axis=None)) | 16
+    return common & -common
