@@ -205,7 +205,9 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
         unserved = "between CPU memories, the executor of device 'cpu' copies"
     elif here not in devices:
         names = ", ".join(sorted(devices))
-        unserved = f"moves memory of {here}, and this plan is of {names}; take an executor of {' or '.join(sorted(devices))}"
+        unserved = (
+            f"moves memory of {here}, and this plan is of {names}; take an executor of {' or '.join(sorted(devices))}"
+        )
     own = route not in HOST_ROUTES or devices == {here}
     by_kernels = own and not pageable and not unreachable and triton_is_there()
     return Sides(here, tuple(sorted(devices)), pageable, unserved, by_kernels, route, unreachable)
