@@ -17,7 +17,7 @@ BATCH = "cuMemcpyBatchAsync"
 LOOP = "cuMemcpyAsync a run"
 INDEXING = "torch indexing"
 MEMCPY = "numpy memcpy"
-COPY, NCCL = "one large copy", "NCCL send/recv"  # between GPUs: kvplan/measure/peer_baselines.py
+COPY, NCCL = "one large copy", "NCCL send/recv"  # between GPUs: kvplan/measure/peers/peer_baselines.py
 MOST_DESCRIPTORS = 16_384  # per call; batches with far more have crashed drivers
 MOST_CALLS = 8192  # calls of the loop: more would take seconds
 

@@ -17,11 +17,12 @@ from kvplan.base.numbers import spelled
 from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, PEER_ROUTES, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure import baselines, ceilings, peer_baselines
+from kvplan.measure import baselines, ceilings
 from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
 from kvplan.measure.compute import Compute, Window, compute_of, window
 from kvplan.measure.flights import Aside
 from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
+from kvplan.measure.peers import peer_baselines
 from kvplan.measure.rows import IDLE, ON_PEER, Ceilings, Missing, Row, figures
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
@@ -254,7 +255,9 @@ def _ceilings(buffers: Buffers) -> Ceilings:
 
 def _peer_ceilings(pair: peer_baselines.Pair, buffers: Buffers, bench: Bench) -> Ceilings:
     found = peer_baselines.ceilings(pair, buffers, bench.directions)
-    return Ceilings(**found) if pair.apart else Ceilings(**found, what="memory", hard=False)
+    if pair.apart:
+        return Ceilings(push=found.get("push"), pull=found.get("pull"))
+    return Ceilings(device=found["device"], what="memory", hard=False)
 
 
 def _programs(route: str, device: str) -> int:

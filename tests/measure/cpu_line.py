@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import torch
 
-from kvplan.measure import peer_baselines
 from kvplan.measure.flights import AtOnce
+from kvplan.measure.peers import peer_baselines
 
 
 class Line:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvplan.errors import PathError, TransferError
-from kvplan.measure import baselines, flights, nccl, peer_baselines
+from kvplan.measure import baselines, flights
+from kvplan.measure.peers import nccl, peer_baselines
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, work
 
 torch = pytest.importorskip("torch")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from kvplan.errors import PathError, TransferError
 from kvplan.measure.baselines import BATCH, COPY, INDEXING, NCCL, Baseline, Maker, batch_call, ends, verified
 from kvplan.measure.flights import Begin, Enqueued, Line
-from kvplan.measure.nccl import Communicators
+from kvplan.measure.peers.nccl import Communicators
 from kvplan.measure.workload import Buffers, Work
 
 if TYPE_CHECKING:
@@ -83,7 +83,11 @@ class Pair:
             raise PathError(why)
         return self._communicators
 
-    def enqueued(self, nbytes: int, issue: Any) -> Enqueued:
+    def end(self, line: Line, words: Tensor) -> tuple[int, int, int]:
+        """Return NCCL's rank of a GPU, the address of memory of it, and its stream."""
+        return 0 if line is self.near else 1, words.data_ptr(), line.handle
+
+    def enqueued(self, nbytes: int, issue: Callable[[], object]) -> Enqueued:
         """Start a transfer by calls on the streams of both GPUs."""
         return Enqueued(self.near, nbytes, issue, self.far if self.apart else None)
 
@@ -202,8 +206,7 @@ def send(pair: Pair, work: Work) -> Baseline:
         from_, to = (pair.staging(line, nbytes).view(shape) for line in (source, target))
         with torch.cuda.stream(source.stream), torch.cuda.stream(target.stream):
             src.gather(from_)
-            communicators.send(*((0 if line is pair.near else 1, words.data_ptr(), line.handle)
-                                 for line, words in ((source, from_), (target, to))), nbytes)  # fmt: skip
+            communicators.send(pair.end(source, from_), pair.end(target, to), nbytes)
             dst.scatter(to)
 
     return verified(NCCL, work, lambda: pair.enqueued(nbytes, issue))
