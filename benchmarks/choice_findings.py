@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from benchmarks.choice_pairs import PAIRS, Case
 from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy
-from kvplan.cost.profile import TERMS, DeviceProfile, from_json
+from kvplan.cost.profile import TERMS, DeviceProfile
+from kvplan.cost.profile_file import from_json
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.measure.workload import DIRECTIONS
 
@@ -134,8 +135,10 @@ def _row(point: Point) -> dict[str, Any]:
 
 
 def plan_of(row: Mapping[str, Any]) -> Statistics:
-    """A plan's statistics as JSON has them."""
-    return Statistics(**{name: Pieces(*held) if isinstance(held, list | tuple) else held for name, held in row.items()})
+    """A plan's statistics as JSON has them. Results of kvplan 0.1.0 name the route "direction"."""
+    held = {"route" if name == "direction" else name: value for name, value in row.items()}
+    return Statistics(**{name: Pieces(*value) if isinstance(value, list | tuple) else value
+                         for name, value in held.items()})  # fmt: skip
 
 
 def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:

@@ -1,7 +1,7 @@
 """Bounds of input that comes from files and other processes: size, depth, counts, work.
 
 Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes more than some seconds and gigabytes.
-``docs/limits.md`` gives the reason for each bound.
+``docs/reference/limits.md`` gives the reason for each bound.
 """
 
 from __future__ import annotations

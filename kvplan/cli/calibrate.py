@@ -12,7 +12,7 @@ from kvplan.base.numbers import exact, rate
 from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import fact_table, note, number_table, progress, show
-from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
+from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.errors import KVPlanError
 
 EXAMPLES = """examples:
@@ -85,8 +85,9 @@ def screen(profile: DeviceProfile) -> list[Any]:
     if profile.note:
         facts.append(("note", profile.note))
     costs, beside = [], []
-    for direction in DIRECTIONS:
-        for path, terms in TERMS.items():
+    for direction in profile.routes:
+        for path in route_paths(direction):
+            terms = TERMS[path]
             found = profile.costs[direction][path]
             byte = found.seconds[terms[-1]]
             piece = found.seconds[terms[-2]]

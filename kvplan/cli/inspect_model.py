@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import between, binary, duration, exact
-from kvplan.base.quoting import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
-from kvplan.cli.answers.model_facts import Question, choose, model_facts
-from kvplan.cli.arguments.values import positive
+from kvplan.cli.answers.model_facts import CONTEXTS, Question, choose, model_facts
+from kvplan.cli.answers.peer_facts import KERNEL_SHARE, LINKS, Peer, link
+from kvplan.cli.arguments.values import context_lengths, positive, rate
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen.printing import fact_table, number_table, show
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 EXAMPLES = """examples:
   kvplan inspect --model
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
+  kvplan inspect --model llama-3.1-70b --peer nvlink --peer-layout flashinfer
   kvplan inspect --config path/to/config.json --block-tokens 64"""
 
 LINK_GBPS = 55.1  # measured: one large copy from host to device, H100 on PCIe Gen5 x16
@@ -41,8 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--block-tokens", type=positive, default=16, metavar="N", help="of the device (default 16)")
     add("--host-block-tokens", type=positive, metavar="N", help="of the host (default: as on the device)")
     add("--blocks", type=positive, default=1024, metavar="N", help="on the device (default 1024)")
-    add("--link-gbps", type=_rate, default=LINK_GBPS, metavar="GB/S",
+    add("--link-gbps", type=rate, default=LINK_GBPS, metavar="GB/S",
         help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
+    add("--tokens", type=context_lengths, default=CONTEXTS, metavar="N,...",
+        help="of requests; 32k is 32,768 (default 1k,32k,128k)")  # fmt: skip
+    add("--peer", type=link, metavar="LINK",
+        help=f"also to another GPU: {' or '.join(LINKS)}, or the GB/s of one large copy")  # fmt: skip
+    add("--peer-layout", metavar="NAME", help="on that GPU, as for --engine (default: as --engine)")
+    add("--peer-block-tokens", type=positive, metavar="N", help="on that GPU (default: as on the device)")
     add_pictures(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect-model)")
 
@@ -79,17 +89,18 @@ def _question(args: argparse.Namespace, model: Model) -> Question:
     device = choose(args.engine, "device", kind)
     host = choose(args.host or "", "host", kind)
     host_tokens = args.host_block_tokens or args.block_tokens
-    return Question(device, host, args.dtype, args.tp, args.block_tokens, host_tokens, args.blocks, args.link_gbps)
+    return Question(device, host, args.dtype, args.tp, args.block_tokens, host_tokens, args.blocks, args.link_gbps,
+                    args.tokens, _peer(args, kind))  # fmt: skip
 
 
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a rate in GB/s above 0")
-    return rate
+def _peer(args: argparse.Namespace, kind: str) -> Peer | None:
+    if args.peer is None:
+        for option, given in (("--peer-layout", args.peer_layout), ("--peer-block-tokens", args.peer_block_tokens)):
+            if given is not None:
+                raise KVPlanError(f"{option} needs --peer, the link to the other GPU: {' or '.join(LINKS)}, or GB/s")
+        return None
+    layout = choose(args.peer_layout or args.engine, "peer", kind)
+    return Peer(args.peer, layout, args.peer_block_tokens or args.block_tokens)
 
 
 def _list(*, as_json: bool) -> None:
@@ -109,10 +120,20 @@ def _show(facts: dict[str, Any]) -> None:
         fact_table(_summary(facts)),
         number_table(("group", "layers", "rows of", "window", "a token", "a block"), map(_group, groups),
                      right=(1, 4, 5)),
-        number_table(("group", "unit", "runs", "bytes each", "host extents", "bytes each", "aligned"),
-                     map(_moves, groups), right=(1, 2, 3, 4, 5, 6)),
+        number_table(_moves_header("host"), [_moves(group, group, group["host_extents"]) for group in groups],
+                     right=(1, 2, 3, 4, 5, 6)),
         number_table(("context", "blocks", "bytes a rank", "", "runs", "at the link"),
                      map(_context, facts["contexts"]), right=(0, 1, 2, 3, 4, 5)),
+        *(_peer_tables(facts) if "peer" in facts else ()),
+    )  # fmt: skip
+
+
+def _peer_tables(facts: dict[str, Any]) -> tuple[Table, Table]:
+    moves = [_moves(group, group["peer"], group["peer"]["extents"]) for group in facts["groups"]]
+    return (
+        number_table(_moves_header("peer"), moves, right=(1, 2, 3, 4, 5, 6)),
+        number_table(("context", "runs to the peer", "at the link", "by kernel", "through the host"),
+                     map(_context_to_peer, facts["contexts"]), right=(0, 1, 2, 3, 4)),
     )  # fmt: skip
 
 
@@ -134,6 +155,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("host", _side(facts["host"], facts["host_block_tokens"])),
         ("link", f"{facts['link_gbps']:g} GB/s for each rank is assumed; its times are lower bounds"),
     ]
+    if "peer" in facts:
+        peer = facts["peer"]
+        rows.append(("peer", _side(peer, peer["block_tokens"])))
+        copied = f"{peer['link_gbps']:g} GB/s for one large copy ({peer['link']})"
+        rows.append(("peer link", f"{copied}; a kernel is assumed to reach {KERNEL_SHARE} of it"))
     return rows
 
 
@@ -161,7 +187,7 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
-def _side(side: dict[str, str], tokens: int) -> str:
+def _side(side: dict[str, Any], tokens: int) -> str:
     return f"{side['layout']}, blocks of {tokens}\n{side['notation']}"
 
 
@@ -177,25 +203,38 @@ def _group(group: dict[str, Any]) -> tuple[str, ...]:
     return group["name"], f"{len(group['layers'])}", rows, window, token, f"{group['block_nbytes']:,}"
 
 
-def _moves(group: dict[str, Any]) -> tuple[str, ...]:
-    extents = group["host_extents"]
+def _moves_header(side: str) -> tuple[str, ...]:
+    return "group", "unit", "runs", "bytes each", f"{side} extents", "bytes each", "aligned"
+
+
+def _moves(group: dict[str, Any], copies: dict[str, Any], extents: dict[str, int]) -> tuple[str, ...]:
     return (
         group["name"],
-        "a state" if group["kind"] == "state" else f"{group['unit_tokens']:,}",
-        f"{group['runs']:,}",
-        between(*group["run_nbytes"]),
+        "a state" if group["kind"] == "state" else f"{copies['unit_tokens']:,}",
+        f"{copies['runs']:,}",
+        between(*copies["run_nbytes"]),
         f"{extents['count']:,}",
         between(extents["min_nbytes"], extents["max_nbytes"]),
-        f"{group['alignment']:,}",
+        f"{copies['alignment']:,}",
     )
+
+
+def _length(tokens: int) -> str:
+    return f"{tokens:,}" if tokens % 1024 else f"{tokens // 1024:,}k"
 
 
 def _context(context: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{context['tokens'] // 1024}k",
+        _length(context["tokens"]),
         f"{context['blocks']:,}",
         f"{context['nbytes']:,}",
         binary(context["nbytes"]),
         f"{context['runs']:,}",
         duration(context["seconds"]),
     )
+
+
+def _context_to_peer(context: dict[str, Any]) -> tuple[str, ...]:
+    peer = context["peer"]
+    times = (duration(peer[key]) for key in ("seconds", "kernel_seconds", "host_seconds"))
+    return _length(context["tokens"]), f"{peer['runs']:,}", *times

@@ -52,7 +52,7 @@ def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
     >>> [(share.term, share.times) for share in shares("kernel", plan, default())]
     [('fixed', 1.0), ('byte', 1048576), ('run', 16)]
     """
-    costs = profile.costs[plan.direction][path].wall
+    costs = profile.costs[plan.route][path].wall
     made = [Share(term, count, NS * count * costs[term])
             for term, count in zip(TERMS[path], features(path, plan), strict=True)]  # fmt: skip
     return sorted(made, key=lambda share: -share.seconds)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kvplan.cost.policy import BESIDE_COMPUTE, Policy
-from kvplan.cost.profile import DIRECTIONS, TERMS, Costs, DeviceProfile
+from kvplan.cost.policy import BESIDE_COMPUTE, HOST_ROUTES, Policy
+from kvplan.cost.profile import TERMS, Costs, DeviceProfile, route_paths
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.errors import PathError
 
@@ -20,9 +20,14 @@ MIXED = "copy_engine+kernel"  # the copy engine moves large runs, and the kernel
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
 JOIN = 5e-6  # seconds for one stream to wait for another
 # Words per second of a Triton program (H200): they limit words of 1 and 2 bytes; memory and link limit wide words.
-WORDS = {"load": 3.0e9, "store": 6.0e9}
+# Between the host and the GPU they are measured. The other routes have a conservative guess, which counts at most one
+# program per SM.
+WORDS = {"load": 3.0e9, "store": 6.0e9, "device": 2.0e9, "push": 2.0e9, "pull": 2.0e9}
 WIDE = 16  # bytes: the widest word of the kernel
-EXTRA_LAUNCH = 10e-6  # seconds of a run group beyond the first, on the kernel path
+# Seconds of the CPU for a run group beyond the first, on the kernel path: groups of one shape share a launch, and each
+# has a table of its own.
+EXTRA_GROUP = 3e-6
+SM_WARPS = 24  # warps of the kernel that share an SM; launches beside compute have programs of fewer warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +86,39 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
 
     Args:
         path: name of a path in :data:`kvplan.cost.profile.TERMS`.
-        plan: statistics of a plan of direction ``"load"`` or ``"store"``.
-        profile: profile of the device.
+        plan: statistics of a plan, whose route is one of the profile's.
+        profile: profile of the device, or of the GPU and its peer.
         policy: policy with the compute beside the path, and the limits of the path.
+
+    Raises:
+        PathError: the profile has no costs of the route, or of the path for this route.
     """
-    costs, terms = profile.costs[plan.direction][path], TERMS[path]
+    check_route(plan.route, profile)
     counts = features(path, plan)
+    if path not in profile.costs[plan.route]:
+        able = ", ".join(profile.costs[plan.route])
+        raise PathError(f"path {path!r} has no costs for route {plan.route!r}; those with costs are {able}")
+    costs, terms = profile.costs[plan.route][path], TERMS[path]
     seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
+    processors = max(profile.multiprocessors, 1)
     share = 0.0
     if path == "kernel":
-        programs = policy.kernel(plan.direction, profile.multiprocessors).programs
+        size = policy.kernel(plan.route, processors)
         slower = 0.0
-        if programs != profile.programs[plan.direction]:
-            slower = _of_programs(counts, profile, plan.direction, programs) - seconds
-        slower = max(slower, _of_words(plan, programs) - seconds)
-        seconds, wall = seconds + slower, wall + slower
-        extra = EXTRA_LAUNCH * max(plan.groups - 1, 0)
-        seconds, wall, cpu = seconds + extra, wall + extra, cpu + extra
+        if size.programs != profile.programs[plan.route]:
+            slower = _of_programs(counts, profile, plan.route, size.programs) - seconds
+        slower = max(slower, _of_words(plan, size.programs, processors) - seconds)
+        extra = EXTRA_GROUP * max(plan.groups - 1, 0)
+        seconds, wall, cpu = seconds + slower, wall + slower + extra, cpu + extra
         seconds = max(seconds, 0.0)
         wall = max(wall, seconds)
-        share = min(programs / max(profile.multiprocessors, 1), 1.0)
+        share = min(size.programs * min(size.warps / SM_WARPS, 1.0) / processors, 1.0)
     elif path == "staged" and seconds > 0:
         # A kernel on the SMs that the policy allows reads and writes all bytes once more within the GPU, while other
         # bytes cross the link.
-        processors = max(profile.multiprocessors, 1)
         programs = min(policy.max_programs or processors, processors)
         within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
-        least = _of_words(plan, programs)
+        least = _of_words(plan, programs, processors)
         if programs < processors:
             least = max(least, within * processors / programs)
         slower = max(least - seconds, 0.0)
@@ -116,25 +127,44 @@ def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy)
     cpu = min(cpu, wall)
     if policy.overlap == "idle":
         return Candidate(path, seconds, wall, cpu, share)
-    beside = profile.beside[policy.overlap][plan.direction][path]
-    slow = max(1 + (beside.slower - 1) * _dose(path, plan.direction, policy, profile.multiprocessors), 1.0)
+    beside = profile.beside[policy.overlap][plan.route][path]
+    slow = max(1 + (beside.slower - 1) * _dose(path, plan.route, policy, processors), 1.0)
     wall = wall - seconds + seconds / beside.rate
     return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
 
 
-def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, direction: str, programs: int) -> float:
-    """Return the seconds of the kernel path: its Triton programs share the work, until the link is full."""
-    one = profile.costs[direction]["kernel"].program
+def check_route(route: str, profile: DeviceProfile) -> None:
+    """Check that a profile has costs of a route.
+
+    Raises:
+        PathError: it has none; the message names the route, the profile, and its routes.
+
+    >>> from kvplan.cost.profile import default
+    >>> check_route("push", default())
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.PathError: the profile of any GPU has no costs for route 'push'; it has load, store, device
+    """
+    if route not in profile.costs:
+        have = ", ".join(profile.costs) or "none"
+        raise PathError(f"the profile of {profile.kind} has no costs for route {route!r}; it has {have}")
+
+
+def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, route: str, programs: int) -> float:
+    """Return the seconds of the kernel path: its Triton programs share the work, until link or memory is full."""
+    one = profile.costs[route]["kernel"].program
     _, runs, nbytes = counts
     shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
-    return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{direction}"], 1e-9))
+    return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{route}"], 1e-9))
 
 
-def _of_words(plan: Statistics, programs: int) -> float:
+def _of_words(plan: Statistics, programs: int, processors: int) -> float:
     """Return the least seconds that Triton programs need for narrow words; 0 if words are wide."""
     if plan.alignment >= WIDE:
         return 0.0
-    return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.direction] * programs)
+    if plan.route not in HOST_ROUTES:
+        programs = min(programs, processors)
+    return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.route] * programs)
 
 
 def _dose(path: str, route: str, policy: Policy, processors: int) -> float:
@@ -162,12 +192,13 @@ def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Pol
     [True, False]
     """
     best = replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
-    others = (predict(path, best, profile, policy).score for path in TERMS if path != "kernel" and path not in refused)
+    paths = [path for path in route_paths(plan.route) if path != "kernel" and path not in refused]
+    others = (predict(path, best, profile, policy).score for path in paths)
     return predict("kernel", best, profile, policy).score <= min(others, default=math.inf) * (1 + TIE)
 
 
 def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
-    """Predict a plan in two halves that run at once over one link.
+    """Predict a load or store in two halves that run at once over one link.
 
     Args:
         large: statistics of the half that the copy engine moves.
@@ -176,7 +207,7 @@ def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: 
         policy: policy with the compute beside the transfer.
     """
     engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
-    link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.direction], 1e-9)
+    link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.route], 1e-9)
     seconds = JOIN + max(engine.seconds, kernel.seconds, link)
     before = sum(max(one.wall - one.seconds, 0.0) for one in (engine, kernel))
     return Candidate(
@@ -200,24 +231,23 @@ def candidates(
 
     Args:
         plan: statistics of the plan.
-        profile: profile of the device.
+        profile: profile of the device, or of the GPU and its peer.
         policy: the policy; its ``path`` is not used.
         refused: paths that cannot move the plan, each with the reason.
-        halves: statistics of the large and of the small runs, if the plan may be split.
+        halves: statistics of the large and of the small runs, if the plan is a load or store that may be split.
 
     Raises:
-        PathError: the direction of the plan is neither ``"load"`` nor ``"store"``, so it was not measured.
+        PathError: the profile has no costs for the plan's route.
 
     >>> from kvplan.cost.profile import default
     >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)
     >>> [candidate.path for candidate in candidates(many, default(), Policy(), {"staged": "no"})]
     ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']
     """
-    if plan.direction not in DIRECTIONS:
-        raise PathError(f"a {plan.direction!r} plan has no cost model; loads and stores have one")
+    check_route(plan.route, profile)
     refused = refused or {}
-    able = [predict(path, plan, profile, policy) for path in TERMS if path not in refused]
-    if halves is not None and not refused.keys() & {"copy_engine", "kernel"}:
+    able = [predict(path, plan, profile, policy) for path in route_paths(plan.route) if path not in refused]
+    if halves is not None and plan.route in HOST_ROUTES and not refused.keys() & {"copy_engine", "kernel"}:
         able.append(mixed(*halves, profile, policy))
     able.sort(key=lambda candidate: candidate.score)
     if able:

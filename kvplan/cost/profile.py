@@ -1,22 +1,19 @@
-"""Device profiles: measured costs of each path for one GPU, driver and link, and their form as JSON."""
+"""Device profiles: measured costs of each path for one GPU, or for one GPU and its peer; and guesses of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvplan.base.integers import optional_integer
-from kvplan.base.limits import LIMITS
-from kvplan.base.quoting import quoted
-from kvplan.base.reading import json_of
-from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, OVERLAPS
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES, Policy
 
 SCHEMA, VERSION = "kvplan.profile", 1
 HOWS = ("calibrated", "shipped", "default")
-DIRECTIONS = ("load", "store")
+GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's profile has PEER_ROUTES
+ANY_PEER = "any GPU"  # the peer in a pair's profile that was measured nowhere
+DIRECTIONS = HOST_ROUTES
 
 # The terms of each path. cost/model.py counts them in a plan; a profile has their costs in nanoseconds.
 TERMS: dict[str, tuple[str, ...]] = {
@@ -26,8 +23,6 @@ TERMS: dict[str, tuple[str, ...]] = {
     "staged": ("fixed", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
 }
 Costs = Mapping[str, float]
-MOST_FACTOR = 1e3
-MOST = 1e15  # the largest number in a profile, so that sums of products stay finite
 
 
 @dataclass(frozen=True)
@@ -64,24 +59,31 @@ class Beside:
 class DeviceProfile:
     """The measured costs of one kind of GPU and link, which the cost model reads.
 
+    A GPU's own profile has the routes to and from the host, and within the GPU. The profile of a pair has the routes
+    from a GPU to its peer, and back; the GPU is the one whose executor moves the bytes.
+
     Attributes:
         gpu: name of the GPU.
         driver: version of the driver.
-        generation, width: generation and lanes of the PCIe link; None if not known.
+        generation, width: generation and lanes of the PCIe link to the host; None if not known, or in a pair's profile.
         how: ``"calibrated"`` on this machine, ``"shipped"`` with kvplan, or ``"default"``: measured nowhere.
         made: version of kvplan and date: ``"kvplan 0.1.0, 2026-11-21"``.
-        multiprocessors: number of SMs.
-        ceilings: GB/s of one large copy by the copy engine (``"load"``, ``"store"``), of a copy by SMs (``"sm_load"``,
-            ``"sm_store"``), and of a copy within the GPU's memory (``"memory"``).
-        costs: costs by direction and path.
-        beside: effects of compute by kind of compute (``"decode"``, ``"prefill"``), direction and path.
+        multiprocessors: number of SMs of the GPU.
+        ceilings: GB/s by route of one large copy by the copy engine (``"load"``), and of a copy by SMs (``"sm_load"``).
+            A GPU's own profile also has the bytes read plus the bytes written within its memory (``"memory"``).
+        costs: costs by route and path.
+        beside: effects of compute by kind of compute (``"decode"``, ``"prefill"``), route and path.
+        programs: Triton programs of the kernel path when it was measured, by route.
         note: a warning to the user, or "".
         calibrations: number of calibrations that were averaged.
         guessed: names of costs that were not measured, such as ``"store staged"`` or ``"decode load kernel"``.
-        programs: Triton programs of the kernel path when it was measured, by direction.
+        peer: name of the other GPU of a pair; "" in a GPU's own profile.
+        nvlinks: number of NVLink links of a pair; 0 if there are none, and None if not known, or without a peer.
 
-    >>> default().how, sorted(default().costs["load"])
-    ('default', ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
+    >>> default().routes, sorted(default().costs["load"])
+    (('load', 'store', 'device'), ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
+    >>> default_pair().routes, sorted(default_pair().costs["push"])
+    (('push', 'pull'), ['copy_engine', 'copy_engine_2d', 'kernel'])
     """
 
     gpu: str
@@ -94,10 +96,12 @@ class DeviceProfile:
     ceilings: Mapping[str, float]
     costs: Mapping[str, Mapping[str, PathCosts]]
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
+    programs: Mapping[str, int]
     note: str = ""
     calibrations: int = 0
     guessed: tuple[str, ...] = ()
-    programs: Mapping[str, int] = field(default_factory=lambda: {way: IDLE_KERNELS[way].programs for way in DIRECTIONS})
+    peer: str = ""
+    nvlinks: int | None = None
 
     def to_json(self) -> str:
         """Return the profile as JSON, the text of its file."""
@@ -107,124 +111,70 @@ class DeviceProfile:
     def link(self) -> str:
         """Return the link in words.
 
-        >>> default().link
-        'a link not known'
+        >>> from dataclasses import replace
+        >>> default().link, replace(default_pair(), nvlinks=18).link, replace(default_pair(), nvlinks=0).link
+        ('a link not known', 'NVLink, 18 links', 'PCIe')
         """
+        if self.peer:
+            if self.nvlinks is None:
+                return "a link not known"
+            return f"NVLink, {self.nvlinks} link{'s' * (self.nvlinks > 1)}" if self.nvlinks else "PCIe"
         if self.generation is None or self.width is None:
             return "a link not known"
         return f"PCIe {self.generation} x{self.width}"
 
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Return the routes of the profile: three of a GPU, or two of a pair."""
+        return PEER_ROUTES if self.peer else GPU_ROUTES
 
-def from_json(text: str) -> DeviceProfile:
-    """Read a profile from JSON.
+    @property
+    def kind(self) -> str:
+        """Return the GPU, or the GPU and its peer, in words.
 
-    Raises:
-        KVPlanError: the text is not JSON, has another schema or version, or a wrong value, which the message names.
+        >>> from dataclasses import replace
+        >>> default().kind, replace(default_pair(), gpu="NVIDIA H200", peer="NVIDIA H200").kind
+        ('any GPU', 'NVIDIA H200 to NVIDIA H200')
+        """
+        return f"{self.gpu or ANY_PEER} to {self.peer}" if self.peer else self.gpu or ANY_PEER
 
-    >>> from_json(default().to_json()) == default()
-    True
+
+def route_paths(route: str) -> tuple[str, ...]:
+    """Return the paths that move bytes of a route. The staged path needs a side in host memory.
+
+    >>> route_paths("load"), route_paths("push")
+    (('kernel', 'copy_engine', 'copy_engine_2d', 'staged'), ('kernel', 'copy_engine', 'copy_engine_2d'))
     """
-    try:
-        document = json_of(text)
-    except LayoutError as error:
-        raise KVPlanError(f"no JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise KVPlanError(f"no device profile: its schema is not {SCHEMA!r}")
-    version = document.get("version")
-    if type(version) is not int or version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        raise KVPlanError(f"version {quoted(version)}, {'newer than' if newer else 'where'} {VERSION} is "
-                          "what is read here")  # fmt: skip
-    reader = _Reader(document)
-    return DeviceProfile(
-        gpu=reader.text("gpu"),
-        driver=reader.text("driver"),
-        generation=reader.whole("generation"),
-        width=reader.whole("width"),
-        how=reader.one_of("how", HOWS),
-        made=reader.text("made"),
-        multiprocessors=reader.whole("multiprocessors") or 0,
-        ceilings=reader.numbers(("ceilings",), ("load", "store", "sm_load", "sm_store", "memory")),
-        costs={way: reader.costs(way) for way in DIRECTIONS},
-        beside={kind: {way: reader.beside(kind, way) for way in DIRECTIONS} for kind in OVERLAPS[1:]},
-        note=reader.text("note"),
-        calibrations=reader.whole("calibrations") or 0,
-        guessed=reader.texts("guessed"),
-        programs=reader.programs("programs"),
-    )
+    return tuple(path for path in TERMS if path != "staged" or route in HOST_ROUTES)
 
 
-class _Reader:
-    """A reader that checks each value of a profile's JSON document."""
+def ceiling_names(routes: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a profile's ceilings.
 
-    def __init__(self, document: dict[str, Any]) -> None:
-        self._document = document
+    >>> ceiling_names(("push", "pull"))
+    ('push', 'pull', 'sm_push', 'sm_pull')
+    """
+    routes = tuple(routes)
+    return (*routes, *(f"sm_{route}" for route in routes), *(("memory",) if "device" in routes else ()))
 
-    def text(self, name: str) -> str:
-        value = self._document.get(name, "")
-        if not isinstance(value, str):
-            raise KVPlanError(f"{name} is {quoted(value)}; expected a text")
-        return value
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self._document.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise KVPlanError(f"{name} is {quoted(value)}; expected a list of texts")
-        return tuple(value)
+def default_programs(routes: Iterable[str], multiprocessors: int) -> dict[str, int]:
+    """Return the Triton programs of the default policy's kernels, with which a calibration measures them.
 
-    def one_of(self, name: str, known: tuple[str, ...]) -> str:
-        value = self.text(name)
-        if value not in known:
-            raise KVPlanError(f"{name} is {quoted(value)}; expected one of {', '.join(known)}")
-        return value
+    >>> default_programs(("store", "push"), 132)
+    {'store': 8, 'push': 132}
+    """
+    return {route: Policy().kernel(route, max(multiprocessors, 1)).programs for route in routes}
 
-    def whole(self, name: str) -> int | None:
-        value = self._document.get(name)
-        return optional_integer(
-            name, value, least=0, most=LIMITS.number, right="expected a whole number", error=KVPlanError
-        )
 
-    def numbers(self, place: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
-        held: Any = self._document
-        for name in place:
-            held = held.get(name) if isinstance(held, dict) else None
-        where = ".".join(place)
-        if not isinstance(held, dict):
-            raise KVPlanError(f"{where} is missing, or not an object")
-        for name in names:
-            value = held.get(name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:  # nan is not
-                raise KVPlanError(f"{where}.{name} is {quoted(value)}; expected a number of at least 0")
-        return {name: float(held[name]) for name in names}
+def names_of_costs(routes: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of all costs of some routes, as in :attr:`DeviceProfile.guessed`.
 
-    def programs(self, name: str) -> dict[str, int]:
-        """Read Triton programs by direction. Profiles of kvplan 0.1.0 lack them: they used BESIDE_KERNELS."""
-        if name not in self._document:
-            return {way: BESIDE_KERNELS[way].programs for way in DIRECTIONS}
-        found = {way: int(count) for way, count in self.numbers((name,), DIRECTIONS).items()}
-        if min(found.values()) < 1:
-            raise KVPlanError(f"{name} is {found}; a kernel has at least one program")
-        return found
-
-    def costs(self, way: str) -> dict[str, PathCosts]:
-        made = {}
-        for path, terms in TERMS.items():
-            place = ("costs", way, path)
-            seconds, wall, cpu = (self.numbers((*place, target), terms) for target in ("seconds", "wall", "cpu"))
-            program = self.numbers((*place, "program"), terms if path == "kernel" else ())
-            made[path] = PathCosts(seconds, wall, cpu, program)
-        return made
-
-    def beside(self, kind: str, way: str) -> dict[str, Beside]:
-        made = {}
-        for path in TERMS:
-            found = self.numbers(("beside", kind, way, path), ("rate", "slower"))
-            if not 1e-3 <= found["rate"] <= MOST_FACTOR or not 1 <= found["slower"] <= MOST_FACTOR:
-                raise KVPlanError(
-                    f"beside.{kind}.{way}.{path} is {quoted(found)}; a rate is 0.001 to 1000, and slower is 1 to 1000"
-                )
-            made[path] = Beside(**found)
-        return made
+    >>> names_of_costs(["device"])[:4]
+    ('device kernel', 'device copy_engine', 'device copy_engine_2d', 'decode device kernel')
+    """
+    alone = [f"{route} {path}" for route in routes for path in route_paths(route)]
+    return (*alone, *(f"{kind} {name}" for kind in OVERLAPS[1:] for name in alone))
 
 
 def _rounded(value: Any) -> Any:
@@ -234,39 +184,73 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def default() -> DeviceProfile:
-    """Return a conservative guess: PCIe 4, and a driver whose small copies take long.
+# Nanoseconds of each path's terms in the time on the GPU, by route; and of one Triton program of the kernel.
+_GUESSES: dict[str, dict[str, tuple[float, ...]]] = {
+    # PCIe 4, and a driver whose small copies take long; rounded from measurements of an H100 and an A30.
+    "host": {
+        "kernel": (15e3, 1.0, 0.046),
+        "copy_engine": (10e3, 1500.0, 0.042, 500.0, 0.042),
+        "copy_engine_2d": (25e3, 3000.0, 100.0, 0.042),
+        "staged": (40e3, 0.5, 1500.0, 0.042, 500.0, 0.042),
+    },
+    # Rounded from an H200. Within the GPU, the copy engine takes 3.8 us for a run of 64 KiB: 17 GB/s.
+    "device": {
+        "kernel": (15e3, 0.02, 0.00057),
+        "copy_engine": (5e3, 1000.0, 0.06, 3700.0, 0.00054),
+        "copy_engine_2d": (25e3, 3000.0, 1500.0, 0.00054),
+    },
+    # Rounded from two H200s, and slower by a quarter: 18 links of NVLink, 12.8 GB/s of the copy engine at 8 KiB.
+    "peer": {
+        "kernel": (15e3, 0.3, 0.0037),
+        "copy_engine": (10e3, 610.0, 0.0033, 1000.0, 0.0033),
+        "copy_engine_2d": (25e3, 3000.0, 1600.0, 0.0033),
+    },
+}
+_PROGRAMS = {"host": (15e3, 4.0, 0.138), "device": (15e3, 4.0, 0.04), "peer": (15e3, 20.0, 0.04)}
+_BEFORE = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}  # ns until the GPU begins
+_BESIDE = {
+    "host": {"kernel": Beside(0.7, 1.08), "copy_engine": Beside(0.95, 1.04), "copy_engine_2d": Beside(0.95, 1.02),
+             "staged": Beside(0.9, 1.06)},
+    "device": {"kernel": Beside(0.7, 1.10), "copy_engine": Beside(0.9, 1.10), "copy_engine_2d": Beside(0.95, 1.04)},
+    "peer": {"kernel": Beside(0.5, 1.08), "copy_engine": Beside(0.9, 1.10), "copy_engine_2d": Beside(0.95, 1.04)},
+}  # fmt: skip
+_NOTE = "a guess that was measured nowhere: run `kvplan calibrate{}`"
 
-    With it, the kernel moves small runs, the copy engine large runs, and the staged path runs of middle size. The
-    costs are rounded from measurements of an H100 and an A30.
+
+def default() -> DeviceProfile:
+    """Return a conservative guess of a GPU's costs.
+
+    To and from the host, the kernel moves small runs, the copy engine large runs, and the staged path runs of middle
+    size. Within the GPU, the kernel moves all runs.
     """
-    ceilings = {"load": 24.0, "store": 24.0, "sm_load": 22.0, "sm_store": 22.0, "memory": 1000.0}
-    byte, sm_byte = 0.042, 0.046
-    seconds: dict[str, dict[str, float]] = {
-        "kernel": {"fixed": 15e3, "run": 1.0, "byte": sm_byte},
-        "copy_engine": {"fixed": 10e3, "small_copy": 1500.0, "small_byte": byte, "large_copy": 500.0,
-                        "large_byte": byte},
-        "copy_engine_2d": {"fixed": 25e3, "call": 3000.0, "row": 100.0, "byte": byte},
-        "staged": {"fixed": 40e3, "run": 0.5, "small_extent": 1500.0, "small_byte": byte,
-                   "large_extent": 500.0, "large_byte": byte},
-    }  # fmt: skip
-    before = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}
-    costs = {
-        path: PathCosts(
-            terms,
-            terms | {"fixed": terms["fixed"] + before[path]},
-            terms | {"fixed": before[path]},
-            {"fixed": 15e3, "run": 4.0, "byte": 0.138} if path == "kernel" else {},
-        )
-        for path, terms in seconds.items()
-    }
-    beside = {
-        "kernel": Beside(0.7, 1.08), "copy_engine": Beside(0.95, 1.04), "copy_engine_2d": Beside(0.95, 1.02),
-        "staged": Beside(0.9, 1.06),
-    }  # fmt: skip
+    ceilings = {"load": 24.0, "store": 24.0, "device": 1850.0, "sm_load": 22.0, "sm_store": 22.0, "sm_device": 1750.0,
+                "memory": 1000.0}  # fmt: skip
+    return _guess(GPU_ROUTES, ceilings, note=_NOTE.format(""))
+
+
+def default_pair() -> DeviceProfile:
+    """Return a conservative guess of the costs between two GPUs that NVLink connects: the kernel moves all runs.
+
+    Over PCIe, all paths are slower by the same factor if runs are large, so the choice is the same.
+    """
+    ceilings = {"push": 300.0, "pull": 300.0, "sm_push": 270.0, "sm_pull": 270.0}
+    return _guess(PEER_ROUTES, ceilings, note=_NOTE.format(" --peers"), peer=ANY_PEER)
+
+
+def _guess(routes: tuple[str, ...], ceilings: dict[str, float], note: str, peer: str = "") -> DeviceProfile:
+    kinds = {route: "host" if route in HOST_ROUTES else "peer" if route in PEER_ROUTES else route for route in routes}
     return DeviceProfile(
         gpu="", driver="", generation=None, width=None, how="default", made="kvplan, measured nowhere",
-        multiprocessors=108, ceilings=ceilings, costs=dict.fromkeys(DIRECTIONS, costs),
-        beside={kind: dict.fromkeys(DIRECTIONS, beside) for kind in OVERLAPS[1:]},
-        note="a guess that was measured nowhere: run `kvplan calibrate`",
+        multiprocessors=108, ceilings=ceilings,
+        costs={route: {path: _guessed_costs(kind, path) for path in route_paths(route)}
+               for route, kind in kinds.items()},
+        beside={compute: {route: _BESIDE[kind] for route, kind in kinds.items()} for compute in OVERLAPS[1:]},
+        programs=default_programs(routes, 108), note=note, peer=peer,
     )  # fmt: skip
+
+
+def _guessed_costs(kind: str, path: str) -> PathCosts:
+    terms = dict(zip(TERMS[path], _GUESSES[kind][path], strict=True))
+    before = _BEFORE[path]
+    program = dict(zip(TERMS[path], _PROGRAMS[kind], strict=True)) if path == "kernel" else {}
+    return PathCosts(terms, terms | {"fixed": terms["fixed"] + before}, terms | {"fixed": before}, program)

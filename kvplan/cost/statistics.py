@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.cost.policy import HOST_ROUTES
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
 from kvplan.plan.halves import group_halves
@@ -74,9 +75,9 @@ class Statistics:
     """The counts of a plan that the cost model needs.
 
     Attributes:
-        direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
+        route: one of :data:`kvplan.cost.policy.ROUTES`; or ``"host"``, from host memory to host memory.
         nbytes: bytes that the plan moves.
-        groups: number of run groups; the kernel path launches a kernel for each.
+        groups: number of run groups.
         runs: number of copies of the factored plan, which the kernel path makes.
         alignment: largest power of two, at most 16, that divides every address and size of these runs; bytes.
         copies: flat descriptors, after merging across units.
@@ -86,7 +87,7 @@ class Statistics:
         granule_nbytes: bytes of the largest granule, which the ring of the staged path must hold whole.
     """
 
-    direction: str
+    route: str
     nbytes: int
     groups: int
     runs: int
@@ -133,8 +134,12 @@ Counted = tuple[Part, GroupFacts, int, tuple[int, int], tuple[int, ...]]
 _facts: weakref.WeakKeyDictionary[RunGroup, dict[str, GroupFacts]] = weakref.WeakKeyDictionary()
 
 
-def statistics_of(plan: Plan) -> Statistics:
+def statistics_of(plan: Plan, route: str = "") -> Statistics:
     """Count the pieces that each path would copy for a plan.
+
+    Args:
+        plan: the plan.
+        route: the plan's route, by default its direction. Between GPUs, the route depends on the executor.
 
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
@@ -143,7 +148,7 @@ def statistics_of(plan: Plan) -> Statistics:
     >>> made.nbytes, made.runs, made.copies.total, made.calls, made.rows
     (8192, 8, 8, 2, 8)
     """
-    return total(plan.direction, counted(plan))
+    return total(route or plan.direction, counted(plan))
 
 
 def counted(plan: Plan) -> list[Counted]:
@@ -174,20 +179,25 @@ def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[in
     return part, facts, count, skips, (granules, *left)
 
 
-def halves_statistics(direction: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
-    """Return the statistics of a counted plan's large runs and of its small runs; None if it lacks either."""
+def halves_statistics(route: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
+    """Return the statistics of a counted plan's large runs and of its small runs; None if it lacks either.
+
+    Only plans with a side on the host are split, so other routes have no halves.
+    """
+    if route not in HOST_ROUTES:
+        return None
     large: list[Counted] = []
     small: list[Counted] = []
     for part, facts, count, skips, (_, *left) in counts:
         known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty if nothing merges
         for side, group in zip((large, small), group_halves(part.group), strict=True):
             if group is not None and count:
-                side.append(_count(Part(group, part.units), direction, skips, known))
-    return (total(direction, large), total(direction, small)) if large and small else None
+                side.append(_count(Part(group, part.units), route, skips, known))
+    return (total(route, large), total(route, small)) if large and small else None
 
 
-def total(direction: str, counts: Iterable[Counted]) -> Statistics:
-    """Return the statistics of a plan whose units have been counted."""
+def total(route: str, counts: Iterable[Counted]) -> Statistics:
+    """Return the statistics of a plan of a route, whose units have been counted."""
     groups = runs = calls = rows = granule = nbytes = 0
     copies = rowless = extents = Pieces()
     alignment = 16
@@ -210,7 +220,7 @@ def total(direction: str, counts: Iterable[Counted]) -> Statistics:
             made = Pieces.of(granules, made.small_nbytes + made.large_nbytes)
         extents = extents.plus(made)
         granule = max(granule, facts.granule_nbytes)
-    return Statistics(direction, nbytes, groups, runs, alignment, copies, calls, rows, rowless, extents, granule)
+    return Statistics(route, nbytes, groups, runs, alignment, copies, calls, rows, rowless, extents, granule)
 
 
 def facts_of(group: RunGroup, direction: str) -> GroupFacts:
@@ -238,7 +248,7 @@ def _facts_of(group: RunGroup, direction: str) -> GroupFacts:
             rows += run.copies
         else:
             rowless = rowless.plus(Pieces.of(run.copies, run.copies * run.nbytes))
-    if direction not in ("load", "store"):
+    if direction not in HOST_ROUTES:
         return GroupFacts(group.packed.shape[1], copies, by_size, calls, rows, rowless, 1, 0, Pieces(), joinable=False)
     made = staging_of(group, direction)
     extents = Pieces()

@@ -6,17 +6,25 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvplan.base.files import write_whole
 from kvplan.base.limits import LIMITS
 from kvplan.base.reading import read_whole, why_unread
-from kvplan.cost.profile import DeviceProfile, default, from_json
+from kvplan.cost.profile import ANY_PEER, DeviceProfile, default, default_pair
+from kvplan.cost.profile_file import from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError
 
-CHOSEN = "KVPLAN_PROFILE"  # environment variable: file of the profile to use instead of all other profiles
+if TYPE_CHECKING:
+    from kvplan.cuda.peers import PeerLink
+
+# Environment variable: files of the profiles to use instead of all other profiles, separated as in PATH. A GPU's own
+# profile is used for loads, stores and copies within a GPU; a pair's profile for copies between GPUs.
+CHOSEN = "KVPLAN_PROFILE"
 SHIPPED = Path(__file__).parent / "profiles"
 _log = logging.getLogger("kvplan")
 
@@ -41,14 +49,35 @@ def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str
     >>> key("NVIDIA H100 80GB HBM3", "580.159.04", 5, 16), key("NVIDIA GB10", "", None, None)
     ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
     link = "link" if generation is None or width is None else f"pcie{generation}x{width}"
-    return f"{slug}_{re.sub(r'[^0-9.]', '', driver) or 'any'}_{link}"
+    return f"{_slug(gpu)}_{_digits(driver)}_{link}"
+
+
+def pair_key(gpu: str, peer: str, driver: str, link: str) -> str:
+    """Return the name of a pair's file: GPU, peer, driver and link.
+
+    >>> pair_key("NVIDIA H200", "NVIDIA H200", "580.159.04", "nvlink18")
+    'nvidia-h200_to_nvidia-h200_580.159.04_nvlink18'
+    """
+    return f"{_slug(gpu)}_to_{_slug(peer)}_{_digits(driver)}_{link}"
+
+
+def _slug(gpu: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
+
+
+def _digits(driver: str) -> str:
+    return re.sub(r"[^0-9.]", "", driver) or "any"
 
 
 def path_of(here: Machine) -> Path:
-    """Return the path of a machine's own profile."""
+    """Return the path of a GPU's own profile."""
     return folder() / f"{key(here.gpu, here.driver, *here.link.key)}.json"
+
+
+def pair_path_of(here: Machine, there: Machine, link: PeerLink) -> Path:
+    """Return the path of the own profile of a GPU ``here`` and its peer ``there``."""
+    return folder() / f"{pair_key(here.gpu, there.gpu, here.driver, link.key)}.json"
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
@@ -104,64 +133,125 @@ def find_for(ordinal: int) -> DeviceProfile:
         return replace(default(), note=f"{default().note}; {error}")
 
 
+def find_pair(ordinal: int, peer: int) -> DeviceProfile:
+    """Return the profile of a GPU and its peer, by their numbers among the visible GPUs; never raise an error.
+
+    Args:
+        ordinal: the GPU whose executor moves the bytes.
+        peer: the other GPU.
+    """
+    from kvplan.cuda.peers import link_between
+
+    try:
+        return find_between(machine(ordinal), machine(peer), link_between(ordinal, peer))
+    except KVPlanError as error:
+        return replace(default_pair(), note=f"{default_pair().note}; {error}")
+
+
 def find(here: Machine) -> DeviceProfile:
-    """Find the profile of a machine: the chosen one, its own, a shipped one, or the default; never raise an error.
+    """Find the profile of a GPU: the chosen one, its own, a shipped one, or the default; never raise an error.
 
     If a profile cannot be read, the log of ``kvplan`` and the ``note`` of the returned profile name it.
     """
-    told = os.environ.get(CHOSEN, "")
-    notes = []
+    return _found("", here, lambda: path_of(here), lambda: shipped(here), default())
+
+
+def find_between(here: Machine, there: Machine, link: PeerLink) -> DeviceProfile:
+    """Find the profile of a GPU ``here`` and its peer ``there``, as :func:`find` does; never raise an error."""
+    return _found(
+        there.gpu or ANY_PEER,
+        here,
+        lambda: pair_path_of(here, there, link),
+        lambda: shipped_pair(here, there, link),
+        default_pair(),
+    )
+
+
+def _found(
+    peer: str, here: Machine, own: Callable[[], Path], ships: Callable[[], DeviceProfile | None], guess: DeviceProfile
+) -> DeviceProfile:
+    """Find a profile; ``peer`` is "" for a GPU's own profile."""
+    notes, retry = [], f"run `kvplan calibrate{' --peers' * bool(peer)}`"
+    for told in filter(None, os.environ.get(CHOSEN, "").split(os.pathsep)):
+        try:
+            chosen = read(Path(told))
+            if bool(chosen.peer) == bool(peer):
+                return _checked(chosen, here, peer, Path(told))
+        except KVPlanError as error:
+            notes.append(f"{error}; {retry}")
     try:
-        path = Path(told) if told else path_of(here)
-        if told or path.exists():
-            return _checked(read(path), here, path)
+        path = own()
+        if not notes and path.exists():  # the user chose another file than this one
+            return _checked(read(path), here, peer, path)
     except (KVPlanError, OSError) as error:
-        notes.append(f"{error}; run `kvplan calibrate`")
+        notes.append(f"{error}; {retry}")
     try:
-        found = shipped(here) or default()
+        found = ships() or guess
     except KVPlanError as error:
         notes.append(str(error))
-        found = default()
+        found = guess
     for note in notes:
         _log.warning("device profile not used: %s", note)
     return replace(found, note="; ".join([*notes, *([found.note] if found.note else [])]))
 
 
-def _checked(profile: DeviceProfile, here: Machine, path: Path) -> DeviceProfile:
-    """Check that a profile was measured on this machine's GPU.
+def _checked(profile: DeviceProfile, here: Machine, peer: str, path: Path) -> DeviceProfile:
+    """Check that a profile was measured on this machine's GPU, and with this peer.
 
     Raises:
-        KVPlanError: the profile was measured on another GPU.
+        KVPlanError: the profile was measured on another GPU, or with another peer, or it is not of a pair.
     """
-    if profile.gpu and here.gpu and profile.gpu != here.gpu:
-        raise KVPlanError(f"{path}: is of {profile.gpu}, and this is {here.gpu}")
+    if bool(profile.peer) != bool(peer):
+        raise KVPlanError(f"{path}: is of {profile.kind}; expected {'a pair of GPUs' if peer else 'one GPU'}")
+    told = f"{here.gpu} to {peer}" if peer else here.gpu
+    if profile.gpu and here.gpu and profile.kind != told:
+        raise KVPlanError(f"{path}: is of {profile.kind}, and this is {told}")
     return profile
 
 
 def shipped(here: Machine) -> DeviceProfile | None:
-    """Return the shipped profile of a machine's GPU and link, or None. Its driver may be another one."""
+    """Return the shipped profile of a GPU and its link to the host, or None. Its driver may be another one."""
     generation, width = here.link.key
-    known = [one for one in all_shipped()
-             if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)]  # fmt: skip
+    return _of_driver(here, [one for one in all_shipped()
+                             if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)])  # fmt: skip
+
+
+def shipped_pair(here: Machine, there: Machine, link: PeerLink) -> DeviceProfile | None:
+    """Return the shipped profile of a GPU ``here``, its peer and their link, or None. Its driver may be another one."""
+    return _of_driver(here, [one for one in all_shipped_pairs()
+                             if (one.gpu, one.peer, one.nvlinks) == (here.gpu, there.gpu, link.nvlinks)])  # fmt: skip
+
+
+def _of_driver(here: Machine, known: list[DeviceProfile]) -> DeviceProfile | None:
     if not known:
         return None
     profile = next((one for one in known if one.driver == here.driver), known[0])
     if profile.driver == here.driver:
         return profile
     note = f"measured with driver {profile.driver}, and this is {here.driver or 'not known'}"
-    return replace(profile, note=f"{note}: `kvplan calibrate` measures here")
+    retry = f"`kvplan calibrate{' --peers' * bool(profile.peer)}` measures here"
+    return replace(profile, note=f"{note}: {retry}")
 
 
 def all_shipped() -> list[DeviceProfile]:
-    """Return all shipped profiles, in order of the GPU's name."""
+    """Return the shipped profiles of GPUs, in order of the GPU's name."""
+    return [profile for profile in _all_shipped() if not profile.peer]
+
+
+def all_shipped_pairs() -> list[DeviceProfile]:
+    """Return the shipped profiles of pairs, in order of the GPU's name."""
+    return [profile for profile in _all_shipped() if profile.peer]
+
+
+def _all_shipped() -> list[DeviceProfile]:
     return [read(path) for path in sorted(SHIPPED.glob("*.json"))]
 
 
 def by_name(name: str) -> DeviceProfile:
-    """Return the shipped profile whose GPU has ``name`` in its name, the default, or the profile in a file.
+    """Return a GPU's own profile: the shipped one with ``name`` in its GPU's name, the default, or the one in a file.
 
     Raises:
-        KVPlanError: no profile or several have the name; the message lists the names.
+        KVPlanError: no profile or several have the name, and the message lists the names; or the file is of a pair.
 
     >>> by_name("default").how
     'default'
@@ -169,7 +259,10 @@ def by_name(name: str) -> DeviceProfile:
     if name == "default":
         return default()
     if Path(name).suffix == ".json" or Path(name).is_file():
-        return read(Path(name))
+        profile = read(Path(name))
+        if profile.peer:
+            raise KVPlanError(f"{name}: is of {profile.kind}; expected one GPU")
+        return profile
     found = [profile for profile in all_shipped() if name.lower() in profile.gpu.lower()]
     if len(found) != 1:
         names = ", ".join(profile.gpu for profile in (found or all_shipped()))

@@ -70,30 +70,36 @@ class Device:
     def __init__(self, ordinal: int) -> None:
         self.driver = cu = driver()
         self.ordinal = ordinal
-        count, number, context = c_int(), c_int(), c_void_p()
-        cu.check("cuDeviceGetCount", cu.cuDeviceGetCount(byref(count)))
-        if not 0 <= ordinal < count.value:
-            raise TransferError(f"there is no CUDA device {ordinal}; {count.value} are visible")
-        cu.check("cuDeviceGet", cu.cuDeviceGet(byref(number), ordinal))
-        cu.check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(byref(context), number))
+        context = c_void_p()
+        self._handle = cu.handle(ordinal)
+        cu.check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(byref(context), self._handle))
         self.context = context.value
-        self._number = number.value
         self.arch = 10 * self.attribute(MAJOR) + self.attribute(MINOR)
         self.multiprocessors = self.attribute(MULTIPROCESSORS)
         self.max_pitch = self.attribute(MAX_PITCH)
         self._cell = threading.local()
         self._patient: set[int] = set()
+        self._others: dict[int, Device] = {}
         self._peers: dict[int, str] = {ordinal: ""}  # by ordinal: why this GPU cannot reach the memory, or ""
 
     def attribute(self, which: int) -> int:
         """Return an attribute of the device."""
         value = c_int()
-        self.driver.check("cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(byref(value), which, self._number))
+        self.driver.check("cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(byref(value), which, self._handle))
         return value.value
 
     def current(self) -> Current:
         """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
         return Current(self.driver, self.context)
+
+    def beside(self, ordinal: int) -> Device:
+        """Return another GPU of the process, opened once.
+
+        Raises:
+            TransferError: there is no such device.
+        """
+        found = self._others.get(ordinal)
+        return self._others.setdefault(ordinal, Device(ordinal)) if found is None else found
 
     def enable_peer(self, ordinal: int) -> str:
         """Let this GPU's context reach the memory of another GPU; return "", or the reason why it cannot.
@@ -113,15 +119,16 @@ class Device:
         why = self._peers.get(ordinal)
         if why is not None:
             return why
+        cannot = f"cuda:{self.ordinal} cannot reach the memory of cuda:{ordinal}"
         try:
             why = peer_access.refusal(self.driver, self.ordinal, ordinal)
             if not why:
                 with self.current(), Uncaptured(self):
-                    why = peer_access.enable(self.driver, self.ordinal, ordinal)
-        except DriverError as error:  # not kept: with more free memory, the next call may succeed
-            return f"cuda:{self.ordinal} cannot reach the memory of cuda:{ordinal}: {error}"
+                    why = peer_access.enable(self.driver, ordinal)
+        except TransferError as error:  # not kept: with more free memory, the next call may succeed
+            return f"{cannot}: {error}"
         # No lock: two threads may both enable access, and the driver accepts that.
-        self._peers[ordinal] = why
+        why = self._peers[ordinal] = f"{cannot}: {why}. {peer_access.REMEDY}" if why else ""
         return why
 
     def stream(self, *, urgent: bool = False) -> int:

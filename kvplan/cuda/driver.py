@@ -151,6 +151,24 @@ class Driver:
         code = self.cuGetProcAddress_v2(symbol, byref(address), version, 0, byref(status))
         return _BATCH(address.value) if code == SUCCESS and address.value else None
 
+    def devices(self) -> int:
+        """Return the number of visible GPUs."""
+        count = c_int()
+        self.check("cuDeviceGetCount", self.cuDeviceGetCount(byref(count)))
+        return count.value
+
+    def handle(self, ordinal: int) -> int:
+        """Return the driver's handle of a visible GPU.
+
+        Raises:
+            TransferError: there is no such GPU.
+        """
+        visible, handle = self.devices(), c_int()
+        if not 0 <= ordinal < visible:
+            raise TransferError(f"there is no CUDA device {ordinal}; {visible} are visible")
+        self.check("cuDeviceGet", self.cuDeviceGet(byref(handle), ordinal))
+        return handle.value
+
     def check(self, call: str, code: int, what: str = "", at: int | None = None) -> None:
         """Raise a :class:`DriverError` unless ``code`` is success."""
         if code != SUCCESS:

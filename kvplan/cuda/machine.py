@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p, create_string_buffer
+from ctypes import POINTER, byref, c_uint, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplan.cuda.driver import SUCCESS, Driver, driver
-from kvplan.errors import TransferError
+from kvplan.cuda.nvml import handle_of, nvml
 
 ROOT = Path("/")
 
@@ -21,10 +20,7 @@ _WIDTHS = frozenset(
 )  # numbers of lanes in PCI Express; sysfs gives 0 or 255 for an unknown number
 
 _NVML: dict[str, tuple[Any, ...]] = {
-    "nvmlInit_v2": (),
-    "nvmlShutdown": (),
     "nvmlSystemGetDriverVersion": (c_void_p, c_uint),
-    "nvmlDeviceGetHandleByPciBusId_v2": (c_char_p, POINTER(c_void_p)),
     "nvmlDeviceGetCurrPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
     "nvmlDeviceGetCurrPcieLinkWidth": (c_void_p, POINTER(c_uint)),
     "nvmlDeviceGetMaxPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
@@ -93,21 +89,23 @@ def machine(ordinal: int = 0, *, root: Path = ROOT) -> Machine:
     Raises:
         TransferError: there is no driver, or no such device.
 
+    >>> from kvplan.errors import TransferError
     >>> try:
     ...     generation, lanes = machine().link.key
     ... except TransferError:  # no GPU here
     ...     generation = lanes = None
     """
     cu = driver()
-    count, number = c_int(), c_int()
-    cu.check("cuDeviceGetCount", cu.cuDeviceGetCount(byref(count)))
-    if not 0 <= ordinal < count.value:
-        raise TransferError(f"there is no CUDA device {ordinal}; {count.value} are visible")
-    cu.check("cuDeviceGet", cu.cuDeviceGet(byref(number), ordinal))
-    code, gpu = _told(cu.cuDeviceGetName, 256, number.value)
+    handle = cu.handle(ordinal)
+    code, gpu = _told(cu.cuDeviceGetName, 256, handle)
     cu.check("cuDeviceGetName", code)
-    code, pci = _told(cu.cuDeviceGetPCIBusId, 32, number.value)
-    return _placed(cu, gpu, pci.lower() if code == SUCCESS else "", root)
+    return _placed(cu, gpu, bus_id(cu, handle), root)
+
+
+def bus_id(cu: Driver, handle: int) -> str:
+    """Return the bus id of a GPU in lower case, such as ``"0000:0f:00.0"``; ``""`` if the driver does not give it."""
+    code, pci = _told(cu.cuDeviceGetPCIBusId, 32, handle)
+    return pci.lower() if code == SUCCESS else ""
 
 
 def _placed(cu: Driver, gpu: str, pci: str, root: Path) -> Machine:
@@ -122,30 +120,23 @@ def _placed(cu: Driver, gpu: str, pci: str, root: Path) -> Machine:
     return Machine(gpu, version or _from_proc(root), link, cu.version, pci, _numa_node(root, pci))
 
 
-def _told(entry: Any, room: int, number: int) -> tuple[int, str]:
+def _told(entry: Any, room: int, handle: int) -> tuple[int, str]:
     """Call an entry point that describes a device in text; return its status and the text."""
     written = create_string_buffer(room)
-    code = int(entry(byref(written), room, number))
+    code = int(entry(byref(written), room, handle))
     return code, written.value.decode(errors="replace")
 
 
 def _from_nvml(pci: str) -> tuple[str, Link]:
     """Return the driver's version and the link. They are empty if NVML is missing, too old, or returns an error."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        for name, types in _NVML.items():
-            entry = getattr(library, name)
-            entry.argtypes, entry.restype = types, c_int
-    except (OSError, AttributeError):
-        return "", Link()
-    if library.nvmlInit_v2() != SUCCESS:
-        return "", Link()
-    try:
+    with nvml(_NVML) as library:
+        if library is None:
+            return "", Link()
         written = create_string_buffer(80)
         code = library.nvmlSystemGetDriverVersion(byref(written), len(written))
         version = written.value.decode(errors="replace") if code == SUCCESS else ""
-        handle = c_void_p()
-        if not pci or library.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), byref(handle)) != SUCCESS:
+        handle = handle_of(library, pci)
+        if handle is None:
             return version, Link()
         return version, Link(
             _generation(_number(library.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
@@ -153,8 +144,6 @@ def _from_nvml(pci: str) -> tuple[str, Link]:
             _generation(_number(library.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
             _width(_number(library.nvmlDeviceGetMaxPcieLinkWidth, handle)),
         )
-    finally:
-        library.nvmlShutdown()  # NVML counts its users: it stays open for other users
 
 
 def _number(entry: Any, handle: c_void_p) -> int | None:

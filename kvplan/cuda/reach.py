@@ -13,7 +13,6 @@ from kvplan.cuda.device import (
     DEVICE_POINTER,
     HOST_MEMORY,
     MEMORY_TYPE,
-    NO_ACCESS,
     RANGE_SIZE,
     RANGE_START,
     Device,
@@ -23,6 +22,8 @@ from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Seams
 from kvplan.plan.plan import Plan
+
+NO_ACCESS = 0  # value of ACCESS_FLAGS
 
 
 class Facts(NamedTuple):

@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-from kvplan.cost.profile import DIRECTIONS, Beside
+from kvplan.cost.policy import HOST_ROUTES
+from kvplan.cost.profile import Beside
 from kvplan.errors import PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure.compute import Compute, compute_of, window
@@ -36,7 +37,7 @@ def measure_beside(
     """
     compute = compute_of(buffers.device, kind)
     made: dict[str, dict[str, Beside]] = {}
-    for direction in DIRECTIONS:
+    for direction in HOST_ROUTES:
         made[direction] = {}
         for path, run_nbytes in RUN_NBYTES.items():
             if time.perf_counter() > until:

@@ -14,8 +14,18 @@ from typing import NamedTuple
 
 from kvplan.base.version import __version__
 from kvplan.cost.model import features
-from kvplan.cost.policy import IDLE_KERNELS, Policy
-from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, Costs, DeviceProfile, PathCosts, default
+from kvplan.cost.policy import BESIDE_COMPUTE, HOST_ROUTES, ROUTES, Policy
+from kvplan.cost.profile import (
+    TERMS,
+    Beside,
+    Costs,
+    DeviceProfile,
+    PathCosts,
+    default,
+    default_pair,
+    default_programs,
+    route_paths,
+)
 from kvplan.cost.statistics import Statistics, statistics_of
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
@@ -32,7 +42,9 @@ SECONDS, BESIDE_SECONDS = 16.0, 4.0
 HOST_NBYTES, DEVICE_NBYTES = 384 << 20, 64 << 20
 RING_NBYTES = 84 << 20  # two chunks: half of the default ring
 ROUNDS = (16, 64)  # runs per block: one round over the grid for each; a fit needs two values to separate the terms
-ONE_PROGRAM = "kernel, 1 program"
+PAIR_SECONDS = 14.0
+CACHED_NBYTES = 256 << 20  # transfers of fewer bytes within a GPU are partly in its cache
+ONE_PROGRAM, FEW_PROGRAMS = "kernel, 1 program", "kernel, as beside compute"
 # (bytes per run, runs): from transfers whose time is the fixed costs, to transfers whose time is the bytes.
 GRID = tuple(
     (run_nbytes, runs)
@@ -120,7 +132,7 @@ def geometries() -> Iterator[Geometry]:
         for run_nbytes, runs in (*GRID[::2], *GRID[1::2], *MANY):
             if runs < block_runs or 2 * run_nbytes * block_runs > DEVICE_NBYTES:  # the device's side needs two blocks
                 continue
-            for direction in DIRECTIONS:
+            for direction in HOST_ROUTES:
                 for host in HOSTS[: 1 if runs == MANY[0][1] else None]:
                     yield Geometry(direction, host, run_nbytes, runs, block_runs)
 
@@ -159,13 +171,16 @@ def _whole(executor: Executor, plan: Plan) -> None:
 def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:
     """Return GB/s that no transfer exceeded: the measured ceilings, or the fastest transfer if it was faster.
 
-    Another process may have used the link while ceilings were measured. The kernel sets ``"sm_load"``, ``"sm_store"``.
+    Another process may have used the link while ceilings were measured. The kernel sets ``"sm_load"`` and the like.
+    Within a GPU, only large transfers count: the cache of the GPU holds small ones.
     """
     made = dict(found)
-    for direction in DIRECTIONS:
-        for name, paths in ((direction, ENGINE_PATHS), (f"sm_{direction}", ("kernel",))):
-            rates = [one.plan.nbytes / one.timing.seconds / 1e9 for one in samples
-                     if one.path in paths and one.plan.direction == direction and one.timing.seconds > 0]  # fmt: skip
+    for route in (route for route in ROUTES if route in found):
+        some = [one for one in samples if one.plan.route == route and one.timing.seconds > 0]
+        if route == "device":
+            some = [one for one in some if one.plan.nbytes >= CACHED_NBYTES]
+        for name, paths in ((route, ENGINE_PATHS), (f"sm_{route}", ("kernel",))):
+            rates = [one.plan.nbytes / one.timing.seconds / 1e9 for one in some if one.path in paths]
             made[name] = max(made.get(name, 0.0), *rates, 0.0)
     return made
 
@@ -177,57 +192,76 @@ def profile_of(
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]],
     *,
     multiprocessors: int,
+    peer: str = "",
+    nvlinks: int | None = None,
 ) -> DeviceProfile:
     """Make a profile from samples. Costs with too few samples are the default's, and are listed as guessed.
 
     Args:
-        machine: the machine that was measured.
+        machine: the machine of the GPU that was measured.
         samples, ceilings_found: the measured samples, and the ceilings in GB/s.
-        beside: measured effects of compute, by kind of compute, direction and path.
+        beside: measured effects of compute, by kind of compute, route and path.
         multiprocessors: number of SMs.
+        peer: name of the other GPU for the profile of a pair.
+        nvlinks: number of NVLink links of the pair; None if it is not known.
 
     Raises:
         KVPlanError: every path has too few samples.
     """
-    guess = default()
+    guess = default_pair() if peer else default()
+    routes, unknown = guess.routes, []
     costs: dict[str, dict[str, PathCosts]] = {}
-    unknown = []
-    for direction in DIRECTIONS:
-        costs[direction] = {}
-        for path in TERMS:
-            some = [one for one in samples if one.path == path and one.plan.direction == direction]
-            if len(some) < LEAST_SAMPLES:
-                unknown.append(f"{direction} {path}")
-                costs[direction][path] = guess.costs[direction][path]
+    for route in routes:
+        costs[route] = {}
+        for path in route_paths(route):
+            some = [one for one in samples if one.path == path and one.plan.route == route]
+            if len(some) < LEAST_SAMPLES or not ceilings_found.get(route):
+                unknown.append(f"{route} {path}")
+                costs[route][path] = guess.costs[route][path]
                 continue
-            byte = 1 / max(ceilings_found[f"sm_{direction}" if path == "kernel" else direction], 1e-9)
+            byte = 1 / max(ceilings_found[f"sm_{route}" if path == "kernel" else route], 1e-9)
             seconds, wall = (_costs(some, path, target, byte) for target in range(2))
             program: Costs = {}
             if path == "kernel":
-                alone = [one for one in samples if one.path == ONE_PROGRAM and one.plan.direction == direction]
-                known = len(alone) >= LEAST_SAMPLES
-                program = _costs(alone, path, 0) if known else guess.costs[direction][path].program
-            cpu = _costs(some, path, 2)
-            costs[direction][path] = PathCosts(seconds, wall, cpu, program)
-    if len(unknown) == len(TERMS) * len(DIRECTIONS):
+                program = _program(samples, route, multiprocessors) or guess.costs[route][path].program
+            costs[route][path] = PathCosts(seconds, wall, _costs(some, path, 2), program)
+    if len(unknown) == sum(len(paths) for paths in costs.values()):
         raise KVPlanError(
-            f"nothing could be measured within {SECONDS:.0f} seconds; is the GPU busy with something else?"
+            f"nothing could be measured within {PAIR_SECONDS if peer else SECONDS:.0f} seconds; "
+            "is the GPU busy with something else?"
         )
-    generation, width = machine.link.key
-    made = f"kvplan {__version__}, {datetime.now(UTC).date().isoformat()}, {len(samples)} samples"
     compute: dict[str, dict[str, dict[str, Beside]]] = {}
-    for kind, directions in guess.beside.items():
+    for kind, guesses in guess.beside.items():
         compute[kind] = {}
-        for direction, paths in directions.items():
-            found = beside.get(kind, {}).get(direction, {})
-            unknown += [f"{kind} {direction} {path}" for path in paths if path not in found]
-            compute[kind][direction] = {**paths, **found}
-    note = f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else ""
+        for route, paths in guesses.items():
+            found = beside.get(kind, {}).get(route, {})
+            unknown += [f"{kind} {route} {path}" for path in paths if path not in found]
+            compute[kind][route] = {**paths, **found}
+    generation, width = (None, None) if peer else machine.link.key
     return DeviceProfile(
-        machine.gpu, machine.driver, generation, width, "calibrated", made, multiprocessors, ceilings_found, costs,
-        compute, note, calibrations=1, guessed=tuple(unknown),
-        programs={way: IDLE_KERNELS[way].programs for way in DIRECTIONS},
+        gpu=machine.gpu, driver=machine.driver, generation=generation, width=width, how="calibrated",
+        made=f"kvplan {__version__}, {datetime.now(UTC).date().isoformat()}, {len(samples)} samples",
+        multiprocessors=multiprocessors,
+        ceilings={name: ceilings_found.get(name) or guess.ceilings[name] for name in guess.ceilings},
+        costs=costs, beside=compute, programs=default_programs(routes, multiprocessors),
+        note=f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else "",
+        calibrations=1, guessed=tuple(unknown), peer=peer, nvlinks=nvlinks,
     )  # fmt: skip
+
+
+def _program(samples: Sequence[Sample], route: str, multiprocessors: int) -> Costs:
+    """Return the costs of one Triton program, in nanoseconds; empty if there are too few samples.
+
+    Loads and stores are measured with one program. For the other routes, a program beside compute has fewer warps and
+    fewer bytes in flight than one that ``max_programs`` names. So they are measured as they run beside compute: the
+    programs share the runs and the bytes.
+    """
+    alone = route in HOST_ROUTES
+    some = [one for one in samples if one.path == (ONE_PROGRAM if alone else FEW_PROGRAMS) and one.plan.route == route]
+    if len(some) < LEAST_SAMPLES:
+        return {}
+    count = 1 if alone else BESIDE_COMPUTE.kernel(route, multiprocessors).programs
+    return {term: cost if term == "fixed" else cost * count for term, cost in _costs(some, "kernel", 0).items()}
 
 
 def _costs(samples: Sequence[Sample], path: str, target: int, byte: float | None = None) -> Costs:

@@ -12,6 +12,7 @@ from kvplan.cuda.driver import BATCH_VERSION
 from kvplan.measure.facts import Facts, gather
 from kvplan.measure.finding import Finding, State, cuda_version, unknown
 from kvplan.measure.host import UNLIMITED, numbers
+from kvplan.measure.peer_links import peers
 from kvplan.measure.software import cuda_bindings, numba, torch, triton
 
 __all__ = ["Facts", "Finding", "State", "examine", "gather"]
@@ -228,7 +229,7 @@ def profile(facts: Facts) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
-    cuda_driver, gpu, batch, link, numa, pool, connections, iommu, hypervisor,
+    cuda_driver, gpu, batch, link, peers, numa, pool, connections, iommu, hypervisor,
     profile, torch, triton, numba, cuda_bindings, locked, memory, shared,
 )  # fmt: skip
 

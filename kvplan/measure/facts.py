@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import ROOT, Machine, machine
+from kvplan.cuda.peers import PeerLink, links
 from kvplan.measure import host
 
 AWAKE_NBYTES = 64 << 20  # bytes of each copy that wakes the link
@@ -53,6 +54,7 @@ class Facts:
         batch: whether the driver has the entry point of cuMemcpyBatchAsync.
         machine: the GPU and its link.
         busy: whether the link was read while copies were in flight.
+        peers: links of all ordered pairs of visible GPUs; None also if one GPU is visible.
         packages: versions of packages by the name to install; ``""`` if the version is not known.
         torch_cuda: the CUDA version that torch is built for, such as ``"13.0"``; ``""`` if torch has no CUDA.
         numba_cache: the folder of compiled loops; ``""`` if no folder may be written.
@@ -77,6 +79,7 @@ class Facts:
     batch: bool | None = None
     machine: Machine | None = None
     busy: bool = False
+    peers: tuple[PeerLink, ...] | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     torch_cuda: str | None = None
     numba_cache: str | None = None
@@ -136,6 +139,7 @@ def gather(
         batch=None if entries is None else entries.cuMemcpyBatchAsync is not None,
         machine=woken or gpu,
         busy=woken is not None,
+        peers=ask("peers", links) or None if entries is not None else None,
         packages={name: version for name, version in versions.items() if version is not None},
         torch_cuda=ask("torch_cuda", _cuda_of_torch) if torch_is_there else None,
         numba_cache=ask("numba_cache", _numba_cache),

@@ -8,7 +8,7 @@ import pytest
 
 from kvplan.cli import doctor, main
 from tests.commands import BLOCKED, answer, document, python
-from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SLOW
+from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 GOLDEN = """\
 ok       driver         CUDA 13.0, driver 580.159.04
@@ -67,6 +67,8 @@ def test_it_reads_well_at_80_columns(capsys, sees):
         (HEALTHY, 0),
         (replace(HEALTHY, locked=65536), 0),  # a warning
         (replace(HEALTHY, ram=None), 0),  # unknown
+        (SEVERAL_GPUS, 0),
+        (UNREACHABLE, 0),  # a warning
         (SLOW, 1),
         (GPU_LESS, 1),
     ],
@@ -92,6 +94,24 @@ def test_its_document(capsys, sees):
     assert given["facts"]["machine"] == asdict(SLOW.machine)
     assert given["facts"]["ram"] == list(SLOW.ram)
     assert set(given["facts"]) == set(asdict(SLOW))
+
+
+def test_eight_gpus_are_one_line(capsys, sees):
+    sees(SEVERAL_GPUS)
+    lines = answer(capsys, "doctor").splitlines()
+    assert "ok  peers          cuda:0-7 reach one another by NVLink, 18 links" in lines
+
+
+def test_its_document_has_the_link_of_each_pair(capsys, sees):
+    sees(SEVERAL_GPUS)
+    given = document(capsys, "doctor")["facts"]["peers"]
+    assert [(one["gpu"], one["peer"]) for one in given] == [(a, b) for a in range(8) for b in range(8) if a != b]
+    assert given[0] == {"gpu": 0, "peer": 1, "reachable": True, "why": "", "nvlinks": 18}
+    sees(UNREACHABLE)
+    given = document(capsys, "doctor")["facts"]["peers"]
+    assert given[0] == {"gpu": 0, "peer": 1, "reachable": False, "why": "no peer access", "nvlinks": None}
+    sees(HEALTHY)  # one GPU
+    assert document(capsys, "doctor")["facts"]["peers"] is None
 
 
 def test_the_default_device(sees):

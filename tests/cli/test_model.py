@@ -147,6 +147,60 @@ def test_the_link_is_an_assumption(capsys):
     assert "link      27.5 GB/s for each rank is assumed" in answer(capsys, *LLAMA, "--link-gbps", "27.5")
 
 
+def test_to_another_gpu(capsys):
+    # HND in a page of K and V, against NHD in planes: a run is a row of one head, 128 x 2 bytes. A unit is 16 tokens:
+    # 80 layers x 2 (K, V) x 16 x 2 heads = 5,120 runs. 32k tokens are 2,048 units, 2,684,354,560 bytes a rank.
+    facts = document(capsys, *LLAMA, "--tokens", "32k", "--peer", "nvlink", "--peer-layout", "flashinfer")
+    (group,), (context,) = facts["groups"], facts["contexts"]
+    assert (group["peer"]["runs"], group["peer"]["run_nbytes"], group["peer"]["alignment"]) == (5120, [256, 256], 256)
+    assert group["peer"]["extents"] == {"count": 80, "min_nbytes": 16_384, "max_nbytes": 16_384}
+    assert (context["tokens"], context["nbytes"], context["peer"]["runs"]) == (32_768, 2_684_354_560, 10_485_760)
+    assert context["peer"]["seconds"] == pytest.approx(2_684_354_560 / 390e9)
+    assert context["peer"]["kernel_seconds"] == pytest.approx(2_684_354_560 / 366.6e9)
+    assert context["peer"]["host_seconds"] == pytest.approx(2 * 2_684_354_560 / 55.1e9)
+    assert facts["peer"] == {
+        "layout": "flashinfer-NHD", "notation": "layer: block kv token head dim", "block_tokens": 16,
+        "link": "NVLink 4 of H100 and H200", "link_gbps": 390.0, "kernel_gbps": pytest.approx(366.6),
+    }  # fmt: skip
+
+
+def test_to_another_gpu_in_words(capsys):
+    # The same layout, larger blocks: a unit is a block of the device, 160 runs of 16 tokens x 2 heads x 256 bytes.
+    text = answer(capsys, *LLAMA, "--engine", "vllm-split-kv", "--tokens", "500,32k",
+                  "--peer", "100", "--peer-block-tokens", "64")  # fmt: skip
+    assert "peer       vllm-split-kv, blocks of 64\n" in text
+    assert "peer link  100 GB/s for one large copy (as given); a kernel is assumed to reach" in text
+    # 500 tokens are 32 blocks, 41,943,040 bytes: 0.419 ms, 0.446 by a kernel, and twice 0.761 through the host.
+    assert text.endswith(
+        """group  unit  runs  bytes each  peer extents  bytes each  aligned
+────────────────────────────────────────────────────────────────
+full     16   160       8,192           160       8,192    8,192
+
+context  runs to the peer  at the link  by kernel  through the host
+───────────────────────────────────────────────────────────────────
+    500             5,120       419 us     446 us           1.52 ms
+    32k           327,680      26.8 ms    28.6 ms           97.4 ms
+"""
+    )
+
+
+def test_without_a_peer_the_answer_is_as_before(capsys):
+    facts = document(capsys, *LLAMA)
+    assert not [found for found in (facts, facts["groups"][0], facts["contexts"][0]) if "peer" in found]
+    assert [context["tokens"] for context in facts["contexts"]] == [1024, 32_768, 131_072]
+
+
+def test_states_and_latents_to_another_gpu(capsys):
+    facts = document(capsys, "inspect", "--model", "jamba-v0.1", "--tp", "2", "--peer", "PCIe")
+    state = next(group for group in facts["groups"] if group["kind"] == "state")
+    # 28 layers, each one state of 155,648 bytes a rank.
+    assert (state["peer"]["runs"], state["peer"]["run_nbytes"]) == (28, [155_648, 155_648])
+    assert facts["peer"]["link_gbps"] == 50
+    assert facts["contexts"][0]["peer"]["seconds"] == pytest.approx((4_358_144 + 1024 * 8_192) / 50e9)
+    latent = document(capsys, "inspect", "--model", "deepseek-v3", "--peer", "nvlink", "--peer-layout", "mla")
+    assert latent["groups"][0]["peer"]["run_nbytes"] == [16 * 1152, 16 * 1152]
+
+
 def test_the_list_of_models(capsys):
     text = answer(capsys, "inspect", "--model")
     assert [line.split()[0] for line in text.splitlines()[2:]] == list(models())
@@ -181,6 +235,15 @@ def test_every_model_fits_80_columns(capsys, name):
         (["--model", "qwen3-8b", "--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--model", "qwen3-8b", "--link-gbps", "x"], "'x' is not a rate in GB/s above 0"),
         (["--model", "qwen3-8b", "--link-gbps", "nan"], "is not a rate in GB/s"),
+        (["--model", "qwen3-8b", "--peer", "infiniband"],
+         "'infiniband' is not a link between GPUs; give 'nvlink', 'pcie', or a rate in GB/s above 0"),
+        (["--model", "qwen3-8b", "--peer", "-1"], "--peer: "),
+        (["--model", "qwen3-8b", "--peer", "nvlink", "--peer-layout", "vlm"], "--peer-layout 'vlm' is nei"),
+        (["--model", "qwen3-8b", "--peer", "nvlink", "--peer-layout", "page-first"], "'page-first' is neither"),
+        (["--model", "qwen3-8b", "--peer-layout", "vllm"], "--peer-layout needs --peer, the link to the other GPU"),
+        (["--model", "qwen3-8b", "--peer-block-tokens", "64"], "--peer-block-tokens needs --peer"),
+        (["--model", "qwen3-8b", "--tokens", "32m"], "'32m' is not a number of tokens from 1 to 2^31 - 1, as in 32k"),
+        (["--model", "qwen3-8b", "--tokens", "1k,0"], "'0' is not a number of tokens"),
         (["--model", "qwen3-8b", "--config", "a.json"], "not allowed with argument"),
         (["--model", "qwen3-8b", "--sizes", "layer=1"], "unrecognized arguments: --sizes"),
         (["--config", "nowhere.json"], "cannot read the config 'nowhere.json'"),
@@ -226,8 +289,9 @@ def test_the_document_tells_the_truth(capsys):
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     command, shown = re.search(r"```console\n\$ kvplan (inspect --model [^\n]*)\n(.*?)```", text, re.DOTALL).groups()
     assert answer(capsys, *shlex.split(command)) == shown
-    for argv in (LLAMA, ("inspect", "--model")):
+    for argv in (LLAMA, (*LLAMA, "--peer", "nvlink"), ("inspect", "--model")):
         facts = document(capsys, *argv)
         section = text[text.index(f"\n`{facts['schema']}`") :].partition("\n`kvplan.plan")[0]
         (nested,) = [facts[key][0] for key in ("groups", "models") if key in facts]
-        assert not [key for key in (*facts, *nested) if key != "schema" and f"`{key}`" not in section]
+        told = nested.get("peer", {}) | facts.get("peer", {}) | facts.get("contexts", [{}])[0].get("peer", {})
+        assert not [key for key in (*facts, *nested, *told) if key != "schema" and f"`{key}`" not in section]

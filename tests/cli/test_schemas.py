@@ -20,7 +20,7 @@ from kvplan.measure.doctor import gather
 from tests.cli.calibrated_machine import H100, MEASURED
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
 from tests.measure.bench_rows import rows
-from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SLOW
+from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 THERE = {found.name.removesuffix(".json") for found in (files("kvplan.cli") / "schemas").iterdir()}
 TOKEN_MAJOR, PADDED, WITH_INDEX = (
@@ -89,6 +89,7 @@ def test_a_name_without_one():
         ("inspect", "--model", "deepseek-v3.2"),
         ("inspect", "--model", "jamba-v0.1"),
         ("inspect", "--model", "gpt-oss-20b"),
+        ("inspect", "--model", "jamba-v0.1", "--peer", "nvlink", "--peer-block-tokens", "64"),
         ("plan", GPU, HOST_64, "--src", "0-10", "--dst", "0,1,3", "--dst-skip", "1"),
         ("explain", GPU, HOST),
         ("explain", "block: layer dim", "layer: block dim", "--sizes", "layer=2,block=3,dim=8"),
@@ -130,7 +131,11 @@ def test_a_pair_that_does_not_compile(capsys):
     valid(json.loads(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("facts", [HEALTHY, GPU_LESS, SLOW, None], ids=["healthy", "no GPU", "slow", "this machine"])
+@pytest.mark.parametrize(
+    "facts",
+    [HEALTHY, GPU_LESS, SLOW, SEVERAL_GPUS, UNREACHABLE, None],
+    ids=["healthy", "no GPU", "slow", "several GPUs", "no peer access", "this machine"],
+)
 def test_the_doctor(capsys, monkeypatch, facts):
     if facts is None:
         facts = gather("cuda:0", busy=False)

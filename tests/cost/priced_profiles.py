@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default
+from kvplan.cost.profile import (
+    GPU_ROUTES,
+    TERMS,
+    Beside,
+    DeviceProfile,
+    PathCosts,
+    default,
+    default_programs,
+    route_paths,
+)
 from kvplan.cost.statistics import Pieces, Statistics
 
 PLAN = Statistics(
@@ -27,7 +37,13 @@ def profile(costs: dict[str, tuple[float, ...]], beside: dict[str, Beside] | Non
         made[path] = PathCosts(seconds, wall, cpu, program)
     every = dict.fromkeys(TERMS, NOTHING_BESIDE) | (beside or {})
     return replace(
-        default(), multiprocessors=100, costs=dict.fromkeys(DIRECTIONS, made),
-        ceilings={"load": 10.0, "store": 10.0, "sm_load": 20.0, "sm_store": 5.0, "memory": 400.0},
-        beside={kind: dict.fromkeys(DIRECTIONS, every) for kind in ("decode", "prefill")}, **changes,
+        default(), multiprocessors=100, costs={route: _of(made, route) for route in GPU_ROUTES},
+        ceilings={"load": 10.0, "store": 10.0, "sm_load": 20.0, "sm_store": 5.0, "device": 200.0,
+                  "sm_device": 180.0, "memory": 400.0},
+        beside={kind: {route: _of(every, route) for route in GPU_ROUTES} for kind in ("decode", "prefill")},
+        programs=default_programs(GPU_ROUTES, 100), **changes,
     )  # fmt: skip
+
+
+def _of(by_path: dict[str, Any], route: str) -> dict[str, Any]:
+    return {path: by_path[path] for path in route_paths(route)}

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVPlanError
+from kvplan.cost import store
 from kvplan.cost.blend import weighed
-from kvplan.cost.profile import DIRECTIONS, TERMS, Beside, DeviceProfile, PathCosts, default, from_json
+from kvplan.cost.policy import PEER_ROUTES
+from kvplan.cost.profile import (
+    ANY_PEER,
+    GPU_ROUTES,
+    TERMS,
+    Beside,
+    DeviceProfile,
+    PathCosts,
+    ceiling_names,
+    default,
+    default_pair,
+    names_of_costs,
+    route_paths,
+)
+from kvplan.cost.profile_file import from_json
 
 KINDS = ("decode", "prefill")
-CEILINGS = ("load", "store", "sm_load", "sm_store", "memory")
 TARGETS = ("seconds", "wall", "cpu")
 
 
@@ -29,28 +44,39 @@ def costs(path: str) -> st.SearchStrategy[PathCosts]:
     return st.builds(PathCosts, terms, terms, terms, terms if path == "kernel" else st.just({}))
 
 
-BESIDE = st.fixed_dictionaries(
-    {
-        path: st.builds(Beside, st.sampled_from((0.001, 0.5, 1.0, 1000.0)), st.sampled_from((1.0, 1.25, 1000.0)))
-        for path in TERMS
-    }
-)
-PROFILES = st.builds(
-    DeviceProfile,
-    gpu=st.text(),
-    driver=st.text(),
-    generation=st.none() | st.integers(0, 9),
-    width=st.none() | st.integers(0, 32),
-    how=st.sampled_from(("calibrated", "shipped", "default")),
-    made=st.text(),
-    multiprocessors=st.integers(0, 10_000),
-    ceilings=st.fixed_dictionaries({name: numbers() for name in CEILINGS}),
-    costs=st.fixed_dictionaries(
-        {way: st.fixed_dictionaries({path: costs(path) for path in TERMS}) for way in DIRECTIONS}
-    ),
-    beside=st.fixed_dictionaries({kind: st.fixed_dictionaries(dict.fromkeys(DIRECTIONS, BESIDE)) for kind in KINDS}),
-    note=st.text(),
-    calibrations=st.integers(0, 1000),
+BESIDE = st.builds(Beside, st.sampled_from((0.001, 0.5, 1.0, 1000.0)), st.sampled_from((1.0, 1.25, 1000.0)))
+
+
+def by_path(routes: tuple[str, ...], make) -> st.SearchStrategy:
+    """What ``make(path)`` draws, by route and path."""
+    return st.fixed_dictionaries(
+        {route: st.fixed_dictionaries({path: make(path) for path in route_paths(route)}) for route in routes}
+    )
+
+
+def profiles(routes: tuple[str, ...], **of_pair: st.SearchStrategy) -> st.SearchStrategy[DeviceProfile]:
+    return st.builds(
+        DeviceProfile,
+        gpu=st.text(),
+        driver=st.text(),
+        generation=st.none() | st.integers(0, 9),
+        width=st.none() | st.integers(0, 32),
+        how=st.sampled_from(("calibrated", "shipped", "default")),
+        made=st.text(),
+        multiprocessors=st.integers(0, 10_000),
+        ceilings=st.fixed_dictionaries({name: numbers() for name in ceiling_names(routes)}),
+        costs=by_path(routes, costs),
+        beside=st.fixed_dictionaries({kind: by_path(routes, lambda path: BESIDE) for kind in KINDS}),
+        programs=st.fixed_dictionaries(dict.fromkeys(routes, st.integers(1, 2000))),
+        note=st.text(),
+        calibrations=st.integers(0, 1000),
+        guessed=st.lists(st.text(), max_size=3).map(tuple),
+        **of_pair,
+    )
+
+
+PROFILES = profiles(GPU_ROUTES) | profiles(
+    PEER_ROUTES, peer=st.text(min_size=1), nvlinks=st.none() | st.integers(0, 18)
 )
 
 
@@ -63,16 +89,24 @@ def test_a_profile_comes_back_as_it_went(profile):
     assert (document["schema"], document["version"]) == ("kvplan.profile", 1)
 
 
-def test_the_default_is_valid_and_says_that_it_is_a_guess():
-    profile = default()
+@pytest.mark.parametrize(
+    ("profile", "routes", "peer", "command"),
+    [
+        (default(), GPU_ROUTES, "", "`kvplan calibrate`"),
+        (default_pair(), PEER_ROUTES, ANY_PEER, "`kvplan calibrate --peers`"),
+    ],
+)
+def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer, command):
     assert from_json(profile.to_json()) == profile
-    assert (profile.how, profile.gpu, profile.link) == ("default", "", "a link not known")
-    assert "kvplan calibrate" in profile.note
-    assert set(profile.ceilings) == set(CEILINGS)
-    for way in DIRECTIONS:
+    assert (profile.how, profile.gpu, profile.peer, profile.link) == ("default", "", peer, "a link not known")
+    assert profile.note.endswith(command)
+    assert profile.routes == tuple(profile.costs) == tuple(profile.programs) == routes
+    assert tuple(profile.ceilings) == ceiling_names(routes)
+    for way in routes:
         assert {path: set(found.seconds) for path, found in profile.costs[way].items()} == {
-            path: set(terms) for path, terms in TERMS.items()
+            path: set(TERMS[path]) for path in route_paths(way)
         }
+        assert all(paths[way].keys() == profile.costs[way].keys() for paths in profile.beside.values())
         for found in profile.costs[way].values():
             assert found.wall["fixed"] == found.seconds["fixed"] + found.cpu["fixed"]
 
@@ -89,6 +123,64 @@ def test_numbers_are_kept_to_five_digits():
 )
 def test_a_link_in_words(generation, width, words):
     assert replace(default(), generation=generation, width=width).link == words
+
+
+@pytest.mark.parametrize(
+    ("nvlinks", "words"),
+    [(18, "NVLink, 18 links"), (1, "NVLink, 1 link"), (0, "PCIe"), (None, "a link not known")],
+)
+def test_a_link_of_a_pair_in_words(nvlinks, words):
+    assert replace(default_pair(), nvlinks=nvlinks).link == words
+
+
+SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/*.json"))
+
+
+def without_device(document: dict) -> dict:
+    """The file of a profile as kvplan 0.1.0 wrote it."""
+    old = json.loads(json.dumps(document))
+    for held in (old["ceilings"], old["costs"], *old["beside"].values(), old["programs"]):
+        for name in ("device", "sm_device"):
+            held.pop(name, None)
+    for name in ("peer", "nvlinks"):
+        old.pop(name, None)
+    return old
+
+
+@given(profile=profiles(GPU_ROUTES))
+def test_an_old_file_has_the_guess_of_copies_within_a_gpu(profile):
+    found, guess = from_json(json.dumps(without_device(json.loads(profile.to_json())))), default()
+    assert found.guessed[: len(profile.guessed)] == profile.guessed
+    assert set(names_of_costs(["device"])) <= set(found.guessed)
+    assert found.costs == dict(profile.costs) | {"device": guess.costs["device"]}
+    assert {kind: routes["device"] for kind, routes in found.beside.items()} == dict.fromkeys(
+        KINDS, guess.beside["decode"]["device"]
+    )
+    assert (found.ceilings["device"], found.ceilings["sm_device"]) == (
+        guess.ceilings["device"],
+        guess.ceilings["sm_device"],
+    )
+    # The guess is of the number of programs that the default policy has on this GPU, so it is taken as it is.
+    assert found.programs["device"] == 8 * max(profile.multiprocessors, 1)
+    same = {"costs", "beside", "ceilings", "programs", "guessed"}
+    assert {name: held for name, held in vars(found).items() if name not in same} == {
+        name: held for name, held in vars(profile).items() if name not in same
+    }
+    assert from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_is_read(path):
+    profile = from_json(path.read_text())
+    assert profile.how == "shipped"
+    assert tuple(profile.costs) == profile.routes
+
+
+def test_a_pair_has_no_guess_for_a_route_that_is_missing():
+    document = json.loads(default_pair().to_json())
+    del document["costs"]["pull"]
+    with pytest.raises(KVPlanError, match=r"costs\.pull\.kernel\.seconds is missing, or not an object"):
+        from_json(json.dumps(document))
 
 
 def changed(place: str, value: object) -> str:
@@ -255,7 +347,7 @@ def test_whole_numbers_are_read_as_floats():
 def test_a_file_that_names_no_programs_was_measured_with_those_that_run_beside_compute():
     document = json.loads(default().to_json())
     del document["programs"]
-    assert from_json(json.dumps(document)).programs == {"load": 4, "store": 2}
+    assert from_json(json.dumps(document)).programs == {"load": 4, "store": 2, "device": 12}
 
 
 @pytest.mark.parametrize("count", [0, -1, True, "8", None])
@@ -270,4 +362,4 @@ def test_costs_of_another_number_of_programs_are_not_weighed_in():
     new = replace(default(), gpu="H200", how="calibrated", calibrations=1, ceilings=dict(default().ceilings, load=26.0))
     earlier = replace(new, calibrations=3, ceilings=default().ceilings)
     assert weighed(new, earlier).ceilings["load"] == 24.5
-    assert weighed(new, replace(earlier, programs={"load": 4, "store": 2})) == new
+    assert weighed(new, replace(earlier, programs={"load": 4, "store": 2, "device": 864})) == new

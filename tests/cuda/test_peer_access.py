@@ -37,9 +37,9 @@ def test_a_peer_is_enabled_once_in_the_context_of_the_gpu(entries):
     assert device.enable_peer(2) == ""
     calls = entries.calls[begin:]
     assert [name for name, _ in calls] == [
-        "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGet", "cuDeviceCanAccessPeer",
+        "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceCanAccessPeer",
         "cuCtxGetCurrent", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode",
-        "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxEnablePeerAccess",
+        "cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxEnablePeerAccess",
         "cuThreadExchangeStreamCaptureMode", "cuCtxSetCurrent",
     ]  # fmt: skip
     assert entries.named("cuDeviceCanAccessPeer")[0][1:] == (11, 12)
@@ -71,30 +71,33 @@ def test_a_pair_that_cannot(entries):
     entries.gives["cuDeviceCanAccessPeer"] = [0]
     device = Device(0)
     why = device.enable_peer(2)
-    assert why.startswith("cuda:0 cannot reach the memory of cuda:2: cuDeviceCanAccessPeer returned no. Usual causes")
+    cannot = "cuda:0 cannot reach the memory of cuda:2: the driver allows no peer access between them. Usual causes"
+    assert why.startswith(cannot)
     assert "nvidia-smi topo -p2p r" in why
     assert device.enable_peer(2) == why
     assert len(entries.named("cuDeviceCanAccessPeer")) == 1
     assert len(entries.named("cuDevicePrimaryCtxRetain")) == 1  # no context of the peer is opened
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"), [(217, "nvidia-smi topo -p2p r"), (711, "Without NVSwitch, a GPU has at most 8 peers")]
-)
-def test_a_pair_that_the_driver_refuses_to_enable(entries, code, remedy):
-    entries.codes["cuCtxEnablePeerAccess"] = code
+def test_a_pair_that_the_driver_refuses_to_enable(entries):
+    entries.codes["cuCtxEnablePeerAccess"] = 217
     device = Device(0)
     why = device.enable_peer(1)
-    returned = f"cuCtxEnablePeerAccess returned CUDA_ERROR_PLAYED ({code}, it was played)"
-    assert why.startswith(f"cuda:0 cannot reach the memory of cuda:1: {returned}. ")
-    assert remedy in why
+    returned = "cuCtxEnablePeerAccess returned CUDA_ERROR_PLAYED (217, it was played). Usual causes"
+    assert why.startswith(f"cuda:0 cannot reach the memory of cuda:1: {returned}")
     assert device.enable_peer(1) == why
     assert len(entries.named("cuCtxEnablePeerAccess")) == 1
 
 
+def test_more_peers_than_a_gpu_may_have(entries):
+    entries.codes["cuCtxEnablePeerAccess"] = 711
+    assert Device(0).enable_peer(1).endswith("(711, it was played): without NVSwitch, a GPU has at most 8 peers")
+
+
 @pytest.mark.parametrize("ordinal", [-1, 3, 99])
 def test_a_peer_that_is_not_there(entries, ordinal):
-    assert Device(0).enable_peer(ordinal) == f"there is no CUDA device {ordinal}; 3 are visible"
+    cannot = f"cuda:0 cannot reach the memory of cuda:{ordinal}"
+    assert Device(0).enable_peer(ordinal) == f"{cannot}: there is no CUDA device {ordinal}; 3 are visible"
     assert not entries.named("cuDeviceCanAccessPeer")
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost import model as cost
-from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
+from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
 from kvplan.cuda.device import DEVICE_POINTER, MEMORY_TYPE, RANGE_SIZE
 from kvplan.execute.gpu import reaper
 from kvplan.execute.gpu.resources import Limits
@@ -272,7 +272,7 @@ def test_what_is_remembered_is_what_the_model_takes(direction, seed, counts):
         else:
             each["fixed"] = chance.uniform(0, 20 * 6 * pair.program.runs) if name == "kernel" else 1e9
         costs[name] = PathCosts(each, each, each, each if name == "kernel" else {})
-    profile = replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
+    profile = replace(default(), costs={way: {path: costs[path] for path in route_paths(way)} for way in GPU_ROUTES})
     with executor_on(device, profile=profile) as executor:
         for count in counts:
             rising = np.arange(count) + chance.integers(0, 3)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan.cost.policy import HOST_ROUTES, ROUTES
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.staging import stage
 from tests.profiles import examples
@@ -14,8 +15,7 @@ from tests.simulated import Device, Stream
 from tests.simulated.executors import ALL_PATHS, PATHS, TIGHT, Drawn, executor_on, paths_in_turn
 from tests.strategies import cases
 
-WAYS = [(path, direction) for path in ALL_PATHS for direction in ("load", "store", "device")
-        if (path, direction) != ("staged", "device")]  # fmt: skip
+WAYS = [(path, route) for path in ALL_PATHS for route in ROUTES if path != "staged" or route in HOST_ROUTES]
 LATE = {"slow_copies": 0, "slow_calls": 0, "slow_chunks": 0}
 
 
@@ -85,7 +85,7 @@ def test_there_and_back_by_way_of_the_host(case, seed, path):
 
 @examples(100)
 @given(
-    drawn=st.lists(st.tuples(cases(max_blocks=3), st.sampled_from(("load", "store"))), min_size=2, max_size=4),
+    drawn=st.lists(st.tuples(cases(max_blocks=3), st.sampled_from(ROUTES)), min_size=2, max_size=4),
     seed=st.integers(0, 2**32),
     paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4),
 )
@@ -105,14 +105,13 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
 @examples(100)
 @given(
     several=st.lists(cases(max_blocks=3), min_size=2, max_size=3),
-    direction=st.sampled_from(("load", "store")),
-    path=st.sampled_from(PATHS),
+    way=st.sampled_from([way for way in WAYS if way[0] in PATHS]),
     groups=st.sampled_from((0, 4)),
     seed=st.integers(0, 2**32),
 )
-def test_joined_plans_are_one_transfer(several, direction, path, groups, seed):
+def test_joined_plans_are_one_transfer(several, way, groups, seed):
     """Law 7: joined plans are one transfer that moves what each of them moves."""
-    device = Device(seed)
+    device, (path, direction) = Device(seed), way
     made = [Drawn(case, device, direction) for case in several]
     plan = kvplan.join([each.plan for each in made])
     with executor_on(

@@ -15,7 +15,7 @@ from kvplan.base.limits import LIMITS
 from kvplan.base.reading import json_of, toml_of
 from kvplan.catalogue.config import read_config
 from kvplan.cli.main import main
-from kvplan.cost.profile import from_json
+from kvplan.cost.profile_file import from_json
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import document_of
 from kvplan.nixl import card as nixl_card

@@ -9,6 +9,7 @@ from kvplan.measure import host
 from kvplan.measure.doctor import Facts
 from kvplan.measure.facts import ProfileInUse
 from tests.cuda.fake_system import PCI
+from tests.cuda.peer_topologies import all_pairs, linked, refused
 
 GIB = 1 << 30
 
@@ -40,6 +41,12 @@ HEALTHY = Facts(
 
 
 GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
+
+
+SEVERAL_GPUS = replace(HEALTHY, peers=all_pairs(8, linked(18)))
+
+
+UNREACHABLE = replace(HEALTHY, peers=all_pairs(2, lambda gpu, peer: refused(gpu, peer, "no peer access", None)))
 
 
 SLOW = replace(

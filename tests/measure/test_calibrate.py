@@ -12,7 +12,9 @@ import torch
 import kvplan
 from kvplan import KVPlanError
 from kvplan.cost.model import features, total
-from kvplan.cost.profile import DIRECTIONS, TERMS, default, from_json
+from kvplan.cost.policy import HOST_ROUTES
+from kvplan.cost.profile import TERMS, default
+from kvplan.cost.profile_file import from_json
 from kvplan.cost.statistics import Pieces, Statistics, statistics_of
 from kvplan.cuda.machine import Link, Machine
 from kvplan.measure import calibrate as made_by
@@ -47,7 +49,7 @@ def plan_of(one: Geometry) -> Statistics:
                       Pieces(), extents, one.run_nbytes * one.block_runs)  # fmt: skip
 
 
-def samples(names=(*TERMS, ONE_PROGRAM), directions=DIRECTIONS, count: int | None = None) -> list[Sample]:
+def samples(names=(*TERMS, ONE_PROGRAM), directions=HOST_ROUTES, count: int | None = None) -> list[Sample]:
     """What a GPU of the known costs would give: by the clock 60 us more, of which 25 are the CPU's."""
     made = []
     for name in names:
@@ -66,7 +68,7 @@ def profiled(some: list[Sample]):
 
 def test_known_costs_are_found():
     profile = profiled(samples())
-    for direction in DIRECTIONS:
+    for direction in HOST_ROUTES:
         for path in TERMS:
             found, wanted = profile.costs[direction][path], known(path, direction)
             assert found.seconds == pytest.approx(wanted, rel=0.01)
@@ -84,13 +86,13 @@ def test_noise_of_a_tenth_leaves_predictions_within_a_tenth():
         noisy.append(Sample(path, plan, Timing(*(value * f for value, f in zip(timing, factors, strict=False)), 8)))
     profile = profiled(noisy)
     for path, plan, timing in samples(TERMS):
-        costs = profile.costs[plan.direction][path]
+        costs = profile.costs[plan.route][path]
         assert total(features(path, plan), costs.wall, TERMS[path]) == pytest.approx(timing.wall, rel=0.1)
 
 
 def test_runs_of_the_staged_path_are_not_charged_for_what_small_extents_cost():
     profile = profiled(samples())
-    for direction in DIRECTIONS:
+    for direction in HOST_ROUTES:
         costs = profile.costs[direction]["staged"]
         assert (costs.seconds["run"], costs.wall["run"]) == (0.0, 0.0)
         assert costs.seconds["small_extent"] == pytest.approx(1300.0, rel=0.01)
@@ -112,9 +114,7 @@ def test_what_a_profile_is_of():
 
 
 def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
-    few = [
-        one for one in samples() if (one.path, one.plan.direction) not in {("staged", "load"), ("copy_engine", "store")}
-    ]
+    few = [one for one in samples() if (one.path, one.plan.route) not in {("staged", "load"), ("copy_engine", "store")}]
     few += samples(("staged",), ("load",), made_by.LEAST_SAMPLES - 1)
     profile = profiled(few)
     assert profile.note == "guessed, for want of samples: load staged; store copy_engine"
@@ -141,7 +141,7 @@ def test_ceilings_are_what_was_found_or_exceeded():
     plan = plan_of(Geometry("load", "contiguous", 1 << 10, 1000, 10))  # 1,024,000 bytes
     rates = {"kernel": 60e9, "copy_engine": 51.2e9, "staged": 20e9, ONE_PROGRAM: 90e9}
     some = [Sample(path, plan, Timing(1_024_000 / rate, 1.0, 1.0, 8)) for path, rate in rates.items()]
-    some += [Sample("staged", replace(plan, direction="store"), Timing(1_024_000 / 30e9, 1.0, 1.0, 8)),
+    some += [Sample("staged", replace(plan, route="store"), Timing(1_024_000 / 30e9, 1.0, 1.0, 8)),
              Sample("kernel", plan, Timing(0.0, 1.0, 1.0, 8))]  # fmt: skip
     assert ceilings_of(some, found) == pytest.approx(
         {"load": 51.2, "store": 40.0, "memory": 1500.0, "sm_load": 60.0, "sm_store": 0.0}
@@ -179,7 +179,7 @@ def test_each_can_be_laid_over_the_buffers_and_has_the_runs_that_it_says():
 def test_however_early_it_is_cut_there_is_some_of_every_kind(share):
     every = list(geometries())
     some = every[: int(len(every) * share)]
-    for direction in DIRECTIONS:
+    for direction in HOST_ROUTES:
         for host in HOSTS:
             kind = [one for one in some if (one.direction, one.host) == (direction, host)]
             assert len(kind) >= made_by.LEAST_SAMPLES

@@ -20,6 +20,7 @@ from kvplan.measure import host
 from kvplan.measure.doctor import Finding, examine, gather
 from kvplan.measure.facts import ProfileInUse
 from tests.cuda.fake_system import PCI, libraries, sysfs, written
+from tests.cuda.peer_topologies import Topology, all_pairs, linked
 
 GIB = 1 << 30
 
@@ -78,6 +79,21 @@ def test_facts_of_an_empty_tree(fakes, tmp_path):
     assert found.missing["machine"] == found.missing["cuda"]
     assert {"locked", "ram", "cgroup", "shared", "nodes", "allowed", "policy", "hypervisor"} <= set(found.missing)
     assert finding("driver", found).state == "problem"
+
+
+@pytest.mark.parametrize(("count", "peers"), [(1, None), (2, all_pairs(2, linked(18))), (8, all_pairs(8, linked(18)))])
+def test_links_of_all_pairs_of_gpus(fakes, tmp_path, count, peers):
+    Topology(count, {gpu: ["switch"] * 18 for gpu in range(count)}).play(*fakes)
+    found = gather(root=tmp_path)
+    assert found.peers == peers
+    assert "peers" not in found.missing
+
+
+def test_links_that_cannot_be_gathered(fakes, tmp_path):
+    fakes[0].codes["cuDeviceGetCount"] = 999
+    found = gather(root=tmp_path)
+    assert found.peers is None
+    assert finding("peers", found).what == "cuDeviceGetCount returned CUDA_ERROR_PLAYED (999, it was played)"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:x", "", "cuda:-1", "cuda:\u0663"])
@@ -246,5 +262,6 @@ def test_no_driver_is_a_reason(monkeypatch):
 
     monkeypatch.setattr(gathering, "driver", none)
     found = gather()
-    assert (found.cuda, found.batch, found.machine) == (None, None, None)
+    assert (found.cuda, found.batch, found.machine, found.peers) == (None, None, None, None)
+    assert "peers" not in found.missing
     assert finding("driver", found).what == "no CUDA driver: only the host path works"

@@ -7,11 +7,11 @@ import pytest
 
 import kvplan
 from kvplan import KVPlanError
-from kvplan.cost.profile import DIRECTIONS
+from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cost.statistics import statistics_of
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, work
 
-BOTH = [(direction, host) for direction in DIRECTIONS for host in HOSTS]
+BOTH = [(direction, host) for direction in HOST_ROUTES for host in HOSTS]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.statistics import Pieces, Statistics, chains, facts_of, statistics_of
+from kvplan.cost.statistics import (
+    Pieces,
+    Statistics,
+    chains,
+    counted,
+    facts_of,
+    halves_statistics,
+    statistics_of,
+)
 from kvplan.plan.merges import possible_merges
 from kvplan.plan.staging import staging_of
 from tests.plan.small_caches import LAYERED, PAGED, zeros
@@ -34,7 +44,7 @@ def store_between(cache: tuple[str, np.ndarray], pool: tuple[str, np.ndarray], *
 def test_layer_first_to_page_first(by):
     made = store_between((LAYERED, zeros(4, 8, 16, 64)), (PAGED, zeros(8, 4, 16, 64)), [1, 3, 6], [3, 5, 0], by=by)
     assert made == Statistics(
-        direction=by, nbytes=12_288, groups=1, runs=12, alignment=16, copies=Pieces(12, 12_288, 0, 0),
+        route=by, nbytes=12_288, groups=1, runs=12, alignment=16, copies=Pieces(12, 12_288, 0, 0),
         calls=3, rows=12, rowless=NONE, extents=Pieces(3, 12_288, 0, 0), granule_nbytes=4096,
     )  # fmt: skip
 
@@ -42,7 +52,7 @@ def test_layer_first_to_page_first(by):
 def test_page_first_to_page_first_is_one_copy_a_block():
     made = store_between((PAGED, zeros(8, 4, 16, 64)), (PAGED, zeros(8, 4, 16, 64)), [1, 3, 6], [3, 5, 0])
     assert made == Statistics(
-        direction="store", nbytes=12_288, groups=1, runs=3, alignment=16, copies=Pieces(3, 12_288, 0, 0),
+        route="store", nbytes=12_288, groups=1, runs=3, alignment=16, copies=Pieces(3, 12_288, 0, 0),
         calls=0, rows=0, rowless=Pieces(3, 12_288, 0, 0), extents=Pieces(3, 12_288, 0, 0), granule_nbytes=4096,
     )  # fmt: skip
 
@@ -106,7 +116,7 @@ def test_several_groups_joined():
     first, second = kvplan.compile(one, pools[0]), kvplan.compile(other, pools[1])
     made = statistics_of(kvplan.join([first.plan([1, 3], [3, 5]), second.plan([2], [6]), first.plan([6], [0])]))
     assert made == Statistics(
-        direction="store", nbytes=12_288 + 65_536, groups=2, runs=14, alignment=16,
+        route="store", nbytes=12_288 + 65_536, groups=2, runs=14, alignment=16,
         copies=Pieces(12, 12_288, 2, 65_536), calls=4, rows=14, rowless=NONE,
         extents=Pieces(3, 12_288, 1, 65_536), granule_nbytes=65_536,
     )  # fmt: skip
@@ -130,7 +140,7 @@ def test_without_two_kinds_of_memory_there_are_no_extents(kinds):
     tensors = arrays if kinds == "host" else tuple(map(Tensor, arrays))
     pair = (KVLayout.from_tensors(name, tensor) for name, tensor in zip((LAYERED, PAGED), tensors, strict=True))
     made = statistics_of(kvplan.compile(*pair).plan([1, 3], [3, 5]))
-    assert (made.direction, made.runs, made.calls) == (kinds, 8, 2)
+    assert (made.route, made.runs, made.calls) == (kinds, 8, 2)
     assert (made.extents, made.granule_nbytes) == (NONE, 0)
 
 
@@ -211,7 +221,7 @@ all_plans = st.builds(
 def test_every_count_is_bounded_by_the_lowerings(plan):
     made = statistics_of(plan)
     assert not plan.seams.any  # the caches drawn here have room between allocations
-    assert (made.nbytes, made.direction) == (plan.nbytes, plan.direction)
+    assert (made.nbytes, made.route) == (plan.nbytes, plan.direction)
     copies, rows = plan.descriptors(), plan.strided()
     for pieces in (made.copies, made.rowless, made.extents):
         assert (pieces.small == 0) <= (pieces.small_nbytes == 0)
@@ -269,3 +279,13 @@ def test_extents_hold_what_is_moved(plan):
     assert made.extents.total <= made.runs + sum(
         staging_of(part.group, plan.direction).extents.shape[1] for part in parts
     )
+
+
+@pytest.mark.parametrize("route", ["device", "push", "pull"])
+def test_between_gpu_memories_only_the_route_differs_and_there_are_no_halves(route):
+    sides = (KVLayout.from_tensors(LAYERED, Tensor(zeros(4, 8, 16, 64))) for _ in range(2))
+    plan = kvplan.compile(*sides).plan([1, 3], [3, 5])
+    made = statistics_of(plan, route)
+    assert made == replace(statistics_of(plan), route=route)
+    assert (made.extents, made.granule_nbytes) == (Pieces(), 0)
+    assert halves_statistics(route, counted(plan)) is None

@@ -30,6 +30,7 @@ from tests.simulated.graph import Graph
 from tests.simulated.kernel import kernel, words
 from tests.simulated.memory import Memory
 
+_now = threading.local()  # `device`: the current one of this thread
 CHANGES = 0.05  # how likely a stream gets another rank at a step
 LOST = 700
 
@@ -78,6 +79,7 @@ class Device(Memory):
     Args:
         seed: of the order in which streams advance.
         eager: whether a query lets streams advance; else only blocking and :meth:`run` do.
+        beside: another GPU of the same machine: streams and events of both know one another.
 
     Attributes:
         opener: the thread that is to open the gates, which must not block behind one.
@@ -91,7 +93,7 @@ class Device(Memory):
     max_pitch = 2**31 - 1
     limits: Limits = DEFAULT_LIMITS  # of the last executor
 
-    def __init__(self, seed: int = 0, *, ordinal: int = 0, eager: bool = True) -> None:
+    def __init__(self, seed: int = 0, *, ordinal: int = 0, eager: bool = True, beside: Device | None = None) -> None:
         self.ordinal = ordinal
         self.eager = eager
         self.driver = Driver(self)
@@ -111,11 +113,27 @@ class Device(Memory):
         self.handle = 100
         self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
         self.lost = False
+        self.made: set[int] = set()  # events of this GPU
+        self.peers: dict[int, Device] = {ordinal: self}
+        self.default: int = 0  # the stream behind the handle 0
+        if beside is not None:
+            shared = ("lock", "random", "streams", "ranks", "recorded", "passed", "marks", "theirs", "gates", "peers")
+            for name in shared:
+                setattr(self, name, getattr(beside, name))
+            self.peers[ordinal] = self
         self.mode = threading.local()  # `now`: what a thread may do while another captures
         self.wrong: list[AssertionError] = []  # what work has found amiss
         self.calls: list[str] = []
         self.unreachable: dict[int, str] = {}
         self.enabled: list[int] = []
+
+    def beside(self, ordinal: int) -> Device:
+        return self.peers[ordinal]
+
+    def handle_of_next(self) -> int:
+        first = min(self.peers.values(), key=lambda device: device.ordinal)
+        first.handle += 1
+        return first.handle
 
     def enable_peer(self, ordinal: int) -> str:
         why = self.unreachable.get(ordinal, "")
@@ -131,25 +149,31 @@ class Device(Memory):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        yield
+        outer, _now.device = getattr(_now, "device", None), self
+        try:
+            yield
+        finally:
+            _now.device = outer
 
     def stream(self, *, urgent: bool = False) -> int:
         with self.lock:
-            self.handle += 1
-            self.streams[self.handle] = deque()
-            return self.handle
+            handle = self.handle_of_next()
+            self.streams[handle] = deque()
+            return handle
 
     def event(self) -> int:
         self.check("cuEventCreate")
         with self.lock:
-            self.handle += 1
-            self.recorded[self.handle] = self.passed[self.handle] = 0
-            return self.handle
+            handle = self.handle_of_next()
+            self.made.add(handle)
+            self.recorded[handle] = self.passed[handle] = 0
+            return handle
 
     def destroy_event(self, event: int) -> int:
         with self.lock:
             passed = self.recorded.pop(event) == self.passed.pop(event)
             self.marks.pop(event, None)
+            self.made.discard(event)
             assert passed or self.lost, "an event was destroyed before it passed"
         return SUCCESS
 
@@ -183,6 +207,8 @@ class Device(Memory):
                 graph.wait(stream, event)
                 return
             mark = self.marks.get(event, [0])  # what is recorded now, not later, and not what passes elsewhere instead
+            if not stream:  # the default stream of the current device
+                stream = _now.device.default
             self.streams[stream].append(lambda: bool(mark))
 
     def query(self, event: int) -> int:
@@ -345,16 +371,22 @@ class Device(Memory):
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """A module and its function; the image says the shape (see `tests.simulated.executors`)."""
         self.check("cuModuleLoadData")
-        self.handle += 1
-        self.modules[self.handle] = Shape(*map(int, image.split()))
-        return self.handle, self.handle
+        handle = self.handle_of_next()
+        self.modules[handle] = Shape(*map(int, image.split()))
+        return handle, handle
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
         self.check("cuLaunchKernelEx")
         shape = self.modules[function]
         assert programs > 0
         assert threads == 32 * shape.warps
-        self.put(stream, lambda: kernel(argument, shape, self.random))
+        self.put(stream, lambda: kernel(argument, shape, self.random, self.check_reach))
+
+    def check_reach(self, address: int) -> None:
+        """That a kernel of this GPU reaches an address."""
+        for start, end, ordinal in self.owned:
+            if start <= address < end:
+                assert ordinal in (self.ordinal, *self.enabled), f"cuda:{self.ordinal} reads memory of cuda:{ordinal}"
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
         with self.lock:

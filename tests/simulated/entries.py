@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 from kvplan.cuda import device as cuda
@@ -69,6 +70,10 @@ class SimpleEntry:
             gives = iter([b"it was played" if arguments[0] != 12345 else None])
         for argument in arguments:
             if hasattr(argument, "_obj"):
-                value = next(gives, argument._obj.value)
-                argument._obj.value = value
+                cell = argument._obj
+                if isinstance(cell, ctypes.Structure):  # its fields, by name
+                    for field, value in next(gives, {}).items():
+                        setattr(cell, field, value)
+                else:
+                    cell.value = next(gives, cell.value)
         return 0

@@ -17,7 +17,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile, PathCosts, default
+from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
 from kvplan.execute.gpu import backend
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.selection import Choice, Selection
@@ -55,7 +55,7 @@ def executor_on(
         raise device.wrong[0]
     assert not device.memory, "memory was left allocated"
     assert not device.modules, "a kernel was left loaded"
-    assert device.recorded.keys() <= device.theirs, "an event was left"
+    assert device.made <= device.theirs, "an event was left"
 
 
 def favouring(path: str) -> DeviceProfile:
@@ -65,7 +65,7 @@ def favouring(path: str) -> DeviceProfile:
         nothing = dict.fromkeys(terms, 0.0)
         each = nothing | {"fixed": 1.0 if name == path else 1e9}
         costs[name] = PathCosts(each, each, each, nothing if name == "kernel" else {})
-    return replace(default(), costs=dict.fromkeys(DIRECTIONS, costs))
+    return replace(default(), costs={way: {path: costs[path] for path in route_paths(way)} for way in GPU_ROUTES})
 
 
 _compiling = threading.Lock()
@@ -110,7 +110,10 @@ def open_executor(
     whole = tables.function
     compiler = ModuleType("kvplan.execute.gpu.kernel")
     compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
-        image=" ".join(map(str, shape)).encode(), name="copy_rows", shared=0, threads=32 * shape.warps
+        image=" ".join(str(int(number)) for number in shape).encode(),
+        name="copy_rows",
+        shared=0,
+        threads=32 * shape.warps,
     )
 
     tables.function = partial(_compiled_by, compiler, whole)
@@ -142,7 +145,7 @@ def current_stream(handle: int) -> Iterator[None]:
 # Every transfer is issued in pieces, by layers, and in turn by the lane's own thread.
 TIGHT = {
     "batch_copies": 3, "launch_rows": 4, "layer_group_nbytes": 1, "small_chunk_nbytes": 1, "few_chunks": 1,
-    "launch_groups": 1, "flat_nbytes": 64, "batch_nbytes": 24, "calls_in_flight": 5,
+    "launch_groups": 1, "flat_nbytes": 64, "near_rows": 2, "batch_nbytes": 24, "calls_in_flight": 5,
 }  # fmt: skip
 
 
@@ -165,15 +168,21 @@ LARGE_BLOCKS = Paged(HOST_NOTATIONS["page-first"], token=6, dim=96)
 def pair_on(
     device: Device, direction: str, cache: Paged = SMALL, pool: Paged = POOL, *, pin: bool = True, **more: Any
 ) -> Pair:
-    """A load or store between a cache of the device and a pool of the host, or a copy within the device."""
-    if direction == "device":
-        pool = OnDevice(pool.notation, pool.layer, pool.block, pool.token, pool.head, pool.dim, pool.align, pool.padded)
-    src, dst = (pool, cache) if direction == "load" else (cache, pool)
+    """A transfer between a cache of the device and a pool: of the host, of another GPU, or of the same."""
+    places = PLACES[direction]
+    there = places[0 if direction in ("load", "pull") else 1]
+    if there is not None:
+        shape = (pool.layer, pool.block, pool.token, pool.head, pool.dim, pool.align, pool.padded)
+        pool = OnDevice(pool.notation, *shape, ordinal=there)
+    src, dst = (pool, cache) if direction in ("load", "pull") else (cache, pool)
     src_roots, dst_roots = src.poisoned(), dst.poisoned()
     made = Pair(src, dst, ("", ""), src_roots=src_roots, dst_roots=dst_roots, **more)
-    if pin and direction != "device":
-        for root in src_roots if direction == "load" else dst_roots:
-            device.pin(root)
+    for roots, place in zip((src_roots, dst_roots), places, strict=True):
+        for root in roots:
+            if place is not None:
+                device.own(root, place)
+            elif pin:
+                device.pin(root)
     return made
 
 
@@ -182,8 +191,8 @@ class Drawn:
 
     def __init__(self, case: Case, device: Device, direction: str) -> None:
         self.src, self.dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
-        src_host, dst_host = direction == "load", direction == "store"
-        self.program = kvplan.compile(layout_on(self.src, device, src_host), layout_on(self.dst, device, dst_host))
+        src, dst = PLACES[direction]
+        self.program = kvplan.compile(layout_on(self.src, device, src), layout_on(self.dst, device, dst))
         self.plan = self.program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
         self.before, wanted = [root.copy() for root in self.src.roots], case.dst.build(case.seed + 1)
         oracle.copy(self.src, wanted, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens,
@@ -195,19 +204,27 @@ class Drawn:
         assert_same_bytes(self.dst.roots, self.wanted)
 
 
-def layout_on(cache: oracle.Cache, device: Device, host: bool) -> KVLayout:
-    """A cache as a layout, of the device, or of host memory that is pinned for it."""
-    if host:
-        for root in cache.roots:
+# Memory of each side by route: of the host (None), or the number of a GPU.
+PLACES: dict[str, tuple[int | None, int | None]] = {
+    "load": (None, 0), "store": (0, None), "device": (0, 0), "push": (0, 1), "pull": (1, 0),
+}  # fmt: skip
+
+
+def layout_on(cache: oracle.Cache, device: Device, place: int | None) -> KVLayout:
+    """A cache as a layout: of a GPU, or of host memory that is pinned for it."""
+    for root in cache.roots:
+        if place is None:
             device.pin(root)
+        else:
+            device.own(root, place)
     return KVLayout.from_tensors(
         cache.notation,
-        cache.tensors if host else _tensors(cache.tensors),
+        cache.tensors if place is None else _tensors(cache.tensors, f"cuda:{place}"),
         sizes=cache.told,
         layer_start=cache.layer_start,
         head_start=cache.head_start,
     )
 
 
-def _tensors(nested: Any) -> Any:
-    return [_tensors(each) for each in nested] if isinstance(nested, list) else Tensor(nested)
+def _tensors(nested: Any, name: str) -> Any:
+    return [_tensors(each, name) for each in nested] if isinstance(nested, list) else Tensor(nested, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,17 +15,17 @@ def words(address: int, count: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64) if count else np.empty(0, np.int64)
 
 
-def kernel(header: int, shape: Shape, order: random.Random) -> None:
+def kernel(header: int, shape: Shape, order: random.Random, reach: Callable[[int], object] = abs) -> None:
     """What the copy kernel does with its headers, a row at a time, in any order."""
     count = int(words(header, 9)[8])
     assert 0 < count < 1 << 20, "a header was read before it was there"
     headers = [header + 72 * k for k in range(count)]
     order.shuffle(headers)
     for one in headers:
-        _rows(one, shape, order)
+        _rows(one, shape, order, reach)
 
 
-def _rows(header: int, shape: Shape, order: random.Random) -> None:
+def _rows(header: int, shape: Shape, order: random.Random, reach: Callable[[int], object]) -> None:
     units, items, chunks, *columns = words(header, 8).tolist()
     assert min(units, items, chunks, *columns) >= 0, "a header was read before it was there"
     src_units, dst_units = (words(at, units).tolist() for at in columns[:2])
@@ -36,4 +37,6 @@ def _rows(header: int, shape: Shape, order: random.Random) -> None:
         assert min(src, dst) > 0, "units were read before they were there"
         assert (src | dst | nbytes) % shape.word == 0, "the word divides every address and size"
         assert nbytes <= chunks * shape.width, "an item has no more chunks than the header says"
+        reach(src)
+        reach(dst)
         ctypes.memmove(dst, src, nbytes)

@@ -6,16 +6,23 @@ import threading
 
 import numpy as np
 
-from kvplan.cuda.device import DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from kvplan.cuda.device import ACCESS_FLAGS, DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
 
 
 class Memory:
-    """Pinned ranges, and what was allocated."""
+    """Pinned ranges, and what was allocated.
+
+    Attributes:
+        owned: (start, end, ordinal) of memory that tests gave to a GPU.
+        unmapped: ordinals of GPUs whose memory is not mapped for this one.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.pinned: list[tuple[int, int]] = []
         self.memory: dict[int, np.ndarray] = {}
+        self.owned: list[tuple[int, int, int]] = []
+        self.unmapped: set[int] = set()
 
     def check(self, call: str) -> None:
         """Raise what the call is to fail with."""
@@ -25,7 +32,15 @@ class Memory:
         address = array.__array_interface__["data"][0]
         self.pinned.append((address + start, address + (array.nbytes if stop is None else stop)))
 
+    def own(self, array: np.ndarray, ordinal: int) -> None:
+        """Make an array the memory of a GPU."""
+        address = array.__array_interface__["data"][0]
+        self.owned.append((address, address + array.nbytes, ordinal))
+
     def pointer(self, address: int, attribute: int) -> int | None:
+        if attribute == ACCESS_FLAGS:
+            found = [ordinal for start, end, ordinal in self.owned if start <= address < end]
+            return (0 if found[0] in self.unmapped else 3) if found else None
         for start, end in self.pinned:
             if start <= address < end:
                 known = {

@@ -9,7 +9,9 @@ from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
+from kvplan.cli.answers.peer_facts import Peer, context_to_peer, group_to_peer, peer_facts
 from kvplan.errors import KVPlanError
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
 from kvplan.plan.copy_program import compile  # noqa: A004
 
@@ -34,6 +36,8 @@ class Question(NamedTuple):
         block_tokens, host_block_tokens: rows per block on each side.
         blocks: number of blocks on the device.
         link_gbps: rate of the link between both sides, 10^9 bytes per second.
+        contexts: lengths of requests, tokens.
+        peer: the other GPU, if the question is also about it.
     """
 
     device: NamedLayout
@@ -44,6 +48,8 @@ class Question(NamedTuple):
     host_block_tokens: int
     blocks: int
     link_gbps: float
+    contexts: tuple[int, ...] = CONTEXTS
+    peer: Peer | None = None
 
 
 def choose(name: str, side: str, kind: str) -> NamedLayout:
@@ -51,7 +57,7 @@ def choose(name: str, side: str, kind: str) -> NamedLayout:
 
     Args:
         name: empty for the default layout of a host.
-        side: ``"device"`` or ``"host"``.
+        side: ``"device"``, ``"host"``, or ``"peer"`` for a device layout on another GPU.
         kind: kind of the model's cache, ``"mha"`` or ``"mla"``.
 
     Raises:
@@ -60,7 +66,8 @@ def choose(name: str, side: str, kind: str) -> NamedLayout:
     >>> choose("vllm", "device", "mla").name
     'vllm-mla-cross-layer'
     """
-    option = {"device": "--engine", "host": "--host"}[side]
+    option = {"device": "--engine", "host": "--host", "peer": "--peer-layout"}[side]
+    side = "host" if side == "host" else "device"
     known = {layout.name: layout for layout in named_layouts().values() if layout.side == side}
     fitting = [layout.name for layout in known.values() if layout.kind == kind]
     if side == "host" and not name:
@@ -122,7 +129,8 @@ def model_facts(model: Model, asked: Question) -> dict[str, Any]:
         "state_nbytes": {"rank": state, "all": state * asked.tp} if state else None,
         "groups": groups,
         "link_gbps": asked.link_gbps,
-        "contexts": [_context(tokens, model.groups, groups, asked) for tokens in CONTEXTS],
+        "contexts": [_context(tokens, model.groups, groups, asked) for tokens in asked.contexts],
+        **({} if asked.peer is None else {"peer": peer_facts(asked.peer)}),
     }
 
 
@@ -131,12 +139,16 @@ def _group(group: Group, asked: Question) -> dict[str, Any]:
     rows, host_rows = (1, 1) if state else (asked.block_tokens, asked.host_block_tokens)
     # Not rank 0: its heads are first in a shared pool, and so are better aligned than the heads of other ranks.
     rank = min(asked.tp - 1, 1)
-    host_blocks = -(-asked.blocks * rows // host_rows)
-    device = layout_for(STATE["device"] if state else asked.device, group, num_blocks=asked.blocks, block_tokens=rows,
-                        dtype=asked.dtype, tp=asked.tp, rank=rank)  # fmt: skip
-    host = layout_for(STATE["host"] if state else asked.host, group, num_blocks=host_blocks, block_tokens=host_rows,
-                      dtype=asked.dtype, tp=asked.tp, rank=rank)  # fmt: skip
-    program = compile(device, host)
+
+    def of_rank(named: NamedLayout, block_rows: int, on: str | None = None) -> KVLayout:
+        return layout_for(STATE[named.side] if state else named, group, dtype=asked.dtype, tp=asked.tp, rank=rank,
+                          num_blocks=-(-asked.blocks * rows // block_rows), block_tokens=block_rows,
+                          device=on)  # fmt: skip
+
+    device = of_rank(asked.device, rows)
+    program = compile(device, of_rank(asked.host, host_rows))
+    peer = asked.peer
+    moved = None if peer is None else compile(device, of_rank(peer.layout, 1 if state else peer.block_tokens, "cuda:1"))
     elements, dtype = group.stored_as(asked.dtype)
     row_nbytes = device.block_nbytes // rows
     return {
@@ -156,6 +168,7 @@ def _group(group: Group, asked: Question) -> dict[str, Any]:
         **picked(program, UNIT),
         "host_extents": extent_facts(program.program, "dst"),
         "alignment": program.alignment,
+        **({} if moved is None else {"peer": group_to_peer(moved)}),
     }
 
 
@@ -165,17 +178,21 @@ def _quotient(total: int, count: int) -> float:
 
 def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question) -> dict[str, Any]:
     """Return the bytes that a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
-    blocks = nbytes = runs = 0
+    blocks = nbytes = runs = peer_runs = 0
+    peer = asked.peer
     for group, told in zip(groups, facts, strict=True):
         held = group.rows_held(tokens, asked.block_tokens)
         rows = 1 if group.kind == "state" else asked.block_tokens
         blocks += held // rows
         nbytes += held * told["row_nbytes"]
         runs += held // told["unit_tokens"] * told["runs"]
+        if peer is not None:
+            peer_runs += held // told["peer"]["unit_tokens"] * told["peer"]["runs"]
     return {
         "tokens": tokens,
         "blocks": blocks,
         "nbytes": nbytes,
         "runs": runs,
         "seconds": nbytes / (asked.link_gbps * 1e9),
+        **({} if peer is None else {"peer": context_to_peer(nbytes, peer_runs, peer, asked.link_gbps)}),
     }

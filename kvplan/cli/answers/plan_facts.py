@@ -87,7 +87,6 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
     """
     from kvplan.cost import model as cost
     from kvplan.cost.explain import explain, facts
-    from kvplan.cost.profile import DIRECTIONS
     from kvplan.cost.statistics import statistics_of
     from kvplan.plan.halves import halves_of
 
@@ -98,8 +97,8 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
              "sizes": [{"count": times, "nbytes": nbytes} for times, nbytes in alike]}  # fmt: skip
     text = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}\n{where}"
     text += f"{count_of(count, 'descriptor')}: {run_lengths(alike)}\n\n"
-    if plan.direction not in DIRECTIONS:
-        why = f"no cost model for a {plan.direction!r} plan; only loads and stores were measured"
+    if plan.direction not in profile.routes:
+        why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.routes)}"
         return {**about, "candidates": [], "verdict": why}, f"{text}{why}"
     statistics = statistics_of(plan)
     refused, most = {}, policy.staging_bytes

@@ -1,4 +1,4 @@
-"""Read the values of options: whole numbers, block ids, bytes at an address, GPUs."""
+"""Read the values of options: whole numbers, rates, lengths, block ids, bytes at an address, GPUs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,37 @@ def whole(text: str, least: int = 0, most: int = LARGEST) -> int:
 
 
 positive = partial(whole, least=1, most=2**31 - 1)
+
+
+def rate(text: str) -> float:
+    """Read a rate in GB/s, which is 10^9 bytes per second.
+
+    >>> rate("55.1")
+    55.1
+    """
+    try:
+        gbps = float(text)
+    except ValueError:
+        gbps = 0.0
+    if not 0 < gbps < float("inf"):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a rate in GB/s above 0")
+    return gbps
+
+
+def context_lengths(text: str) -> tuple[int, ...]:
+    """Read lengths of contexts, in tokens; ``k`` stands for 1,024 tokens.
+
+    >>> context_lengths("500,32k")
+    (500, 32768)
+    """
+    found = []
+    for item in text.split(","):
+        match = re.fullmatch("([0-9]{1,9})(k?)", item.strip())
+        tokens = int(match[1]) * (1024 if match[2] else 1) if match else 0
+        if not 0 < tokens < 2**31:
+            raise argparse.ArgumentTypeError(f"{quoted(item)} is not a number of tokens from 1 to 2^31 - 1, as in 32k")
+        found.append(tokens)
+    return tuple(found)
 
 
 def block_ids(text: str) -> tuple[range, ...]:

@@ -31,7 +31,7 @@ from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
 PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
-DIRECTION_LANES = ("load", "store")
+DIRECTION_LANES = ("load", "store", "device")
 
 
 class GpuBackend:
@@ -82,12 +82,11 @@ class GpuBackend:
         for name in DIRECTION_LANES:
             self.lanes[f"urgent {name}"] = Lane(resources, f"urgent-{name}", alarm, self._reap, self.lanes[name])
         resources.wakes.extend(lane.wake for lane in self.lanes.values())
-        load, store, urgent_load, urgent_store = self.lanes.values()
-        # (urgent, store): the lane of such a transfer, and the other lane of its direction.
-        self._lanes_of = {
-            (False, False): (load, urgent_load), (True, False): (urgent_load, load),
-            (False, True): (store, urgent_store), (True, True): (urgent_store, store),
-        }  # fmt: skip
+        # (urgent, direction): the lane of such a transfer, and the other lane of its direction.
+        self._lanes_of: dict[tuple[bool, str], tuple[Lane, Lane]] = {}
+        for name in DIRECTION_LANES:
+            normal, urgent = self.lanes[name], self.lanes[f"urgent {name}"]
+            self._lanes_of[False, name], self._lanes_of[True, name] = (normal, urgent), (urgent, normal)
 
     def own(self, executor: object) -> None:
         """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
@@ -146,7 +145,7 @@ class GpuBackend:
                 limits = resources.limits
                 groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
             transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
-            lane, other = self._lanes_of[urgent, plan.direction == "store"]
+            lane, other = self._lanes_of[urgent, plan.direction]
             # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
             # done. So this call only queues its transfer, and does not wait.
             if self._owned() or lane.owned() or (acting and get_ident() in acting):
@@ -185,7 +184,7 @@ class GpuBackend:
         """Capture the transfer of a plan into the CUDA graph of ``stream``."""
         if urgent:
             raise PathError("a transfer of high priority cannot be captured into a CUDA graph; a graph has no order")
-        lane, _ = self._lanes_of[False, plan.direction == "store"]
+        lane, _ = self._lanes_of[False, plan.direction]
         transfer = CapturedTransfer(plan, self.graphs, self.callbacks, path.name)
         with lane.lock:
             self.check_open()

@@ -1,9 +1,9 @@
 """The copy kernel: one Triton function for every layout pair, every route and all alignments.
 
-A kernel has one argument, the address of a header. The header points to the addresses of the units and to the items: the
-pieces of one unit. Every (unit, item) is one row of a tile. A program copies one tile of rows at a time, so that many
-rows are in flight at once. Several headers may follow one another, so that one launch copies several run groups. A launch
-depends on nothing but its headers. So a captured launch copies the units that its headers name at the replay.
+A kernel has one argument, the address of a header. The header points to the addresses of the units and to the items:
+the pieces of one unit. Every (unit, item) is one row of a tile. A program copies one tile of rows at a time, so that
+many rows are in flight at once. Several headers may follow one another, so that one launch copies several run groups. A
+launch depends on nothing but its headers. So a captured launch copies the units that its headers name at the replay.
 Only this file imports Triton.
 """
 
@@ -108,8 +108,8 @@ def copy_rows(  # type: ignore[no-untyped-def]
             # The compiler uses multiple_of only on pointers, so it comes after the cast.
             source = tl.multiple_of(src[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
             target = tl.multiple_of(dst[:, None].to(tl.pointer_type(ELEMENT)), (WORD, WORD)) + lane
-            # The accesses are written out: a tensor of the whole width would give a row to several warps. Addresses would
-            # then go through shared memory, and at each new tile all warps would wait for the slowest warp.
+            # The accesses are written out: a tensor of the whole width would give a row to several warps. Addresses
+            # would then go through shared memory, and at each new tile all warps would wait for the slowest warp.
             for chunk in range(chunks):
                 at = chunk * (SPAN * SPLIT)
                 left = count - at
@@ -208,7 +208,7 @@ def interpret(header: Any, shape: Shape, programs: int) -> None:
     """Run the same kernel code on the CPU, in Triton's interpreter.
 
     Args:
-        header: int64 torch tensor of 9 words, as the kernel reads it; all its addresses are CPU addresses.
+        header: int64 torch tensor of 9 words per header, as the kernel reads it; all its addresses are CPU addresses.
         shape: the variant of the kernel; the interpreter has no cache, so it fetches nothing ahead.
         programs: number of programs.
     """

@@ -35,7 +35,7 @@ class Ready(NamedTuple):
         kernel: the kernel.
         programs: number of programs.
         header: address of the first header.
-        copied: address and bytes of a pinned slot that is copied to ``header`` first; bytes are 0 if it is read in place.
+        copied: address and bytes of a pinned slot that is copied to ``header`` first; 0 bytes if it is read in place.
     """
 
     kernel: Kernel

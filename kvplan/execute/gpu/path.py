@@ -204,9 +204,9 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
     if route == "host":
         unserved = "between CPU memories, the executor of device 'cpu' copies"
     elif here not in devices:
-        names = ", ".join(sorted(devices))
+        names = sorted(devices)
         unserved = (
-            f"moves memory of {here}, and this plan is of {names}; take an executor of {' or '.join(sorted(devices))}"
+            f"moves memory of {here}, and this plan is of {', '.join(names)}; take an executor of {' or '.join(names)}"
         )
     own = route not in HOST_ROUTES or devices == {here}
     by_kernels = own and not pageable and not unreachable and triton_is_there()

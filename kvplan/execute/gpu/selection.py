@@ -7,16 +7,14 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from kvplan.cost import model as cost
-from kvplan.cost.policy import GPU_PATHS
-from kvplan.cost.profile import DIRECTIONS, TERMS, DeviceProfile
-from kvplan.cost.statistics import Counted, Statistics, counted, halves_statistics, statistics_of, total
+from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
+from kvplan.cost.profile import DeviceProfile, route_paths
+from kvplan.cost.statistics import Counted, Statistics, counted, halves_statistics, total
 from kvplan.errors import PathError
-from kvplan.execute.gpu.kernel_path import copies_of
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.halves import LARGE_RUN
 from kvplan.plan.plan import Plan
 
 MOST_PARTS = 8  # decisions are remembered for plans of at most this number of plan parts
@@ -48,7 +46,10 @@ class Selection:
     def __init__(self, resources: Resources, paths: Mapping[str, Path], profile: DeviceProfile | None) -> None:
         self._resources = resources
         self._paths = paths
-        self._profile = profile
+        # The given profile, if it has the routes of a GPU; and by the other GPU's number, the profiles of pairs.
+        self._profile = profile if profile is None or "load" in profile.costs else None
+        self._given_pair = profile if profile is not None and "push" in profile.costs else None
+        self._pairs: dict[int, DeviceProfile] = {}
         # By the data that a decision depends on. Run groups and layouts are in the key by id, and held weakly.
         self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice]] = {}
         # By the ids of a plan's only pair of layouts, which is held weakly.
@@ -62,6 +63,20 @@ class Selection:
 
             self._profile = find_for(self._resources.device.ordinal)
         return self._profile
+
+    def profile_of(self, sides: Sides) -> DeviceProfile:
+        """Return the profile for a route: of the device, or of the pair of GPUs. The first use looks it up."""
+        if sides.route not in PEER_ROUTES:
+            return self.profile
+        if self._given_pair is not None:
+            return self._given_pair
+        peer = sides.peer
+        found = self._pairs.get(peer)
+        if found is None:
+            from kvplan.cost.store import find_pair
+
+            found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
+        return found
 
     def choose(self, plan: Plan, *, capturing: bool) -> Choice:
         """Choose the path for a plan, before any bytes move.
@@ -88,11 +103,10 @@ class Selection:
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
-            PathError: the plan copies within a GPU, for which no costs are measured.
         """
         sides = self._sides(plan)
         counts = counted(plan)
-        found = self._candidates(plan, sides, counts, total(plan.direction, counts))
+        found = self._candidates(plan, sides, counts, total(sides.route, counts))
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
@@ -105,12 +119,13 @@ class Selection:
 
     def expected(self, plan: Plan, name: str) -> float | None:
         """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
-        if plan.direction not in DIRECTIONS or not plan.nbytes or name not in TERMS:
+        if not plan.nbytes:
             return None
         sides = self._sides(plan)
-        if sides.pageable or len(sides.devices) > 1:
+        if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
             return None
-        return cost.predict(name, statistics_of(plan), self.profile, self._resources.policy).seconds
+        statistics = total(sides.route, counted(plan))
+        return cost.predict(name, statistics, self.profile_of(sides), self._resources.policy).seconds
 
     def check(self, name: str, plan: Plan) -> None:
         """Check that a path can serve a plan.
@@ -132,7 +147,7 @@ class Selection:
         found = {name: _refusal(path, plan, sides) for name, path in self._paths.items()}
         refused = {name: refusal[1] for name, refusal in found.items() if refusal is not None}
         halves = halves_statistics(plan.direction, counts)
-        return cost.candidates(statistics, self.profile, self._resources.policy, refused, halves)
+        return cost.candidates(statistics, self.profile_of(sides), self._resources.policy, refused, halves)
 
     def _sides(self, plan: Plan) -> Sides:
         """Describe the memory of a plan. The driver is called once for each pair of layouts.
@@ -159,10 +174,10 @@ class Selection:
     def _look(self, plan: Plan) -> Sides:
         check_layouts(plan)
         facts = [self._resources.reach.facts(layout) for pair in plan.layouts for layout in pair]
-        return sides_of(f"cuda:{self._resources.device.ordinal}", facts, plan.direction)
+        return sides_of(f"cuda:{self._resources.device.ordinal}", plan, facts)
 
     def _auto(self, plan: Plan) -> Choice:
-        """Choose the path with the least predicted time; within a GPU, and for pageable memory, by a fixed rule.
+        """Choose the path with the least predicted time; for memory that no kernel reaches, by a fixed rule.
 
         Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
         only if the path may depend on them: counting takes as long as moving a small plan.
@@ -194,7 +209,7 @@ class Selection:
             self._check(self._paths[name], plan, sides)
             choice = Choice(self._paths[name], None, bool(sides.pageable))
         else:
-            statistics = total(plan.direction, counts)
+            statistics = total(sides.route, counts)
             best = self._best(plan, sides, counts, statistics)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
             if (
@@ -225,7 +240,7 @@ class Selection:
         if halves_statistics(plan.direction, counts) is not None:
             return False
         refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
-        return cost.kernel_whatever_merges(statistics, self.profile, self._resources.policy, refused)
+        return cost.kernel_whatever_merges(statistics, self.profile_of(sides), self._resources.policy, refused)
 
     def _best(self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics) -> cost.Candidate:
         every = self._candidates(plan, sides, counts, statistics)
@@ -247,11 +262,9 @@ def _refusal(path: Path, plan: Plan, sides: Sides) -> Refusal | None:
 
 def _ruled(plan: Plan, sides: Sides) -> str:
     """Return the path of a plan for which no costs are measured; "" for every other plan."""
-    if len(sides.devices) > 1 or sides.pageable:
+    if sides.pageable or sides.unreachable or (sides.route in HOST_ROUTES and len(sides.devices) > 1):
         return "copy_engine"
-    if plan.direction in DIRECTIONS and plan.nbytes:
-        return ""
-    return "copy_engine" if plan.nbytes >= LARGE_RUN * max(copies_of(plan), 1) else "kernel"
+    return "" if plan.nbytes else "kernel"
 
 
 def _rounded(count: int) -> int:

@@ -46,12 +46,12 @@ class Awaited(Transfer):
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
-        self._order(self._stream(stream), None)
+        self._order(self._stream(stream), None, stream)
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
         number = check_layer(self.plan, layer)
-        self._order(self._stream(stream), number)
+        self._order(self._stream(stream), number, stream)
 
     def precede(self, stream: int) -> None:
         """Let the stream with this handle wait for the end of this transfer."""
@@ -85,8 +85,10 @@ class Awaited(Transfer):
             )
         return handle
 
-    def _order(self, stream: int, layer: int | None) -> None:
+    def _order(self, stream: int, layer: int | None, given: Any = None) -> None:
+        """Let a stream wait for the end, or for a layer. ``given`` is the object that the caller gave as the stream."""
         resources = self.resources
+        device = resources.device
         check_process(resources.generation)
         if self._issued is not None:
             self._issued.wait()
@@ -98,8 +100,10 @@ class Awaited(Transfer):
             if layer is not None:
                 event = next((mark for layers, mark in self._marks if layer in layers), event)
             if event:
-                with resources.device.current():
-                    resources.device.wait(stream, event)
+                owner = getattr(given, "device_index", device.ordinal)
+                # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
+                with device.current() if owner == device.ordinal else device.beside(owner).current():
+                    device.wait(stream, event)
 
     def _raise_error(self) -> None:
         if self._error is not None:
