@@ -35,6 +35,12 @@ RANKS_WORK = (
     "80 layers of K and V, 8 heads of 128, 256 blocks of 16 tokens in one shared pool; each rank's rate while the "
     "other works. `python -m benchmarks.gpu.ranks` makes it."
 )
+PEER_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-peer.json"
+PEER_MARKS = "<!-- peer numbers -->", "<!-- end of peer numbers -->"
+PEER_WORK = (
+    "80 layers of K and V, random blocks, 671 MB unless said otherwise; by default policy, in one process. "
+    "`python -m benchmarks.gpu.peer` makes the whole table."
+)
 VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
 VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
 VLLM_WORK = (
@@ -142,13 +148,35 @@ GPU_SHOWN: Shown = (
     ("the same by `kernel`", "small", "load, 1.3 MB, kernel: seen by the host", "the driver's calls alone"),
 )
 
+_NCCL, _INDEXING, _BETTER = "NCCL send/recv", "torch indexing", "the better of push and pull"
+PEER_SHOWN: Shown = (
+    *((f"within one GPU, runs of {size}", "within", f"device, {size}", _COPY)
+      for size in ("512 B", "2 KiB", "8 KiB", "64 KiB")),
+    ("within one GPU, runs of 8 KiB", "within", "device, 8 KiB", _BATCH),
+    ("within one GPU, runs of 8 KiB", "within", "device, 8 KiB", _INDEXING),
+    *((f"{route}, runs of {size}", "between", f"{route}, {size}", baseline)
+      for size in ("2 KiB", "8 KiB", "64 KiB") for route in ("push", "pull")
+      for baseline in (_COPY, *((_NCCL, _BATCH, _INDEXING) if size == "8 KiB" else ()))),
+    ("pull, runs of 8 KiB, 16 programs", "between", "pull, 8 KiB, 16 programs", _COPY),
+    ("NHD to HND, TP 2 to TP 1, runs of 256 B", "layouts", f"NHD -> HND, TP 2 -> TP 1, 256 B, {_BETTER}", _COPY),
+    ("two source ranks in one submission", "resharding", f"two ranks, both on one GPU, {_BETTER}", _COPY),
+    ("beside decode on the GPU that copies, which slows down by 1.08 or less", "beside",
+     'overlap="decode", decode on the GPU of the transfers, at x1.08 or less', ""),
+    ("beside decode on the other GPU, which slows down by 1.08 or less", "beside",
+     'overlap="decode", decode on the other GPU, at x1.08 or less', ""),
+    ("push of 1 block, 1.3 MB, until the host sees its end", "few", "push, 1 block, 1.3 MB: submit to seen",
+     f"bytes / {_COPY}"),
+)  # fmt: skip
+
 LIMITS_MARKS = "<!-- limits -->", "<!-- end of limits -->"
-LIMITED = {
+_HELD = {
     "Planning, on a CPU": RESULT,
     "One GPU": GPU_RESULT,
     "Two ranks through one pool": RANKS_RESULT,
     "vLLM's offloading worker": VLLM_RESULT,
+    "GPU to GPU": PEER_RESULT,
 }
+LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 
 def gpu_table(result: Path = GPU_RESULT) -> str:
@@ -164,6 +192,17 @@ def table(result: Path = RESULT) -> str:
 def ranks_table(result: Path = RANKS_RESULT) -> str:
     """Markdown of what ranks of two GPUs reach beside one another."""
     return _table(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
+
+
+def peer_table(result: Path = PEER_RESULT) -> str:
+    """Markdown of transfers from GPU memory to GPU memory; marks alone before a run is recorded."""
+    if not result.exists():
+        return "\n".join(PEER_MARKS)
+    rows = {(row["group"], row["what"]): row for row in json.loads(result.read_text())["rows"]}
+    # A baseline that the machine lacks, such as NCCL, has no line.
+    shown = [one for one in PEER_SHOWN if not one[3] or one[3] in rows[one[1], one[2]]["beside"]]
+    words = f"{PEER_MARKS[0]}\nBetween GPUs of one process ([docs/gpu-to-gpu.md](docs/gpu-to-gpu.md)):\n"
+    return _table(result, _gpu, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
 
 
 def vllm_table(result: Path = VLLM_RESULT) -> str:
@@ -311,6 +350,7 @@ def main() -> None:
     for page, marks, made in (
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
+        (ROOT / "README.md", PEER_MARKS, peer_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),
         (GPU_PAGE, BATCH_MARKS, batch_table()),
         (RANKS, RANKS_MARKS, ranks_table()),

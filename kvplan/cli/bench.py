@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         _plots()
     device, name = _found(args.device or (args.peer and "cuda:0"))
     bench = _asked(args, device)
-    peer = {"peer": bench.peer, "peer_name": _found(bench.peer)[1]} if bench.peer else {}
+    peer = _peer(bench)
     _need_torch(device)
     start = time.perf_counter()
     measured = Run(bench)
@@ -106,9 +106,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("bench", found)
     else:
-        words = f"{name} ({device})" + (f" and {peer['peer_name']} ({bench.peer})" if bench.peer not in (None, device)
-                                        else "")  # fmt: skip
-        show(*screen(words, measured.ceilings, rows, measured.missing))
+        far = f" and {peer['peer_name']} ({bench.peer}), {peer['link']}" if "link" in peer else ""
+        show(*screen(f"{name} ({device}){far}", measured.ceilings, rows, measured.missing))
     if args.output:
         write_file("--output", str(args.output), f"{json_text('bench', found)}\n".encode())
         note(f"saved {args.output}")
@@ -208,6 +207,26 @@ def _found(device: str | None) -> tuple[str, str]:
             raise
         note(f"kvplan: {error}; measuring the CPU")
         return "cpu", "CPU"
+
+
+def _peer(bench: Bench) -> dict[str, str]:
+    """Return the peer, its name and the link to it, of a bench between GPUs.
+
+    Raises:
+        KVPlanError: the device cannot reach the peer's memory.
+    """
+    from kvplan.cuda.peers import link_between
+
+    if bench.peer is None:
+        return {}
+    found = {"peer": bench.peer, "peer_name": _found(bench.peer)[1]}
+    if bench.peer == bench.device:
+        return found
+    gpu, peer = (int(name.removeprefix("cuda:")) for name in (bench.device, bench.peer))
+    link = link_between(gpu, peer)
+    if not link.reachable:
+        raise KVPlanError(f"{bench.device} cannot reach the memory of {bench.peer}: {link.why}")
+    return found | {"link": link.words}
 
 
 def _need_torch(device: str) -> None:

@@ -14,7 +14,7 @@ import kvplan.measure
 from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cli.screen.printing import show
-from kvplan.cuda import machine
+from kvplan.cuda import machine, peers
 from kvplan.errors import TransferError
 from kvplan.measure import baselines, flights
 from kvplan.measure.grid import COUNTS, KINDS, PEER_SIZES, SIZES, Bench, paths_of
@@ -146,8 +146,8 @@ def test_its_document(capsys, found):
 
 
 PEER_GOLDEN = """\
-NVIDIA H100 80GB HBM3 (cuda:0) and NVIDIA H100 80GB HBM3 (cuda:1); link: push
-395.0 GB/s, pull 394.0 GB/s
+NVIDIA H100 80GB HBM3 (cuda:0) and NVIDIA H100 80GB HBM3 (cuda:1), NVLink, 18
+links; link: push 395.0 GB/s, pull 394.0 GB/s
 
 push, runs scattered on the peer: GB/s
 
@@ -174,7 +174,17 @@ kernel, 16      328.0    x1.06
 """
 
 
-def test_between_gpus(capsys, found):
+def test_a_peer_that_cannot_be_reached_is_refused_at_once(capsys, found, monkeypatch):
+    asked = found([])
+    closed = peers.PeerLink(0, 1, reachable=False, why="IOMMU")
+    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: closed)
+    assert main(["bench", "--peer", "cuda:1"]) == 2
+    assert capsys.readouterr() == ("", "kvplan: cuda:0 cannot reach the memory of cuda:1: IOMMU\n")
+    assert asked == []
+
+
+def test_between_gpus(capsys, found, monkeypatch):
+    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: peers.PeerLink(gpu, peer, reachable=True, nvlinks=18))
     alone = {"kernel": 360.0, "auto": 361.0, "one large copy": 395.0, "cuMemcpyBatchAsync": 12.8, "NCCL send/recv": 120}
     some = [row(path, gbps, direction="push", host="scattered", runs=131072) for path, gbps in alone.items()]
     some += [row("kernel", gbps, direction=way, beside="decode", beside_on=on, programs=programs, slowdown=slowdown,
@@ -186,6 +196,7 @@ def test_between_gpus(capsys, found):
     assert answer(capsys, "bench", "--peer", "cuda:1") == PEER_GOLDEN
     given = document(capsys, "bench", "--peer", "cuda:1", "--beside-on", "peer")
     assert (given["peer"], given["peer_name"]) == ("cuda:1", "NVIDIA H100 80GB HBM3")
+    assert given["link"] == "NVLink, 18 links"
     assert given["ceilings"] == {
         "load": None,
         "store": None,
