@@ -202,7 +202,7 @@ def peer_table(result: Path = PEER_RESULT) -> str:
     # A baseline that the machine lacks, such as NCCL, has no line.
     shown = [one for one in PEER_SHOWN if not one[3] or one[3] in rows[one[1], one[2]]["beside"]]
     words = f"{PEER_MARKS[0]}\nBetween GPUs of one process ([docs/gpu-to-gpu.md](docs/gpu-to-gpu.md)):\n"
-    return _table(result, _gpu, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
+    return _table(result, _gpus, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
 
 
 def vllm_table(result: Path = VLLM_RESULT) -> str:
@@ -288,6 +288,11 @@ def _gpu(machine: dict[str, Any]) -> str:
     gpu = machine["gpu"]
     link = f"PCIe generation {gpu['pcie_generation']} x{gpu['pcie_width']}"
     return f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}, {link}"
+
+
+def _gpus(machine: dict[str, Any]) -> str:
+    gpu = machine["gpu"]
+    return f"{gpu['devices']} x {gpu['name']}, {gpu['link']}, driver {gpu['driver']}, CUDA {gpu['cuda']}"
 
 
 def _cpu(machine: dict[str, Any]) -> str:

@@ -46,12 +46,13 @@ def test_the_table_between_gpus_leaves_out_what_a_machine_lacks(tmp_path, monkey
     for _, group, what, baseline in readme.PEER_SHOWN:
         if baseline and baseline != "NCCL send/recv":
             rows[group, what][baseline] = 390.0
-    gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0", "pcie_generation": "5", "pcie_width": "16"}
+    gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0", "devices": 2, "link": "NVLink, 18 links"}
     result.write_text(json.dumps({"machine": {"gpu": gpu}, "versions": {"kvplan": "0.1.0"}, "rows": [
         {"group": group, "what": what, "unit": "us" if group == "few" else "GB/s", "ours": 195.0, "beside": beside}
         for (group, what), beside in rows.items()]}))  # fmt: skip
     made = readme.peer_table(result)
     assert made.startswith("<!-- peer numbers -->\nBetween GPUs of one process")
+    assert "2 x a GPU, NVLink, 18 links, driver 580, CUDA 13.0; kvplan 0.1.0." in made
     assert made.endswith("<!-- end of peer numbers -->")
     assert "| pull, runs of 8 KiB | 195 GB/s | one large copy: 390 GB/s | 0.50 |" in made
     assert "NCCL" not in made

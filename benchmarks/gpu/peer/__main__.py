@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.gpu.peer.rig import Rig
+    from kvplan.cuda.peers import link_between
 
     started, about, gpus = machine(), dict[str, Any](), ("cpu",) * MOST
     if chosen.device == "cuda":
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{count} CUDA devices: these benchmarks need {LEAST}", file=sys.stderr)
             return 2
         gpus = tuple(f"cuda:{ordinal}" for ordinal in range(min(count, MOST)))
-        about = gpu() | {"devices": len(gpus)}
+        about = gpu() | {"devices": len(gpus), "link": link_between(0, 1).words}
     scale = SMOKE if chosen.smoke else FULL
     output = chosen.output or (None if chosen.smoke else default_path(about["name"], ["peer"]))
     print(f"{about}\n{scale.layers} layers x K,V; medians; ours/it: for GB/s above 1 is faster\n", flush=True)

@@ -140,7 +140,8 @@ class Rig:
     def row(self, group: str, what: str, found: Mapping[str, Speed], route: str, share: float | None = None) -> Row:
         """A row of the way ``"ours"``, held against one large copy, with all other ways beside it."""
         ours = found["ours"]
-        beside = {name: found[name].gbps for name in (COPY, *(set(found) - {COPY, "ours"})) if name in found}
+        names = [COPY, *(name for name in found if name not in (COPY, "ours"))]  # the limit is made of the first one
+        beside = {name: found[name].gbps for name in names if name in found}
         detail = {"nbytes": ours.nbytes, "wall_gbps": ours.wall_gbps}
         link = inf if self.on_cpu else self.links[route]
         return speed_row(group, what, ours.gbps, beside, link=link, share=share, detail=detail)
