@@ -25,8 +25,9 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
 CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h200.json"
 CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
-COST_MODEL, GPU_PAGE, RANKS, ENGINES = (ROOT / "docs" / name for name in
-                                         ("cost-model.md", "gpu.md", "ranks.md", "engines.md"))  # fmt: skip
+COST_MODEL, GPU_PAGE, RANKS, ENGINES = (
+    ROOT / "docs" / name for name in ("cost-model.md", "gpu.md", "ranks.md", "engines.md")
+)
 BATCH_RESULT = ROOT / "benchmarks" / "results" / "batch-bytes-nvidia-h100-80gb-hbm3.json"
 BATCH_MARKS = "<!-- batch numbers -->", "<!-- end of batch numbers -->"
 RANKS_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-ranks.json"
@@ -36,11 +37,6 @@ RANKS_WORK = (
     "other works. `python -m benchmarks.gpu.ranks` makes it."
 )
 PEER_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-peer.json"
-PEER_MARKS = "<!-- peer numbers -->", "<!-- end of peer numbers -->"
-PEER_WORK = (
-    "80 layers of K and V, random blocks, 671 MB unless said otherwise; by default policy, in one process. "
-    "`python -m benchmarks.gpu.peer` makes the whole table."
-)
 VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
 VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
 VLLM_WORK = (
@@ -148,26 +144,6 @@ GPU_SHOWN: Shown = (
     ("the same by `kernel`", "small", "load, 1.3 MB, kernel: seen by the host", "the driver's calls alone"),
 )
 
-_NCCL, _INDEXING, _BETTER = "NCCL send/recv", "torch indexing", "the better of push and pull"
-PEER_SHOWN: Shown = (
-    *((f"within one GPU, runs of {size}", "within", f"device, {size}", _COPY)
-      for size in ("512 B", "2 KiB", "8 KiB", "64 KiB")),
-    ("within one GPU, runs of 8 KiB", "within", "device, 8 KiB", _BATCH),
-    ("within one GPU, runs of 8 KiB", "within", "device, 8 KiB", _INDEXING),
-    *((f"{route}, runs of {size}", "between", f"{route}, {size}", baseline)
-      for size in ("2 KiB", "8 KiB", "64 KiB") for route in ("push", "pull")
-      for baseline in (_COPY, *((_NCCL, _BATCH, _INDEXING) if size == "8 KiB" else ()))),
-    ("pull, runs of 8 KiB, 16 programs", "between", "pull, 8 KiB, 16 programs", _COPY),
-    ("NHD to HND, TP 2 to TP 1, runs of 256 B", "layouts", f"NHD -> HND, TP 2 -> TP 1, 256 B, {_BETTER}", _COPY),
-    ("two source ranks in one submission", "resharding", f"two ranks, both on one GPU, {_BETTER}", _COPY),
-    ("beside decode on the GPU that copies, which slows down by 1.08 or less", "beside",
-     'overlap="decode", decode on the GPU of the transfers, at x1.08 or less', ""),
-    ("beside decode on the other GPU, which slows down by 1.08 or less", "beside",
-     'overlap="decode", decode on the other GPU, at x1.08 or less', ""),
-    ("push of 1 block, 1.3 MB, until the host sees its end", "few", "push, 1 block, 1.3 MB: submit to seen",
-     f"bytes / {_COPY}"),
-)  # fmt: skip
-
 LIMITS_MARKS = "<!-- limits -->", "<!-- end of limits -->"
 _HELD = {
     "Planning, on a CPU": RESULT,
@@ -181,33 +157,22 @@ LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 def gpu_table(result: Path = GPU_RESULT) -> str:
     """Markdown of the rows of the GPU that the README shows, and what made them."""
-    return _table(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
+    return table_of(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
 
 
 def table(result: Path = RESULT) -> str:
     """Markdown of the rows that the README shows, and what made them."""
-    return _table(result, _cpu, WORK, SHOWN, MARKS)
+    return table_of(result, _cpu, WORK, SHOWN, MARKS)
 
 
 def ranks_table(result: Path = RANKS_RESULT) -> str:
     """Markdown of what ranks of two GPUs reach beside one another."""
-    return _table(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
-
-
-def peer_table(result: Path = PEER_RESULT) -> str:
-    """Markdown of transfers from GPU memory to GPU memory; marks alone before a run is recorded."""
-    if not result.exists():
-        return "\n".join(PEER_MARKS)
-    rows = {(row["group"], row["what"]): row for row in json.loads(result.read_text())["rows"]}
-    # A baseline that the machine lacks, such as NCCL, has no line.
-    shown = [one for one in PEER_SHOWN if not one[3] or one[3] in rows[one[1], one[2]]["beside"]]
-    words = f"{PEER_MARKS[0]}\nBetween GPUs of one process ([docs/gpu-to-gpu.md](docs/gpu-to-gpu.md)):\n"
-    return _table(result, _gpus, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
+    return table_of(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
 
 
 def vllm_table(result: Path = VLLM_RESULT) -> str:
     """Markdown of kvplan's worker of vLLM's offloading against vLLM's own."""
-    return _table(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
+    return table_of(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
 
 
 def offload_table(result: Path = OFFLOAD_RESULT) -> str:
@@ -290,11 +255,6 @@ def _gpu(machine: dict[str, Any]) -> str:
     return f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}, {link}"
 
 
-def _gpus(machine: dict[str, Any]) -> str:
-    gpu = machine["gpu"]
-    return f"{gpu['devices']} x {gpu['name']}, {gpu['link']}, driver {gpu['driver']}, CUDA {gpu['cuda']}"
-
-
 def _cpu(machine: dict[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cores']} shared cores, no GPU"
 
@@ -308,13 +268,13 @@ def limits_tables() -> str:
         held = sum(row["ok"] for row in rows)
         lines += [f"**{title}** ([{name}]({name})): {held} of {len(rows)} limits hold.", "",
                   "| | kvplan | limit | made of | holds |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
-        lines += [f"| {row['group']}: {row['what']} | {_number(row['ours'])} {row['unit']} | {_number(row['limit'])} "
+        lines += [f"| {row['group']}: {row['what']} | {number(row['ours'])} {row['unit']} | {number(row['limit'])} "
                   f"{row['unit']} | {row['rule']} | {'yes' if row['ok'] else 'no'} |" for row in rows]  # fmt: skip
         lines.append("")
     return "\n".join([*lines[:-1], LIMITS_MARKS[1]])
 
 
-def _table(
+def table_of(
     result: Path,
     machine: Callable[[dict[str, Any]], str],
     work: str,
@@ -340,22 +300,24 @@ def _table(
 
 def _line(words: str, row: dict[str, Any], baseline: str) -> str:
     unit, value = row["unit"], row["beside"].get(baseline, 0.0)
-    other = f"{baseline}: {_number(value)} {unit}" if baseline else ""
+    other = f"{baseline}: {number(value)} {unit}" if baseline else ""
     faster = {"GB/s": row["ours"] / value, "x": None}.get(unit, value / row["ours"]) if baseline else None
-    return f"| {words} | {_number(row['ours'])} {unit} | {other} | {'' if faster is None else f'{faster:.2f}'} |"
+    return f"| {words} | {number(row['ours'])} {unit} | {other} | {'' if faster is None else f'{faster:.2f}'} |"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits, and no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main() -> None:
     """Write the tables into their pages."""
+    from benchmarks import peer_tables
+
     for page, marks, made in (
+        *peer_tables.pages(),
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
-        (ROOT / "README.md", PEER_MARKS, peer_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),
         (GPU_PAGE, BATCH_MARKS, batch_table()),
         (RANKS, RANKS_MARKS, ranks_table()),
@@ -363,6 +325,8 @@ def main() -> None:
         (ENGINES, OFFLOAD_MARKS, offload_table()),
         (ROOT / "benchmarks" / "README.md", LIMITS_MARKS, limits_tables()),
     ):
+        if not made:  # no run is recorded yet: the page keeps its text
+            continue
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
 

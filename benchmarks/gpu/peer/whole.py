@@ -9,7 +9,11 @@ from benchmarks.gpu.peer.rig import Rig, better
 from benchmarks.gpu.rig import Way
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
+from kvplan.errors import PathError
 from kvplan.measure.baselines import COPY
+from kvplan.measure.workload import Work
+
+ROWS_NBYTES = 8 << 10  # bytes of the shortest runs that are copied as rows: shorter ones would take seconds
 
 
 def ceilings(rig: Rig) -> Iterator[Row]:
@@ -41,6 +45,15 @@ def between(rig: Rig) -> Iterator[Row]:
             yield better(few, f"{what}, {FEW_PROGRAMS} programs", FEW_SHARE)
 
 
+def _rows(rig: Rig, moved: Work) -> dict[str, Way]:
+    """The path of 2-D copies, unless it refuses the work."""
+    try:
+        return {"copy_engine_2d": rig.ours(moved, "copy_engine_2d")}
+    except PathError as error:
+        rig.not_run[f"copy_engine_2d, {moved.geometry.direction}, {moved.geometry.run_nbytes} B"] = str(error)
+        return {}
+
+
 def _row(rig: Rig, group: str, route: str, run_nbytes: int, share: float | None = None, programs: int = 0) -> Row:
     """A row of the default policy, or of the kernel with so many programs."""
     moved = rig.runs(route, run_nbytes)
@@ -49,6 +62,7 @@ def _row(rig: Rig, group: str, route: str, run_nbytes: int, share: float | None 
         ways = {"ours": rig.ours(moved, "kernel", max_programs=programs)} | rig.baselines(moved, COPY)
         what += f", {programs} programs"
     else:
-        kernel: dict[str, Way] = {"kernel": rig.ours(moved, "kernel")}
-        ways = {"ours": rig.ours(moved, "auto")} | kernel | rig.baselines(moved)
+        ways = {"ours": rig.ours(moved, "auto"), "kernel": rig.ours(moved, "kernel")} | rig.baselines(moved)
+        if run_nbytes >= ROWS_NBYTES:
+            ways |= _rows(rig, moved)
     return rig.row(group, what, rig.speeds(ways), route, share)
