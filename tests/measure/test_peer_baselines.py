@@ -73,6 +73,25 @@ def test_a_ceiling_is_one_copy_of_all_bytes_a_route(pair, monkeypatch):
     assert torch.equal(buffers.host[: 1 << 20], buffers.other)
 
 
+def test_staging_memory_is_shared_and_grows(pair):
+    both = pair()
+    both.near.name = "cpu"
+    staging = peer_baselines.Pair.staging
+    small = staging(both, both.near, 64)
+    assert (small.numel(), small.dtype) == (8, torch.int64)
+    assert staging(both, both.near, 32).data_ptr() == small.data_ptr()
+    assert staging(both, both.near, 1024).numel() == 128
+    assert staging(both, both.near, 64).numel() == 8
+
+
+def test_a_transfer_of_a_pair_waits_for_both_gpus_if_there_are_two(pair, monkeypatch):
+    monkeypatch.setattr(peer_baselines, "Enqueued", lambda *given: given)
+    for peer in ("cuda:0", "cuda:1"):
+        both = pair(peer)
+        far = both.far if peer == "cuda:1" else None
+        assert peer_baselines.Pair.enqueued(both, 8, print) == (both.near, 8, print, far)
+
+
 # What cannot be measured.
 
 
