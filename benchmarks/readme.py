@@ -25,8 +25,9 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
 CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h200.json"
 CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
-COST_MODEL, GPU_PAGE, RANKS, ENGINES = (ROOT / "docs" / name for name in
-                                         ("cost-model.md", "gpu.md", "ranks.md", "engines.md"))  # fmt: skip
+COST_MODEL, GPU_PAGE, RANKS, ENGINES = (
+    ROOT / "docs" / name for name in ("cost-model.md", "gpu.md", "ranks.md", "engines.md")
+)
 BATCH_RESULT = ROOT / "benchmarks" / "results" / "batch-bytes-nvidia-h100-80gb-hbm3.json"
 BATCH_MARKS = "<!-- batch numbers -->", "<!-- end of batch numbers -->"
 RANKS_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-ranks.json"
@@ -35,6 +36,7 @@ RANKS_WORK = (
     "80 layers of K and V, 8 heads of 128, 256 blocks of 16 tokens in one shared pool; each rank's rate while the "
     "other works. `python -m benchmarks.gpu.ranks` makes it."
 )
+PEER_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-peer.json"
 VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
 VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
 VLLM_WORK = (
@@ -143,32 +145,34 @@ GPU_SHOWN: Shown = (
 )
 
 LIMITS_MARKS = "<!-- limits -->", "<!-- end of limits -->"
-LIMITED = {
+_HELD = {
     "Planning, on a CPU": RESULT,
     "One GPU": GPU_RESULT,
     "Two ranks through one pool": RANKS_RESULT,
     "vLLM's offloading worker": VLLM_RESULT,
+    "GPU to GPU": PEER_RESULT,
 }
+LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 
 def gpu_table(result: Path = GPU_RESULT) -> str:
     """Markdown of the rows of the GPU that the README shows, and what made them."""
-    return _table(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
+    return table_of(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
 
 
 def table(result: Path = RESULT) -> str:
     """Markdown of the rows that the README shows, and what made them."""
-    return _table(result, _cpu, WORK, SHOWN, MARKS)
+    return table_of(result, _cpu, WORK, SHOWN, MARKS)
 
 
 def ranks_table(result: Path = RANKS_RESULT) -> str:
     """Markdown of what ranks of two GPUs reach beside one another."""
-    return _table(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
+    return table_of(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
 
 
 def vllm_table(result: Path = VLLM_RESULT) -> str:
     """Markdown of kvplan's worker of vLLM's offloading against vLLM's own."""
-    return _table(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
+    return table_of(result, _gpu, VLLM_WORK, VLLM_SHOWN, VLLM_MARKS, up="../")
 
 
 def offload_table(result: Path = OFFLOAD_RESULT) -> str:
@@ -264,13 +268,13 @@ def limits_tables() -> str:
         held = sum(row["ok"] for row in rows)
         lines += [f"**{title}** ([{name}]({name})): {held} of {len(rows)} limits hold.", "",
                   "| | kvplan | limit | made of | holds |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
-        lines += [f"| {row['group']}: {row['what']} | {_number(row['ours'])} {row['unit']} | {_number(row['limit'])} "
+        lines += [f"| {row['group']}: {row['what']} | {number(row['ours'])} {row['unit']} | {number(row['limit'])} "
                   f"{row['unit']} | {row['rule']} | {'yes' if row['ok'] else 'no'} |" for row in rows]  # fmt: skip
         lines.append("")
     return "\n".join([*lines[:-1], LIMITS_MARKS[1]])
 
 
-def _table(
+def table_of(
     result: Path,
     machine: Callable[[dict[str, Any]], str],
     work: str,
@@ -296,19 +300,22 @@ def _table(
 
 def _line(words: str, row: dict[str, Any], baseline: str) -> str:
     unit, value = row["unit"], row["beside"].get(baseline, 0.0)
-    other = f"{baseline}: {_number(value)} {unit}" if baseline else ""
+    other = f"{baseline}: {number(value)} {unit}" if baseline else ""
     faster = {"GB/s": row["ours"] / value, "x": None}.get(unit, value / row["ours"]) if baseline else None
-    return f"| {words} | {_number(row['ours'])} {unit} | {other} | {'' if faster is None else f'{faster:.2f}'} |"
+    return f"| {words} | {number(row['ours'])} {unit} | {other} | {'' if faster is None else f'{faster:.2f}'} |"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits, and no exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main() -> None:
     """Write the tables into their pages."""
+    from benchmarks import peer_tables
+
     for page, marks, made in (
+        *peer_tables.pages(),
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),
@@ -318,6 +325,8 @@ def main() -> None:
         (ENGINES, OFFLOAD_MARKS, offload_table()),
         (ROOT / "benchmarks" / "README.md", LIMITS_MARKS, limits_tables()),
     ):
+        if not made:  # no run is recorded yet: the page keeps its text
+            continue
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
 

@@ -16,7 +16,7 @@ from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import json_text, print_json, write_file
 from kvplan.cli.screen.printing import note, number_table, progress, show
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, pooled, where
 
 if TYPE_CHECKING:
     from kvplan.measure.grid import Bench
@@ -26,7 +26,8 @@ EXAMPLES = """examples:
   kvplan bench --quick --device cpu
   kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K \\
       --plot bench.svg
-  kvplan bench --beside decode --seconds 120 --output bench.json"""
+  kvplan bench --beside decode --seconds 120 --output bench.json
+  kvplan bench --peer cuda:1 --plot peers.svg"""
 
 # The lines of a column's title, each at most as long as "broken": so eight columns fit into 80 characters.
 TITLES = {
@@ -37,11 +38,10 @@ TITLES = {
     "torch indexing": "torch\nindex-\ning",
     "numpy memcpy": "numpy\nmemcpy",
     "host on 1 thread": "host\non 1\nthread",
+    "one large copy": "one\nlarge\ncopy",
+    "NCCL send/recv": "NCCL\nsend/\nrecv",
 }
-HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs scattered on the host"}
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-QUICK = {"sizes": (4 << 10, 64 << 10), "counts": (1024,), "beside": ("decode",), "seconds": 5.0,
-         "most_nbytes": 64 << 20}  # fmt: skip
 NAMED = 4  # most measurements that are named if several were left out for one reason
 
 
@@ -52,16 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--device", type=_device, metavar="cuda:N|cpu", help="default: cuda:0; cpu where there is no GPU")
-    add("--sizes", type=_sizes, metavar="BYTES,...", help="of a run (default 512,2K,8K,32K,128K,1M)")
-    add("--counts", type=_counts, metavar="RUNS,...", help="of a transfer (default 16,1024,65536)")
-    add("--directions", type=_names, metavar="WAY,...", help="default: load,store")
+    add("--peer", type=gpu, metavar="cuda:M", help="the pool is memory of this GPU, which may be --device itself; "
+        "default: host memory")  # fmt: skip
+    add("--sizes", type=_sizes, metavar="BYTES,...",
+        help="of a run (default 512,2K,8K,32K,128K,1M; with --peer 512,2K,8K,64K,1M)")  # fmt: skip
+    add("--counts", type=_counts, metavar="RUNS,...",
+        help="of a transfer; 0: as many as --memory holds (default 16,1024,65536; with --peer 160,0)")  # fmt: skip
+    add("--directions", type=_names, metavar="WAY,...",
+        help="default: load,store; with --peer push,pull, or device within one GPU")  # fmt: skip
     add("--hosts", type=_names, metavar="LAYOUT,...", help="default: contiguous,scattered")
     add("--paths", type=_names, metavar="PATH,...",
         help=f"by default all: {', '.join(paths_of('cuda:0'))}; on the CPU {', '.join(paths_of('cpu'))}")  # fmt: skip
     add("--beside", type=_names, metavar="KIND,...",
         help="compute that runs at the same time (default: decode,prefill on a GPU), or none")  # fmt: skip
+    add("--beside-on", type=_names, metavar="GPU,...",
+        help="GPU of that compute: device, which runs the transfers, or peer (default: both)")  # fmt: skip
     add("--seconds", type=float, metavar="S", help="start no measurement after this time (default 60)")
-    add("--memory", type=_size, metavar="BYTES", help="of the largest transfer (default 256M)")
+    add("--memory", type=_size, metavar="BYTES", help="of the largest transfer (default 256M; with --peer 1G)")
     add("--quick", action="store_true", help="two sizes, one count, decode: a few seconds; other options override it")
     add("--json", action="store_true", help="one JSON object (schema kvplan.bench)")
     add("--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
@@ -77,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
             raise KVPlanError(f"{path}: the folder {path.parent} does not exist")
     if args.plot:
         _plots()
-    device, name = _found(args.device)
+    device, name = _found(args.device or (args.peer and "cuda:0"))
     bench = _asked(args, device)
+    peer = _peer(bench)
     _need_torch(device)
     start = time.perf_counter()
     measured = Run(bench)
@@ -87,9 +95,10 @@ def run(args: argparse.Namespace) -> int:
     found = {
         "device": bench.device,
         "name": name,
+        **peer,
         "seconds": round(time.perf_counter() - start, 2),
         "asked": asdict(bench),
-        "ceilings": asdict(measured.ceilings) if measured.ceilings else None,
+        "ceilings": measured.ceilings.document() if measured.ceilings else None,
         "broken": sum(bool(row.broken) for row in rows),
         "rows": [row.document() for row in rows],
         "missing": [asdict(one) for one in measured.missing],
@@ -97,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("bench", found)
     else:
-        show(*screen(f"{name} ({device})", measured.ceilings, rows, measured.missing))
+        far = f" and {peer['peer_name']} ({bench.peer}), {peer['link']}" if "link" in peer else ""
+        show(*screen(f"{name} ({device}){far}", measured.ceilings, rows, measured.missing))
     if args.output:
         write_file("--output", str(args.output), f"{json_text('bench', found)}\n".encode())
         note(f"saved {args.output}")
@@ -110,19 +120,20 @@ def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: S
     """Return the results as tables and sentences of at most 80 columns."""
     shown: list[Any] = []
     if ceilings is not None:
-        apart = f"load {rate(ceilings.load)}, store {rate(ceilings.store)}"
-        shown.append(f"{name}; {ceilings.what}: {apart if ceilings.hard else rate(ceilings.load)}")
+        apart = [f"{route} {rate(gbps)}" for route, gbps in ceilings.measured.items()]
+        same = rate(next(iter(ceilings.measured.values()), 0.0))
+        shown.append(f"{name}; {ceilings.what}: {', '.join(apart) if ceilings.hard else same}")
     panels = list(dict.fromkeys((row.direction, row.host) for row in rows if row.beside == IDLE))
     for direction, host in sorted(panels):
         some = [row for row in rows if (row.direction, row.host, row.beside) == (direction, host, IDLE)]
-        shown += [f"{direction}, {HOST_WORDS.get(host, host)}: GB/s", _alone(some)]
-    for kind in sorted({row.beside for row in rows} - {IDLE}):
-        some = [row for row in rows if row.beside == kind]
+        shown += [f"{direction}, {pooled(direction, host)}: GB/s", _alone(some)]
+    for kind, on in sorted({(row.beside, row.beside_on) for row in rows if row.beside != IDLE}):
+        some = [row for row in rows if (row.beside, row.beside_on) == (kind, on)]
         first = some[0]
-        moved = f"{first.runs:,} runs of {spelled(first.run_nbytes)}, {HOST_WORDS.get(first.host, first.host)}"
-        shown += [f"beside {kind}: GB/s, and how much slower compute gets;\n{moved}", _beside(some)]
+        moved = f"{first.runs:,} runs of {spelled(first.run_nbytes)}, {pooled(first.direction, first.host)}"
+        shown += [f"beside {where(kind, on)}: GB/s, and how much slower compute gets;\n{moved}", _beside(some)]
     broken = [f"broken: {row.label}, {row.direction}, {row.host}, {spelled(row.run_nbytes)} x {row.runs:,}"
-              f"{'' if row.beside == IDLE else f', beside {row.beside}'}: {row.broken}"
+              f"{'' if row.beside == IDLE else f', beside {where(row.beside, row.beside_on)}'}: {row.broken}"
               for row in rows if row.broken]  # fmt: skip
     left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(missing).items()]
     shown += ["\n".join(lines) for lines in (broken, left) if lines]
@@ -139,8 +150,9 @@ def _ordered(rows: Iterable[Row]) -> list[str]:
     from kvplan.measure import baselines
     from kvplan.measure.grid import paths_of
 
-    known = dict.fromkeys((*paths_of("cuda:0"), *paths_of("cpu")))
-    others = {*baselines.names("cuda:0"), *baselines.names("cpu")}
+    pairs = (("cuda:0", None), ("cuda:0", "cuda:1"), ("cpu", None))
+    known = dict.fromkeys(path for pair in pairs for path in paths_of(*pair))
+    others = {path for pair in pairs for path in baselines.names(*pair)}
     order = [path for path in known if path not in others] + [path for path in known if path in others]
     there = {row.path for row in rows}
     return [path for path in order if path in there] + sorted(there - set(order))
@@ -197,6 +209,26 @@ def _found(device: str | None) -> tuple[str, str]:
         return "cpu", "CPU"
 
 
+def _peer(bench: Bench) -> dict[str, str]:
+    """Return the peer, its name and the link to it, of a bench between GPUs.
+
+    Raises:
+        KVPlanError: the device cannot reach the peer's memory.
+    """
+    from kvplan.cuda.peers import link_between
+
+    if bench.peer is None:
+        return {}
+    found = {"peer": bench.peer, "peer_name": _found(bench.peer)[1]}
+    if bench.peer == bench.device:
+        return found
+    gpu, peer = (int(name.removeprefix("cuda:")) for name in (bench.device, bench.peer))
+    link = link_between(gpu, peer)
+    if not link.reachable:
+        raise KVPlanError(f"{bench.device} cannot reach the memory of {bench.peer}: {link.why}")
+    return found | {"link": link.words}
+
+
 def _need_torch(device: str) -> None:
     """Check that torch is installed and can use the device.
 
@@ -212,18 +244,16 @@ def _need_torch(device: str) -> None:
 
 
 def _asked(args: argparse.Namespace, device: str) -> Bench:
-    from kvplan.measure.grid import KINDS, Bench
+    from kvplan.measure.grid import Bench, usual
 
     told: dict[str, Any] = {name: value for name, value in (
         ("sizes", args.sizes), ("counts", args.counts), ("directions", args.directions), ("hosts", args.hosts),
         ("paths", args.paths), ("beside", args.beside), ("seconds", args.seconds), ("most_nbytes", args.memory),
+        ("beside_on", args.beside_on),
     ) if value is not None}  # fmt: skip
-    usual: dict[str, Any] = {"beside": KINDS, **(QUICK if args.quick else {})}
-    if device == "cpu":
-        usual["beside"] = ()
     if told.get("beside") == ("none",):
         told["beside"] = ()
-    return Bench(device, **(usual | told))
+    return Bench(device, **(usual(device, args.peer, quick=args.quick) | told))
 
 
 def _plots() -> Any:

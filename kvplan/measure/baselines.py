@@ -17,6 +17,7 @@ BATCH = "cuMemcpyBatchAsync"
 LOOP = "cuMemcpyAsync a run"
 INDEXING = "torch indexing"
 MEMCPY = "numpy memcpy"
+COPY, NCCL = "one large copy", "NCCL send/recv"  # between GPUs: kvplan/measure/peers/peer_baselines.py
 MOST_DESCRIPTORS = 16_384  # per call; batches with far more have crashed drivers
 MOST_CALLS = 8192  # calls of the loop: more would take seconds
 
@@ -51,12 +52,16 @@ def makers(device: str) -> Mapping[str, Maker]:
     return {BATCH: partial(batch, line), LOOP: partial(loop, line), INDEXING: partial(indexing, line)}
 
 
-def names(device: str) -> tuple[str, ...]:
-    """Return the names of the baselines of a device, without opening the device.
+def names(device: str, peer: str | None = None) -> tuple[str, ...]:
+    """Return the names of the baselines of a device, or of a GPU and its peer, without opening the device.
 
     >>> names("cuda:0")
     ('cuMemcpyBatchAsync', 'cuMemcpyAsync a run', 'torch indexing')
+    >>> names("cuda:0", "cuda:1")
+    ('one large copy', 'cuMemcpyBatchAsync', 'NCCL send/recv', 'torch indexing')
     """
+    if peer is not None:
+        return (COPY, BATCH, INDEXING) if peer == device else (COPY, BATCH, NCCL, INDEXING)
     return (MEMCPY, INDEXING) if device == "cpu" else (BATCH, LOOP, INDEXING)
 
 
@@ -106,7 +111,7 @@ def loop(line: Line, work: Work) -> Baseline:
     return verified(LOOP, work, lambda: Enqueued(line, work.plan.nbytes, issue))
 
 
-class _Blocks:
+class Blocks:
     """The blocks of one side, which torch gathers and scatters by index.
 
     Args:
@@ -144,12 +149,12 @@ class _Blocks:
             view.index_copy_(self._dim, self._ids, part)
 
 
-def _ends(work: Work) -> tuple[_Blocks, _Blocks, tuple[int, int, int]]:
-    """Return the source, the destination, and the shape of the staging tensor, which has the host's order."""
+def ends(work: Work) -> tuple[Blocks, Blocks, tuple[int, int, int]]:
+    """Return the source, the destination, and the shape of the staging tensor, which has the pool's order."""
     shape = work.geometry
     paged = shape.host == "contiguous"
     src, dst = (
-        _Blocks(side, ids, shape.block_runs, paged=paged)
+        Blocks(side, ids, shape.block_runs, paged=paged)
         for side, ids in ((work.src, work.src_ids), (work.dst, work.dst_ids))
     )
     outer = (shape.blocks, shape.block_runs) if paged else (shape.block_runs, shape.blocks)
@@ -160,7 +165,7 @@ def indexing(line: Line, work: Work) -> Baseline:
     """Make the baseline of torch: ``index_select``, one copy, ``index_copy_``. All CPU cores index the host's side."""
     import torch
 
-    src, dst, shape = _ends(work)
+    src, dst, shape = ends(work)
     load = work.geometry.direction == "load"
 
     def issue() -> None:
@@ -182,7 +187,7 @@ def _indexing_on_cpu(work: Work) -> Baseline:
     """Make the baseline of ``index_select`` into a staging tensor and ``index_copy_`` out of it."""
     import torch
 
-    src, dst, shape = _ends(work)
+    src, dst, shape = ends(work)
     staging = torch.empty(shape, dtype=torch.int64)
 
     def move() -> None:

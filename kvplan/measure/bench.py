@@ -1,4 +1,4 @@
-"""The bench: it times paths and baselines over sizes, counts, directions and hosts, alone and beside compute.
+"""The bench: it times paths and baselines over sizes, counts, routes and pools, alone and beside compute.
 
 A path or baseline is timed only after a comparison of every byte that it moved.
 """
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvplan.base.numbers import spelled
-from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, Policy
+from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, PEER_ROUTES, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure import baselines, ceilings
@@ -22,11 +22,14 @@ from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
 from kvplan.measure.compute import Compute, Window, compute_of, window
 from kvplan.measure.flights import Aside
 from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
-from kvplan.measure.rows import IDLE, Ceilings, Missing, Row, figures
+from kvplan.measure.peers import peer_baselines
+from kvplan.measure.rows import IDLE, ON_PEER, Ceilings, Missing, Row, figures
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
 
 PROGRAMS = (1, 2, 4, 8)  # numbers of Triton programs that are measured beside decode
+PEER_PROGRAMS = (None, 4, 8, 16)  # the same between GPUs; None stands for the default of the policy
+COPY_PATHS = ("copy_engine", "copy_engine_2d")
 MEMCPY_SAMPLES = 5
 SAMPLES, CASE_SECONDS, WARM_UPS = 15, 0.02, 1
 TRIES = 2  # measurements of a window in which compute ran out of work
@@ -76,18 +79,19 @@ class Run:
             KVPlanError: the device does not exist, or has too little memory.
         """
         bench, until = self.bench, self.clock() + self.bench.seconds
-        self.missing += [Missing(f"{spelled(size)} x {count:,}", f"more than {spelled(bench.most_nbytes)}")
-                         for size in sorted(set(bench.sizes)) for count in sorted(set(bench.counts))
-                         if size * count > bench.most_nbytes]  # fmt: skip
+        self.missing += [Missing(f"{spelled(size)} x {runs:,}", f"more than {spelled(bench.most_nbytes)}")
+                         for size, runs in bench.too_large()]  # fmt: skip
         self.progress(0.0, "memory")
         with ExitStack() as stack:
+            pair = stack.enter_context(peer_baselines.Pair(bench.device, bench.peer)) if bench.peer else None
             made = {path: stack.enter_context(_executor(bench.device, path))
-                    for path in bench.asked if path not in baselines.names(bench.device)}  # fmt: skip
-            others = baselines.makers(bench.device) if set(bench.asked) - set(made) else {}
-            buffers = Buffers(bench.most_nbytes, bench.device)
+                    for path in bench.asked if path not in baselines.names(bench.device, bench.peer)}  # fmt: skip
+            others = peer_baselines.makers(pair) if pair else \
+                baselines.makers(bench.device) if set(bench.asked) - set(made) else {}  # fmt: skip
+            buffers = Buffers(bench.most_nbytes, bench.device, peer=bench.peer)
             self.progress(0.02, "ceilings")
-            self.ceilings = found = _ceilings(buffers)
-            computes: dict[str, Compute] = {}
+            self.ceilings = found = _peer_ceilings(pair, buffers, bench) if pair else _ceilings(buffers)
+            computes: dict[tuple[str, str], Compute] = {}
             todo = tasks(bench)
             for k, task in enumerate(todo):
                 self.progress(0.05 + 0.95 * k / len(todo), task.name)
@@ -100,9 +104,10 @@ class Run:
                              for path in bench.asked}  # fmt: skip
                     yield from self._alone(task, cases, found)
                 else:
-                    if task.beside not in computes:
-                        computes[task.beside] = compute_of(bench.device, task.beside)
-                    yield from self._beside(task, moved, others, computes[task.beside], found, until)
+                    where = bench.peer if bench.peer and task.on == ON_PEER else bench.device
+                    if (task.beside, where) not in computes:
+                        computes[task.beside, where] = compute_of(where, task.beside)
+                    yield from self._beside(task, moved, others, computes[task.beside, where], found, until)
         self.progress(1.0, "done")
 
     def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
@@ -113,7 +118,7 @@ class Run:
         for path, make in cases.items():
             row = self._row(task, path)
             if path == "kernel":
-                row = self._row(task, path, programs=IDLE_KERNELS[task.geometry.direction].programs)
+                row = self._row(task, path, programs=_programs(task.geometry.direction, self.bench.device))
             case = self._proven(task, row, make)
             if isinstance(case, Row):
                 yield case
@@ -135,7 +140,9 @@ class Run:
         bench, direction = self.bench, task.geometry.direction
         cases: list[tuple[str, int | None]] = []
         for path in bench.asked:
-            if path == "kernel":
+            if path == "kernel" and bench.peer:
+                cases += [(path, programs) for programs in PEER_PROGRAMS[: None if task.beside == "decode" else 1]]
+            elif path == "kernel":
                 few = PROGRAMS if task.beside == "decode" else (BESIDE_KERNELS[direction].programs,)
                 cases += [(path, programs) for programs in few]
             elif path != "auto":  # auto takes one of the other paths
@@ -177,7 +184,7 @@ class Run:
         return case
 
     def _row(self, task: Task, path: str, programs: int | None = None) -> Row:
-        return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs)
+        return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs, beside_on=task.on)
 
 
 def _executor(device: str, path: str) -> Executor:
@@ -197,7 +204,12 @@ def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], _Case]:
             return None
         return found[0].seconds if executor.policy.overlap == IDLE else found[0].wall
 
-    return lambda: _Case(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
+    def make() -> _Case:
+        if path in COPY_PATHS and moved.geometry.direction in ("device", *PEER_ROUTES):
+            peer_baselines.refuse_many(moved)
+        return _Case(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
+
+    return make
 
 
 def _other(maker: baselines.Maker, moved: Work) -> Callable[[], _Case]:
@@ -239,6 +251,19 @@ def _ceilings(buffers: Buffers) -> Ceilings:
         taken.append(time.perf_counter() - start)
     rate = buffers.nbytes / min(taken) / 1e9
     return Ceilings(rate, rate, "memcpy", hard=False)
+
+
+def _peer_ceilings(pair: peer_baselines.Pair, buffers: Buffers, bench: Bench) -> Ceilings:
+    found = peer_baselines.ceilings(pair, buffers, bench.directions)
+    if pair.apart:
+        return Ceilings(push=found.get("push"), pull=found.get("pull"))
+    return Ceilings(device=found["device"], what="memory", hard=False)
+
+
+def _programs(route: str, device: str) -> int:
+    """Return the Triton programs of the kernel path without compute."""
+    programs = IDLE_KERNELS[route].programs
+    return programs if programs > 0 else Policy().kernel(route, ceilings.multiprocessors(device)).programs
 
 
 def _one_line(error: Exception) -> str:

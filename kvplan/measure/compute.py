@@ -197,7 +197,8 @@ class Products:
                 self._products(1)
             torch.cuda.synchronize()
             # By default torch captures every graph on one stream, of the GPU that was current at the first capture.
-            capture: Any = torch.cuda.Stream(device)
+            make: Any = torch.cuda.Stream
+            capture = make(device)
             with torch.cuda.graph(self._graph, stream=capture, capture_error_mode="thread_local"):
                 self._products(rounds)
             torch.cuda.synchronize()

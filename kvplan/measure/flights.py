@@ -84,9 +84,11 @@ class Enqueued:
         line: the GPU and its stream.
         nbytes: bytes that the calls move.
         issue: function that makes the calls.
+        far: another GPU and its stream, if calls go there too. Its work lies between the same two events, both of the
+            first GPU: its stream waits for the first event, and the second event waits for its stream.
     """
 
-    def __init__(self, line: Line, nbytes: int, issue: Callable[[], object]) -> None:
+    def __init__(self, line: Line, nbytes: int, issue: Callable[[], object], far: Line | None = None) -> None:
         import torch
 
         make: Any = torch.cuda.Event
@@ -94,7 +96,13 @@ class Enqueued:
         self._before, self._after = make(enable_timing=True), make(enable_timing=True)
         with line.device.current():
             self._before.record(line.stream)
+            if far is not None:
+                far.stream.wait_event(self._before)
             issue()
+            if far is not None:
+                self._joined = make()
+                self._joined.record(far.stream)
+                line.stream.wait_event(self._joined)
             self._after.record(line.stream)
 
     def done(self) -> bool:

@@ -21,7 +21,7 @@ from matplotlib.transforms import Bbox
 
 from kvplan.base.numbers import rate, spelled
 from kvplan.errors import KVPlanError
-from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, pooled, where
 
 INCHES, DPI = (10.0, 6.0), 150
 # Okabe and Ito's colours, which colour-blind readers can distinguish. Markers and dashes also distinguish paths.
@@ -61,9 +61,10 @@ LOOKS = {
     "cuMemcpyAsync a run": Look(PURPLE, "X", ":"),
     "torch indexing": Look(GREY, "D", "-."),
     "numpy memcpy": Look(SKY, "P", "--"),
+    "one large copy": Look(DARK, "*", ":"),
+    "NCCL send/recv": Look(PURPLE, "X", ":"),
 }
 OTHER = Look(GREY, "h", "-.")
-HOST_WORDS = {"contiguous": "blocks contiguous on the host", "scattered": "runs scattered on the host"}
 
 
 def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
@@ -92,7 +93,7 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             ceiling = ceilings.of(direction)
             top = max([ceiling, *(row.gbps or 0.0 for some in paths.values() for row in some)])
             _ceiling(axes, ceiling, ceilings.what, top * ROOM)
-            axes.set_title(f"{direction}, {HOST_WORDS.get(host, host)}", fontsize=SMALL + 1, loc="left")
+            axes.set_title(f"{direction}, {pooled(direction, host)}", fontsize=SMALL + 1, loc="left")
             axes.set_xscale("log", base=2)
             axes.set_xlim(sizes[0] / 2**0.5, sizes[-1] * 2**0.5)
             axes.set_xticks(sizes, [spelled(size) for size in sizes], fontsize=SMALL)
@@ -106,7 +107,7 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
 
 
 def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
-    """Draw GB/s beside compute against the slowdown of compute, with a panel per direction and kind of compute.
+    """Draw GB/s beside compute against its slowdown, with a panel per direction, kind of compute and its GPU.
 
     The stepped line joins the rows of :func:`~kvplan.measure.rows.pareto`. A number at a kernel's point is its number
     of Triton programs.
@@ -118,17 +119,17 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
     if not able:
         raise KVPlanError("no row beside compute has a figure: there is no frontier to draw")
     directions = sorted({row.direction for row in able})
-    kinds = sorted({row.beside for row in able})
+    kinds = sorted({(row.beside, row.beside_on) for row in able})
     moved = f"{able[0].runs:,} runs of {spelled(able[0].run_nbytes)}"
     figure, grid = _panels(len(kinds), len(directions), f"GB/s of {moved} against how much slower compute gets")
     for r, kind in enumerate(kinds):
         for c, direction in enumerate(directions):
             axes = grid[r][c]
-            some = [row for row in able if (row.beside, row.direction) == (kind, direction)]
+            some = [row for row in able if (row.beside, row.beside_on, row.direction) == (*kind, direction)]
             _points(axes, some)
             _ceiling(axes, ceilings.of(direction), ceilings.what, max(
                 [ceilings.of(direction), *(row.gbps or 0.0 for row in some)]) * ROOM)  # fmt: skip
-            axes.set_title(f"{direction} beside {kind}", fontsize=SMALL + 1, loc="left")
+            axes.set_title(f"{direction} beside {where(*kind)}", fontsize=SMALL + 1, loc="left")
             slowest = max([1.05, *(row.slowdown or 1.0 for row in some)])
             quickest = min([1.0, *(row.slowdown or 1.0 for row in some)])
             margin = 0.06 * (slowest - quickest)
@@ -141,7 +142,8 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             if r == len(kinds) - 1:
                 axes.set_xlabel("time of an iteration of compute, over one alone", fontsize=SMALL)
     _legend(figure, _ordered({row.path for row in able}), lines=False)
-    _label(figure, [(axes, [row for row in able if (row.beside, row.direction) == (kinds[r], directions[c])])
+    _label(figure, [(axes, [row for row in able
+                            if (row.beside, row.beside_on, row.direction) == (*kinds[r], directions[c])])
                     for r, line in enumerate(grid) for c, axes in enumerate(line)])  # fmt: skip
     return figure
 

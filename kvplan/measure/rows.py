@@ -7,12 +7,17 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kvplan.base.numbers import rate, spelled
+from kvplan.cost.policy import ROUTES
 from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
 
 TOLERANCE = 0.03  # share above the ceiling that is accepted: two measurements of one link differ by it
 IDLE = "idle"
 SUFFIXES = (".png", ".svg")  # of plots
+ON_DEVICE, ON_PEER = "device", "peer"  # the GPU on which compute runs: the measured GPU, or its peer
+# In words, the order of the runs in the pool, and where the pool is.
+HOST_WORDS = {"contiguous": "blocks contiguous", "scattered": "runs scattered"}
+POOL_WORDS = {"load": "on the host", "store": "on the host", "push": "on the peer", "pull": "on the peer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Row:
         predicted: ``seconds`` that the cost model predicts; None if the path has no model.
         verified: whether a comparison found that all bytes arrived.
         broken: why the figure is wrong, or "".
+        beside_on: the GPU on which compute ran: ``"device"``, which ran the transfers, or ``"peer"``.
     """
 
     direction: str
@@ -55,6 +61,7 @@ class Row:
     predicted: float | None = None
     verified: bool = True
     broken: str = ""
+    beside_on: str = ON_DEVICE
 
     @property
     def nbytes(self) -> int:
@@ -80,20 +87,43 @@ class Ceilings:
     """GB/s of one large copy.
 
     Attributes:
-        load, store: GB/s of a load and of a store.
-        what: name of the ceilings: ``"link"``, ``"memcpy"``.
-        hard: whether no transfer can be faster. True for a link; False for a copy of a large array on the CPU, since
+        load, store, device, push, pull: GB/s by route; None if it was not measured.
+        what: name of the ceilings: ``"link"``, ``"memcpy"``, or ``"memory"`` within one GPU.
+        hard: whether no transfer can be faster. True for a link; False for a copy of a large array in one memory, since
             smaller transfers find their bytes in caches.
     """
 
-    load: float
-    store: float
+    load: float | None = None
+    store: float | None = None
     what: str = "link"
     hard: bool = True
+    device: float | None = None
+    push: float | None = None
+    pull: float | None = None
 
     def of(self, direction: str) -> float:
-        """Return the ceiling of a direction, in GB/s."""
-        return self.load if direction == "load" else self.store
+        """Return the ceiling of a route, in GB/s.
+
+        Raises:
+            KVPlanError: the ceiling of this route was not measured.
+
+        >>> Ceilings(push=395.0, pull=394.0).of("pull")
+        394.0
+        """
+        found = self.measured.get(direction)
+        if found is None:
+            raise KVPlanError(f"no ceiling of {direction!r} was measured; measured are {', '.join(self.measured)}")
+        return found
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Return GB/s by route, of the routes that were measured."""
+        found = {route: getattr(self, route) for route in ROUTES}
+        return {route: gbps for route, gbps in found.items() if gbps is not None}
+
+    def document(self) -> dict[str, Any]:
+        """Return the ceilings as a dict for JSON, without routes between GPUs that were not measured."""
+        return {"load": self.load, "store": self.store, "what": self.what, "hard": self.hard, **self.measured}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +226,24 @@ def named(geometry: Geometry) -> str:
     'load, contiguous, 8 KiB x 1,024'
     """
     return f"{geometry.direction}, {geometry.host}, {spelled(geometry.run_nbytes)} x {geometry.runs:,}"
+
+
+def pooled(direction: str, host: str) -> str:
+    """Return the order of the pool in words, and where it is.
+
+    >>> pooled("load", "contiguous"), pooled("pull", "scattered"), pooled("device", "contiguous")
+    ('blocks contiguous on the host', 'runs scattered on the peer', 'blocks contiguous in the pool')
+    """
+    return f"{HOST_WORDS[host]} {POOL_WORDS.get(direction, 'in the pool')}" if host in HOST_WORDS else host
+
+
+def where(beside: str, on: str) -> str:
+    """Return a kind of compute in words, and its GPU if that is not the measured GPU.
+
+    >>> where("decode", "device"), where("decode", "peer")
+    ('decode', 'decode on the peer')
+    """
+    return f"{beside} on the peer" if on == ON_PEER else beside
 
 
 def grouped(missing: Sequence[Missing]) -> dict[str, list[str]]:

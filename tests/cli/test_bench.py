@@ -14,13 +14,13 @@ import kvplan.measure
 from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cli.screen.printing import show
-from kvplan.cuda import machine
+from kvplan.cuda import machine, peers
 from kvplan.errors import TransferError
 from kvplan.measure import baselines, flights
-from kvplan.measure.grid import COUNTS, KINDS, SIZES, Bench, paths_of
+from kvplan.measure.grid import COUNTS, KINDS, PEER_SIZES, SIZES, Bench, paths_of
 from kvplan.measure.rows import Ceilings, Missing, row_of
 from tests.commands import answer, document, python
-from tests.measure.bench_rows import ALONE, LINK, row, rows
+from tests.measure.bench_rows import ALONE, LINK, NVLINK, row, rows
 
 TINY = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16,64", "--memory", "64K", "--seconds", "600")
 
@@ -141,8 +141,78 @@ def test_its_document(capsys, found):
     assert given["asked"]["most_nbytes"] == 256 << 20
     assert set(given["rows"][0]) == {
         "direction", "host", "run_nbytes", "runs", "block_runs", "path", "beside", "programs", "seconds", "wall",
-        "cpu", "samples", "gbps", "share", "slowdown", "predicted", "verified", "broken", "nbytes",
+        "cpu", "samples", "gbps", "share", "slowdown", "predicted", "verified", "broken", "nbytes", "beside_on",
     }  # fmt: skip
+
+
+PEER_GOLDEN = """\
+NVIDIA H100 80GB HBM3 (cuda:0) and NVIDIA H100 80GB HBM3 (cuda:1), NVLink, 18
+links; link: push 395.0 GB/s, pull 394.0 GB/s
+
+push, runs scattered on the peer: GB/s
+
+                               cuMem    one   NCCL
+                                 cpy  large  send/
+  run     runs   auto  kernel  Batch   copy   recv
+──────────────────────────────────────────────────
+8 KiB  131,072  361.0   360.0   12.8  395.0  120.0
+
+beside decode: GB/s, and how much slower compute gets;
+81,920 runs of 8 KiB, blocks contiguous on the peer
+
+path, programs  pull  compute   push  compute
+─────────────────────────────────────────────
+kernel          97.0    x1.07  178.0    x1.03
+kernel, 16         -        -  291.0    x1.29
+
+beside decode on the peer: GB/s, and how much slower compute gets;
+81,920 runs of 8 KiB, blocks contiguous on the peer
+
+path, programs   pull  compute
+──────────────────────────────
+kernel, 16      328.0    x1.06
+"""
+
+
+def test_a_peer_that_cannot_be_reached_is_refused_at_once(capsys, found, monkeypatch):
+    asked = found([])
+    closed = peers.PeerLink(0, 1, reachable=False, why="IOMMU")
+    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: closed)
+    assert main(["bench", "--peer", "cuda:1"]) == 2
+    assert capsys.readouterr() == ("", "kvplan: cuda:0 cannot reach the memory of cuda:1: IOMMU\n")
+    assert asked == []
+
+
+def test_between_gpus(capsys, found, monkeypatch):
+    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: peers.PeerLink(gpu, peer, reachable=True, nvlinks=18))
+    alone = {"kernel": 360.0, "auto": 361.0, "one large copy": 395.0, "cuMemcpyBatchAsync": 12.8, "NCCL send/recv": 120}
+    some = [row(path, gbps, direction="push", host="scattered", runs=131072) for path, gbps in alone.items()]
+    some += [row("kernel", gbps, direction=way, beside="decode", beside_on=on, programs=programs, slowdown=slowdown,
+                 runs=81920)
+             for way, on, programs, gbps, slowdown in (
+                 ("push", "device", None, 178.0, 1.03), ("push", "device", 16, 291.0, 1.29),
+                 ("pull", "device", None, 97.0, 1.07), ("pull", "peer", 16, 328.0, 1.06))]  # fmt: skip
+    asked = found(some, ceilings=NVLINK)
+    assert answer(capsys, "bench", "--peer", "cuda:1") == PEER_GOLDEN
+    given = document(capsys, "bench", "--peer", "cuda:1", "--beside-on", "peer")
+    assert (given["peer"], given["peer_name"]) == ("cuda:1", "NVIDIA H100 80GB HBM3")
+    assert given["link"] == "NVLink, 18 links"
+    assert given["ceilings"] == {
+        "load": None,
+        "store": None,
+        "what": "link",
+        "hard": True,
+        "push": 395.0,
+        "pull": 394.0,
+    }
+    assert [row_of(one) for one in given["rows"]] == some
+    answer(capsys, "bench", "--peer", "cuda:0", "--quick")
+    usual, own, within = asked
+    assert usual == Bench("cuda:0", PEER_SIZES, (160, 0), ("push", "pull"), beside=KINDS, most_nbytes=1 << 30,
+                          peer="cuda:1", beside_on=("device", "peer"))  # fmt: skip
+    assert own.beside_on == ("peer",)
+    assert within == Bench("cuda:0", (8192, 65536), (0,), ("device",), ("scattered",), beside=("decode",), seconds=5.0,
+                           most_nbytes=256 << 20, peer="cuda:0")  # fmt: skip
 
 
 def test_what_is_asked_for(capsys, found):
@@ -275,6 +345,8 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
         (("--plot", "nowhere/made.svg"), "nowhere/made.svg: the folder nowhere does not exist"),
         (("--output", "nowhere/made.json"), "nowhere/made.json: the folder nowhere does not exist"),
         (("--device", "gpu"), "argument --device: 'gpu' is not a GPU, as in cuda:0"),
+        (("--peer", "cpu"), "argument --peer: 'cpu' is not a GPU, as in cuda:0"),
+        (("--beside-on", "peer"), "unknown GPU of compute 'peer'; expected one of device"),
     ],
 )
 def test_usage(capsys, argv, said):

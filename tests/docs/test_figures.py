@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import peer_tables, readme
 from tests.docs.documents import DOCUMENTS, ROOT
 
 
@@ -30,11 +30,65 @@ def test_the_readme_s_numbers_are_those_of_a_recorded_run():
     text = (ROOT / "README.md").read_text()
     assert readme.table() in text
     assert readme.gpu_table() in text
+    assert peer_tables.peer_table() in text
+    assert peer_tables.routes_table() in peer_tables.PAGE.read_text()
     assert readme.choice_table() in (ROOT / "docs" / "cost-model.md").read_text()
     assert readme.batch_table() in (ROOT / "docs" / "gpu.md").read_text()
     assert readme.vllm_table() in (ROOT / "docs" / "engines.md").read_text()
     assert readme.offload_table() in (ROOT / "docs" / "engines.md").read_text()
     assert readme.ranks_table() in (ROOT / "docs" / "ranks.md").read_text()
+
+
+def test_the_table_between_gpus_leaves_out_what_a_machine_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(peer_tables, "ROOT", tmp_path)
+    result = tmp_path / "made.json"
+    assert peer_tables.peer_table(result) == "<!-- peer numbers -->\n<!-- end of peer numbers -->"
+    rows = {(group, what): {} for _, group, what, _ in peer_tables.PEER_SHOWN}
+    for _, group, what, baseline in peer_tables.PEER_SHOWN:
+        if baseline and baseline != "NCCL send/recv":
+            rows[group, what][baseline] = 390.0
+    gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0", "devices": 2, "link": "NVLink, 18 links"}
+    result.write_text(json.dumps({"machine": {"gpu": gpu}, "versions": {"kvplan": "0.1.0"}, "rows": [
+        {"group": group, "what": what, "unit": "us" if group == "few" else "GB/s", "ours": 195.0, "beside": beside}
+        for (group, what), beside in rows.items()]}))  # fmt: skip
+    made = peer_tables.peer_table(result)
+    assert made.startswith("<!-- peer numbers -->\nBetween GPUs of one process")
+    assert "2 x a GPU, NVLink, 18 links, driver 580, CUDA 13.0; kvplan 0.1.0." in made
+    assert made.endswith("<!-- end of peer numbers -->")
+    assert "| pull, runs of 8 KiB | 195 GB/s | one large copy: 390 GB/s | 0.50 |" in made
+    assert "NCCL" not in made
+    assert made.count("\n| ") == len(peer_tables.PEER_SHOWN) - 2 + 2
+
+
+def test_pushes_and_pulls_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_tables, "ROOT", tmp_path)
+    result = tmp_path / "made.json"
+    assert peer_tables.routes_table(result) == ""
+    rows = []
+    for k, route in enumerate(("push", "pull")):
+        for size in ("512 B", "2 KiB", "8 KiB", "64 KiB", "8 KiB, 16 programs"):
+            beside = {"one large copy": 400.0, "torch indexing": 100.0 + k, "copy_engine_2d": 5.0}
+            rows.append(("between", f"{route}, {size}", 360.0 + k, beside))
+        rows.append(("layouts", f"NHD -> HND, TP 2 -> TP 1, 256 B, {route}", 300.0, {"one large copy": 400.0}))
+        for where in ("the GPU of the transfers", "the other GPU"):
+            for way in ("one large copy", 'kernel, overlap="decode"', "kernel, 16 programs"):
+                what = f"{route} beside decode on {where}, {way}"
+                rows += [("beside", what, 178.0 + k, {}), ("beside", f"{what}: compute slower", 1.03, {})]
+    gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0", "devices": 2, "link": "PCIe"}
+    result.write_text(json.dumps({"machine": {"gpu": gpu}, "rows": [
+        {"group": group, "what": what, "ours": ours, "beside": beside,
+         "ratios": {name: ours / one for name, one in beside.items()}}
+        for group, what, ours, beside in rows]}))  # fmt: skip
+    made = peer_tables.routes_table(result).splitlines()
+    assert "From [made.json](../made.json): 2 x a GPU, PCIe, driver 580, CUDA 13.0." in made
+    assert "| one large copy | 400 GB/s | 400 GB/s |" in made
+    assert "| default policy, runs of 8 KiB, over that copy | 0.90 | 0.90 |" in made
+    assert "| NHD to HND, TP 2 to TP 1, runs of 256 B, over that copy | 0.75 | 0.75 |" in made
+    assert "| NCCL send/recv | not measured | not measured |" in made
+    assert "| torch indexing | 100 GB/s | 101 GB/s |" in made
+    assert "| on the other GPU, `kernel, 16 programs` | 178 GB/s, slow-down 1.03 | 179 GB/s, slow-down 1.03 |" in made
+    assert made.count("| --- | --- | --- |") == 2
 
 
 def test_our_own_limits_stand_with_the_benchmarks_and_not_in_the_readme():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from kvplan.errors import PathError
 from kvplan.measure import baselines, flights
 from kvplan.measure.bench import Run
-from kvplan.measure.grid import Bench, paths_of
+from kvplan.measure.grid import Bench, paths_of, routes_of, usual
+from kvplan.measure.peers import peer_baselines
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 DEVICE = "cuda:0"
@@ -65,3 +67,39 @@ def test_baselines_by_a_thread_of_their_own():
         for maker in baselines.makers(DEVICE).values():
             baseline = maker(moved)
             moved.verify("aside", lambda baseline=baseline: aside.begin(baseline.begin).synchronize())
+
+
+PEERS = [DEVICE, pytest.param("cuda:1", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"))]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_between_gpus_every_path_and_baseline_alone_and_beside_decode(peer):
+    asked = usual(DEVICE, peer) | {"sizes": (512, 8192), "beside": ("decode",), "seconds": 300.0,
+                                   "most_nbytes": 16 << 20}  # fmt: skip
+    run = Run(Bench(DEVICE, **asked))
+    found = list(run.rows())
+    assert [(row.label, row.broken) for row in found if not row.verified] == []
+    there = {(row.direction, row.path) for row in found if row.beside == "idle"}
+    assert there <= set(itertools.product(asked["directions"], paths_of(DEVICE, peer)))
+    always = ("auto", "kernel", baselines.COPY, baselines.INDEXING)
+    assert there >= set(itertools.product(asked["directions"], always))
+    beside = {(row.direction, row.beside_on, row.label) for row in found if row.beside != "idle"}
+    wanted = set(itertools.product(asked["directions"], asked["beside_on"], ("kernel", "kernel, 16", baselines.COPY)))
+    missing = {one.what for one in run.missing}
+    assert wanted <= beside or any("beside decode" in one for one in missing), "compute was not kept going"
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("host", HOSTS)
+def test_baselines_between_gpus_move_every_byte(peer, host):
+    buffers = Buffers(32 << 20, DEVICE, 64 << 20, peer=peer)
+    with peer_baselines.Pair(DEVICE, peer) as pair:
+        for route in routes_of(DEVICE, peer):
+            moved = work(buffers, Geometry(route, host, 512, 40_000, 40))
+            for name, maker in peer_baselines.makers(pair).items():
+                baseline = maker(moved)
+                for _ in range(3):
+                    baseline.verify()
+                result = baseline.begin().result()
+                assert result.nbytes == moved.plan.nbytes, name
+                assert result.seconds > moved.plan.nbytes / 5e12

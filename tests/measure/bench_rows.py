@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvplan.measure.rows import Ceilings, Row
 
 LINK = Ceilings(55.1, 55.2)
+NVLINK = Ceilings(push=395.0, pull=394.0)
 SIZES = (512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 1 << 20)
 # GB/s by run size, loads of a host whose blocks are contiguous.
 ALONE = {
@@ -47,7 +48,7 @@ BESIDE = {
 def row(path, gbps, *, direction="load", host="contiguous", run_nbytes=8192, runs=1024, **more) -> Row:
     """One row; seconds follow from GB/s."""
     seconds = None if gbps is None else run_nbytes * runs / gbps / 1e9
-    share = None if gbps is None else gbps / LINK.of(direction)
+    share = None if gbps is None else gbps / (LINK if direction in ("load", "store") else NVLINK).of(direction)
     facts = {"seconds": seconds, "wall": seconds, "samples": 15, "gbps": gbps, "share": share}
     return Row(direction, host, run_nbytes, runs, 64, path, **(facts | more))
 

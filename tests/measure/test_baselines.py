@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,33 +12,7 @@ from kvplan.measure import baselines, flights
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 torch = pytest.importorskip("torch")
-
-
-class Line:
-    """A stream whose copies have happened when the call returns."""
-
-    def __init__(self, *, has_batch=True):
-        self.calls = []
-        self.handle = 7
-        self.device = SimpleNamespace(
-            driver=SimpleNamespace(cuMemcpyBatchAsync=1 if has_batch else None),
-            copy=self._copy, copy_batch=self._copy_batch, current=nullcontext,
-        )  # fmt: skip
-        self.stream = SimpleNamespace(synchronize=lambda: None)
-
-    def staging(self, nbytes):
-        return tuple(torch.empty(nbytes // 8, dtype=torch.int64) for _ in range(2))
-
-    def _copy(self, dst, src, nbytes, stream):
-        assert stream == 7
-        self.calls.append(nbytes)
-        ctypes.memmove(dst, src, nbytes)
-
-    def _copy_batch(self, dst, src, size, count, stream):
-        columns = [(ctypes.c_int64 * count).from_address(at) for at in (dst, src, size)]
-        self.calls.append(count)
-        for to, of, nbytes in zip(*columns, strict=True):
-            ctypes.memmove(to, of, nbytes)
+Line = pytest.importorskip("tests.measure.cpu_line").Line
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kvplan.execute.executor import Executor
 from kvplan.measure import baselines, bench, flights
 from kvplan.measure.bench import Run
 from kvplan.measure.compute import Window
-from kvplan.measure.grid import KINDS, Bench, paths_of
+from kvplan.measure.grid import KINDS, Bench, paths_of, usual
 from kvplan.measure.rows import Ceilings, Missing
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers
 
@@ -173,7 +173,8 @@ def acted(monkeypatch):
             return seen
 
         monkeypatch.setattr(bench, "Executor", Acted)
-        monkeypatch.setattr(bench, "Buffers", lambda nbytes, device: Buffers(nbytes, "cpu"))
+        monkeypatch.setattr(bench.ceilings, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(bench, "Buffers", lambda nbytes, device, peer: Buffers(nbytes, "cpu"))
         monkeypatch.setattr(bench, "_ceilings", lambda buffers: Ceilings(1e9, 1e9))
         monkeypatch.setattr(bench, "compute_of", lambda device, kind: kind)
         monkeypatch.setattr(bench, "window", window)
@@ -216,6 +217,41 @@ def test_the_frontier_and_predictions(acted):
     assert {("kernel", programs, "decode") for programs in (1, 2, 4, 8)} <= policies
     refused = [one for one in run.missing if one.why == "it is refused"]
     assert len(refused) == len(run.missing) == 2 + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("peer", "routes"), [("cuda:1", ("push", "pull")), ("cuda:0", ("device",))])
+def test_between_gpus(peer, routes, acted, monkeypatch):
+    """The pool is a peer's; compute runs on either GPU; NCCL is refused where there is none."""
+    cpu_line = pytest.importorskip("tests.measure.cpu_line")
+    acted(Window((0.5,), (1.0,), (1.5,), dry=False))
+    monkeypatch.setattr(bench.peer_baselines, "Pair", cpu_line.on_the_cpu(monkeypatch))
+    monkeypatch.setattr(bench.peer_baselines, "MOST_COPIES", 200)
+    monkeypatch.setattr(bench, "_peer_ceilings", lambda pair, buffers, asked: Ceilings(push=1e9, pull=1e9, device=1e9))
+    computed = []
+    monkeypatch.setattr(bench, "compute_of", lambda device, kind: computed.append((device, kind)))
+    asked = usual(GPU, peer) | {"sizes": (512,), "hosts": ("scattered",), "seconds": 600.0, "most_nbytes": 4 << 20}
+    run = Run(Bench(GPU, **asked))
+    found = list(run.rows())
+    assert {one.broken for one in found} == {""}
+    where = ["device", "peer"][: len(routes)]
+    labels = {(one.direction, one.beside, one.beside_on, one.label, one.programs) for one in found}
+    kernels = {None, 4, 8, 16}
+    assert {label for label in labels if label[3].startswith("kernel") and label[1] == "decode"} == {
+        (way, "decode", on, f"kernel, {few}" if few else "kernel", few)
+        for way in routes for on in where for few in kernels
+    }  # fmt: skip
+    idle = {"push": 132, "pull": 16, "device": 1056}
+    assert {label for label in labels if label[3] == "kernel" and label[1] != "decode"} == {
+        (way, kind, on, "kernel", None if kind == "prefill" else idle[way])
+        for way in routes for kind, on in (("idle", "device"), *(("prefill", on) for on in where))
+    }  # fmt: skip
+    assert {one.runs for one in found if one.beside == "idle"} == {160, 8160}
+    assert {(one.run_nbytes, one.runs) for one in found if one.beside != "idle"} == {(8192, 480)}
+    assert set(computed) == {({"device": GPU, "peer": peer}[on], kind) for on in where for kind in KINDS}
+    why = {one.why for one in run.missing}
+    assert "it makes a copy for each run, and 8,160 runs are more than 200" in why
+    assert any("libnccl" in one for one in why) == (peer != GPU)
 
 
 @pytest.mark.slow

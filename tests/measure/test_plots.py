@@ -9,9 +9,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.errors import KVPlanError
+from kvplan.measure.grid import paths_of
 from kvplan.measure.rows import Ceilings, pareto
 from tests.commands import python
-from tests.measure.bench_rows import BESIDE, LINK, row, rows
+from tests.measure.bench_rows import BESIDE, LINK, NVLINK, row, rows
 
 mpl = pytest.importorskip("matplotlib")
 plots = pytest.importorskip("kvplan.measure.plots")
@@ -91,8 +92,29 @@ def test_labels_cover_neither_each_other_nor_points():
 
 
 def test_colours_and_markers_differ():
-    looks = [look for path, look in plots.LOOKS.items() if path not in ("host", "host on 1 thread", "numpy memcpy")]
-    assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(looks)
+    for device, peer in (("cpu", None), ("cuda:0", None), ("cuda:0", "cuda:1")):
+        looks = [plots.LOOKS[path] for path in paths_of(device, peer)]
+        assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(looks)
+
+
+def test_pictures_between_gpus(tmp_path):
+    alone = [row(path, gbps, direction=way, host=host, run_nbytes=size, runs=160)
+             for path, gbps in (("kernel", 360.0), ("one large copy", 390.0), ("NCCL send/recv", 120.0))
+             for way in ("push", "pull") for host in ("contiguous", "scattered") for size in (2048, 8192)]  # fmt: skip
+    plots.save(plots.bandwidth(alone, NVLINK), tmp_path / "made.svg")
+    written = texts(tmp_path / "made.svg")
+    assert {"push, blocks contiguous on the peer", "pull, runs scattered on the peer", "link 395.0 GB/s"} <= set(
+        written
+    )
+    beside = [row("kernel", gbps, direction=way, beside="decode", beside_on=on, programs=programs, slowdown=1.1)
+              for way in ("push", "pull") for on in ("device", "peer")
+              for programs, gbps in ((None, 178.0), (16, 305.0))]  # fmt: skip
+    figure = plots.frontier(beside, NVLINK)
+    assert len(figure.axes) == 4
+    plots.save(figure, tmp_path / "made.svg")
+    written = texts(tmp_path / "made.svg")
+    assert {"push beside decode", "pull beside decode on the peer"} <= set(written)
+    assert written.count("kernel, 16") == 4
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import KVPlanError
-from kvplan.measure.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks
+from kvplan.measure.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks, usual
 from kvplan.measure.rows import Ceilings, Missing, Row, at_largest_count, figures, grouped, judged, pareto, row_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Geometry
 from tests.measure.bench_rows import LINK, row, rows
@@ -100,6 +100,43 @@ def test_what_cannot_be_asked(wrong, said):
         Bench("cpu", **wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"directions": ("load",)}, "unknown direction 'load'; expected one of push, pull"),
+        ({"peer": GPU, "directions": ("push",)}, "unknown direction 'push'; expected one of device"),
+        ({"paths": ("staged",)}, "unknown path on cuda:0 'staged'; expected one of auto, copy_engine, copy_engine_2d"),
+        ({"peer": GPU, "directions": ("device",), "beside_on": ("peer",)}, "unknown GPU of compute 'peer'"),
+        ({"beside_on": ()}, "beside_on is empty"),
+        ({"peer": "cpu"}, "device 'cuda:0', peer 'cpu'; a peer and its device are GPUs"),
+        ({"sizes": (1 << 20,), "counts": (0,), "most_nbytes": 64 << 20},
+         "nothing fits into 64 MiB; the smallest transfer asked for has 160 MiB"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_of_two_gpus(wrong, said):
+    with pytest.raises(KVPlanError, match=said):
+        Bench(GPU, **(usual(GPU, "cuda:1") | wrong))
+
+
+def test_the_largest_transfers_between_gpus_fill_the_memory():
+    asked = Bench(GPU, **usual(GPU, "cuda:1"))
+    made = [task.geometry for task in tasks(asked) if task.beside == "idle"]
+    assert {geometry.block_runs for geometry in made} == {160}
+    assert {geometry.run_nbytes for geometry in made} == {512, 2048, 8192, 65536, 1 << 20}
+    assert {geometry.runs for geometry in made if geometry.nbytes < 600_000_000} == {160}
+    for size in asked.sizes:
+        assert max(one.nbytes for one in made if one.run_nbytes == size) > 1_000_000_000
+    beside = [task for task in tasks(asked) if task.beside != "idle"]
+    assert {(task.geometry.run_nbytes, task.geometry.runs) for task in beside} == {(8192, 81_920)}
+    assert len({(task.geometry.direction, task.beside, task.on) for task in beside}) == len(beside) == 8
+    assert beside[-1].name == "pull, contiguous, 8 KiB x 81,920, beside prefill on the peer"
+
+
+def test_a_count_that_fills_the_memory_may_be_asked_of_a_host_too():
+    asked = Bench(GPU, sizes=(512, 4096), counts=(0, 16), most_nbytes=128 << 10)
+    assert (asked.fitting(512), asked.fitting(4096), asked.too_large()) == ([256, 16], [16], [(4096, 64)])
+
+
 def test_paths_are_asked_in_one_order():
     assert Bench(GPU, paths=("torch indexing", "kernel", "auto")).asked == ("auto", "kernel", "torch indexing")
     assert Bench(GPU).asked == paths_of(GPU)
@@ -121,6 +158,14 @@ def test_only_figures_within_the_ceiling_are_believed(gbps, ceiling, direction):
         assert found["share"] == pytest.approx(gbps / ceiling)
     soft = Ceilings(ceiling, ceiling, "memcpy", hard=False)
     assert judged(gbps, soft, direction) == ""
+
+
+def test_ceilings_of_routes_that_were_not_measured():
+    assert Ceilings(push=395.0, pull=394.0).document() == {
+        "load": None, "store": None, "what": "link", "hard": True, "push": 395.0, "pull": 394.0,
+    }  # fmt: skip
+    with pytest.raises(KVPlanError, match="no ceiling of 'load' was measured; measured are device"):
+        Ceilings(device=2060.0).of("load")
 
 
 def test_no_time_and_no_number_are_broken():

@@ -81,7 +81,7 @@ def test_the_seed_tells_which_blocks(buffers):
     ("geometry", "said"),
     [
         (Geometry("load", "contiguous", 1 << 19, 4, 2), "2097152 bytes do not fit into buffers of 1048576"),
-        (Geometry("device", "contiguous", 512, 4, 2), "direction 'device', host 'contiguous'; expected of"),
+        (Geometry("sideways", "contiguous", 512, 4, 2), "direction 'sideways', host 'contiguous'; expected of"),
         (Geometry("load", "upright", 512, 4, 2), "direction 'load', host 'upright'; expected of"),
         (Geometry("load", "contiguous", 12, 4, 2), "runs of 12 bytes; give a multiple of 8"),
         (Geometry("load", "contiguous", 0, 4, 2), "runs of 0 bytes"),

@@ -1,0 +1,1 @@
+"""GPU memory to GPU memory in one process: ``python -m benchmarks.gpu.peer``."""

@@ -1,0 +1,1 @@
+"""Baselines between the memories of two GPUs."""
