@@ -67,7 +67,7 @@ class Executor:
 
     Args:
         device: ``"cpu"`` copies between CPU memories. ``"cuda:0"``, ``"cuda"`` (torch's current device) or a
-            ``torch.device`` copies between that GPU and host memory, and within the GPU.
+            ``torch.device`` copies between that GPU and host memory, within the GPU, and between it and other GPUs.
         policy: the path to take, and its limits; by default ``Policy()``.
         profile: measured costs of the device's paths. By default the profile that ``kvplan calibrate`` made on this
             machine; else the profile that kvplan ships for this GPU; else a guess.
@@ -77,12 +77,16 @@ class Executor:
         TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
-    stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads and stores do not
-    wait for each other. A load of bytes that a store writes must name it: ``after=store``.
+    stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads, its stores, and its
+    copies from GPU memory to GPU memory do not wait for each other. A load of bytes that a store writes must name it:
+    ``after=store``.
 
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
     names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
-    memory. Copies within a GPU have no profile: the copy engine moves runs of 64 KiB or more, the kernel shorter runs.
+    memory, and memory of GPUs that cannot reach each other.
+
+    Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
+    destination's GPU pulls (``docs/gpu-to-gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
     exits. Garbage collection never blocks. The exit waits until copying ends, however long it takes. On the CPU, if all
@@ -197,7 +201,7 @@ class Executor:
         Raises:
             KVPlanError: ``plan`` is not a plan.
             LayoutError: the destination is read-only, or addresses are not this process's.
-            PathError: this is a CPU executor, or the plan is within the GPU; neither has a cost model.
+            PathError: this is a CPU executor, which has no cost model.
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")

@@ -44,8 +44,8 @@ class TransferResult(_Result):
         path: name of the path that moved the bytes.
         descriptors: contiguous copies issued.
         launches: calls that issued these copies: driver calls, kernel launches, or tasks of the host path.
-        predicted: the ``seconds`` that the cost model predicted from the device's profile. None on the CPU and within a
-            GPU, which have no cost model. It is not a field of the tuple.
+        predicted: the ``seconds`` that the cost model predicted from the device's profile. None on the CPU, which
+            has no cost model. It is not a field of the tuple.
 
     >>> nbytes, seconds, path, descriptors, launches = made = TransferResult(4096, 1e-5, "kernel", 2, 1, predicted=2e-5)
     >>> seconds, made.predicted

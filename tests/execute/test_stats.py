@@ -169,13 +169,14 @@ def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, dir
     assert list(stats.paths) == [path]
 
 
-def test_within_a_gpu_nothing_is_predicted():
+@pytest.mark.parametrize("route", ["device", "push", "pull"])
+def test_transfers_within_a_gpu_and_between_gpus_are_predicted(route):
     device = Device()
-    pair = pair_on(device, "device")
+    pair = pair_on(device, route)
     with executor_on(device) as executor:
-        assert executor.submit(pair.plan(MOVE)).result().predicted is None
+        assert executor.submit(pair.plan(MOVE)).result().predicted > 0
         pair.check()
-        assert (executor.stats().transfers, executor.stats().predicted) == (1, 0)
+        assert (executor.stats().transfers, executor.stats().predicted) == (1, 1)
 
 
 def test_transfers_that_nobody_asks_about_are_counted_when_somebody_asks_for_the_sums():

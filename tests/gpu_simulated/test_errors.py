@@ -243,16 +243,12 @@ def test_plans_that_no_path_or_another_device_serves(path):
         with pytest.raises(kvplan.PathError, match="moves memory of cuda:0, and this plan is of cuda:1"):
             executor.submit(kvplan.compile(there, there).plan([1], [2]))
         across = kvplan.compile(here.layouts[0], there).plan([1], [2])
-        if path not in ("kernel", "staged"):
+        if path != "staged":
             executor.submit(across).synchronize()
-        else:
-            with pytest.raises(
-                kvplan.PathError, match="is of cuda:0, cuda:1" if path == "kernel" else "nothing to stage"
-            ):
-                executor.submit(across)
-        if path == "staged":
-            with pytest.raises(kvplan.PathError, match="nothing to stage"):
-                executor.submit(here.program.plan([1], [2]))
+            return
+        for plan in (across, here.program.plan([1], [2])):
+            with pytest.raises(kvplan.PathError, match="within a GPU and between GPUs, path 'kernel' copies directly"):
+                executor.submit(plan)
 
 
 @every_path

@@ -30,7 +30,7 @@ def test_what_was_refused_is_not_held(why):
         for k in range(3):
             plan = pair.program.plan([k], [8 - k])
             references.append(weakref.ref(plan.parts[0].units))
-            with pytest.raises(kvplan.PathError, match="stage" if why == "device" else "cuda:1") as refusal:
+            with pytest.raises(kvplan.PathError, match="copies directly" if why == "device" else "cuda:1") as refusal:
                 executor.submit(plan)
             del plan, refusal
         del pair

@@ -126,6 +126,7 @@ def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     todo = iter(names)
 
     def take(selection: Selection, plan: kvplan.Plan) -> Choice:
+        selection._sides(plan)  # which lets the GPU reach its peers
         return Choice(selection._paths[next(todo)], None, pageable=False)
 
     with mock.patch.object(Selection, "_auto", autospec=True, side_effect=take):

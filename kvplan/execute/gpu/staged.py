@@ -123,7 +123,10 @@ class StagedPath(Path):
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """Refuse also if a granule is larger than the ring that the policy allows; see :meth:`Path.refuse`."""
         if plan.direction == "device":
-            return PathError, "path 'staged' is for loads and stores; within a GPU there is nothing to stage"
+            return (
+                PathError,
+                "path 'staged' is for loads and stores; within a GPU and between GPUs, path 'kernel' copies directly",
+            )
         if not sides.by_kernels:
             return refuse_kernels(self.name, sides)
         most = self._resources.policy.staging_bytes
