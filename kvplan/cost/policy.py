@@ -26,13 +26,11 @@ class KernelSize(NamedTuple):
         programs: Triton programs; 0 stands for one per SM, and a negative number for that many per SM.
         tile: bytes in flight per program.
         warps: most warps per program.
-        ahead: whether a program fetches the next tile's source into the L2 cache while it copies a tile.
     """
 
     programs: int
     tile: int
     warps: int = 32
-    ahead: bool = False
 
 
 # Launches of the kernel path if the policy names no number (docs/gpu.md). Without compute: as many programs as fill the
@@ -43,10 +41,10 @@ IDLE_KERNELS = {
     "push": KernelSize(0, 128 << 10), "pull": KernelSize(16, 128 << 10),
 }  # fmt: skip
 # Beside compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
-# matrices leave some SMs free, but only whole ones. Three programs of 8 warps share an SM, so 12 programs hold 4 SMs.
+# matrices leave some SMs free, but only whole ones. Six programs of 4 warps share an SM, so 24 programs hold 4 SMs.
 BESIDE_KERNELS = {
-    "load": KernelSize(4, 128 << 10), "store": KernelSize(2, 32 << 10), "device": KernelSize(12, 32 << 10, 8),
-    "push": KernelSize(12, 32 << 10, 8, ahead=True), "pull": KernelSize(12, 32 << 10, 8),
+    "load": KernelSize(4, 128 << 10), "store": KernelSize(2, 32 << 10), "device": KernelSize(24, 16 << 10, 4),
+    "push": KernelSize(24, 16 << 10, 4), "pull": KernelSize(24, 16 << 10, 4),
 }  # fmt: skip
 CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
 # A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
@@ -118,7 +116,7 @@ class Policy:
         >>> Policy().kernel("store", 132).programs, Policy(overlap="decode").kernel("store", 132).programs
         (8, 2)
         >>> Policy(max_programs=3, tile_bytes=1024).kernel("push", 132)
-        KernelSize(programs=3, tile=1024, warps=32, ahead=False)
+        KernelSize(programs=3, tile=1024, warps=32)
         """
         size = (IDLE_KERNELS if self.overlap == "idle" else BESIDE_KERNELS)[route]
         programs = size.programs if size.programs > 0 else processors * max(-size.programs, 1)

@@ -15,7 +15,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def told(size: KernelSize) -> str:
     programs = f"{size.programs}" if size.programs > 0 else f"{max(-size.programs, 1)} per SM"
-    return f"{programs}, {rounded(size.tile)}, {size.warps}{', ahead' * size.ahead}"
+    return f"{programs}, {rounded(size.tile)}, {size.warps}"
 
 
 def test_the_table_of_kernel_sizes_is_the_policy_s():

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan.base import process as forks
 from kvplan.engines.startup import prepare
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan import KVLayout
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move, Pair

@@ -7,7 +7,6 @@ import gc
 import pytest
 
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.layers import split_layers
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged

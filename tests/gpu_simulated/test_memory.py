@@ -16,7 +16,6 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.gpu.staged import Ring
 from tests.simulated import Device
 from tests.simulated.executors import POOL, both_ways, executor_on, pair_on

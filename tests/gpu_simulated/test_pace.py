@@ -8,7 +8,6 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream

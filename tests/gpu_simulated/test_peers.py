@@ -9,7 +9,6 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, pair_on

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan import PathError, TransferError
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan import KVLayout
 from kvplan.cost import model as cost
 from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.gpu import reaper
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Move

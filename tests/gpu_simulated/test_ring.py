@@ -8,7 +8,6 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import staging
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Paged

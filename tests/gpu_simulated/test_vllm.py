@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from kvplan.execute.gpu.resources import Limits
 from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.worker import Worker
 from kvplan.execute.gpu.resources import Limits

@@ -9,7 +9,6 @@ import pytest
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.patience import PATIENCE
 from tests.simulated import Device, Event, Stream

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan.cost.policy import HOST_ROUTES, ROUTES
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.staging import stage

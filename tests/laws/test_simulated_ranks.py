@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan import Shard
 from kvplan.execute.gpu.resources import Limits
 from tests.profiles import examples

@@ -26,13 +26,6 @@ from kvplan.execute.gpu.shape import Shape
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
 
 
-# One prefetch fetches LINE bytes at the address $1 into the L2 cache, if $2 is not 0. The result $0 is not used.
-LINE = tl.constexpr(64)
-PREFETCH = tl.constexpr(
-    "{ .reg .pred wanted; setp.ne.s32 wanted, $2, 0; @wanted prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
-)
-
-
 def copy_rows(  # type: ignore[no-untyped-def]
     header,
     ROWS: tl.constexpr,
@@ -41,7 +34,6 @@ def copy_rows(  # type: ignore[no-untyped-def]
     ELEMENT: tl.constexpr,
     PER: tl.constexpr,
     SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Copy every item of every unit, of one header or of several.
 
@@ -55,7 +47,6 @@ def copy_rows(  # type: ignore[no-untyped-def]
         ELEMENT: type of one element; ``PER`` elements are one word.
         PER: elements per word.
         SPLIT: number of accesses per WIDTH bytes: 1, 2, 4 or 8.
-        AHEAD: whether to fetch the source of the next tile into the L2 cache.
     """
     row = tl.arange(0, ROWS)
     SPAN: tl.constexpr = WIDTH // SPLIT // WORD * PER
@@ -124,18 +115,6 @@ def copy_rows(  # type: ignore[no-untyped-def]
                     value_5 = tl.load(source + at + 5 * SPAN, mask=lane + 5 * SPAN < left)
                     value_6 = tl.load(source + at + 6 * SPAN, mask=lane + 6 * SPAN < left)
                     value_7 = tl.load(source + at + 7 * SPAN, mask=lane + 7 * SPAN < left)
-                if AHEAD:
-                    # Nothing waits for these lines. The asks are behind the loads of this tile, and before its stores.
-                    at_line = tl.arange(0, SPAN)[None, :] * (WIDTH // SPAN)
-                    wanted = (chunk == 0) & (at_line % LINE == 0) & (at_line < size[:, None])
-                    tl.inline_asm_elementwise(
-                        PREFETCH,
-                        "=r,l,r",
-                        [(src_unit + src_item)[:, None] + at_line, wanted.to(tl.int32)],
-                        dtype=tl.int32,
-                        is_pure=False,
-                        pack=1,
-                    )
                 tl.store(target + at, value_0, mask=lane < left)
                 if SPLIT > 1:
                     tl.store(target + at + 1 * SPAN, value_1, mask=lane + 1 * SPAN < left)
@@ -179,7 +158,6 @@ def _constants(shape: Shape) -> dict[str, Any]:
         "ELEMENT": element,
         "PER": per,
         "SPLIT": shape.split,
-        "AHEAD": shape.ahead,
     }
 
 
@@ -209,10 +187,10 @@ def interpret(header: Any, shape: Shape, programs: int) -> None:
 
     Args:
         header: int64 torch tensor of 9 words per header, as the kernel reads it; all its addresses are CPU addresses.
-        shape: the variant of the kernel; the interpreter has no cache, so it fetches nothing ahead.
+        shape: the variant of the kernel.
         programs: number of programs.
     """
     # Runs a copy of the function, because the interpreter changes the function's globals while it runs.
     text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
     text.__annotations__ = dict(copy_rows.__annotations__)
-    InterpretedFunction(text)[(programs,)](header, **_constants(shape._replace(ahead=False)))
+    InterpretedFunction(text)[(programs,)](header, **_constants(shape))

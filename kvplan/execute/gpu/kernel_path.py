@@ -114,9 +114,7 @@ class KernelPath(Path):
             tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), size))
         for tile in {size.tile, min(size.tile, EVEN_TILE)}:
             for group, _ in parts:
-                tables.warm_up(
-                    group, group.packed, group.alignment, tile, key="direct", max_warps=size.warps, ahead=size.ahead
-                )
+                tables.warm_up(group, group.packed, group.alignment, tile, key="direct", max_warps=size.warps)
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
@@ -132,7 +130,6 @@ class KernelPath(Path):
             group = part.group
             table = resources.tables.get(
                 group, group.packed, group.alignment, tile, lane.kernel, key="direct", max_warps=size.warps,
-                ahead=size.ahead,
             )  # fmt: skip
             if len(parts) == 1:
                 ready = self._prepare_one(transfer, plan, part, table, size)
@@ -299,7 +296,7 @@ class KernelPath(Path):
 def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
     longest = min(int(columns[2].max()), MAX_WIDTH)
-    return shape_of(alignment_of(columns), longest, size.tile, size.warps, ahead=size.ahead)
+    return shape_of(alignment_of(columns), longest, size.tile, size.warps)
 
 
 def copies_of(plan: Plan) -> int:

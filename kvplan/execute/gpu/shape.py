@@ -27,8 +27,6 @@ class Shape(NamedTuple):
         rows: rows per tile; a power of two.
         warps: warps per program.
         split: number of accesses per width. If each warp has one row, warps never wait for each other.
-        ahead: whether to fetch the next tile's source into the L2 cache, so that fewer programs are as fast beside
-            compute. Only memory of the GPU itself: to fetch another GPU's memory takes 60 times as long (H200).
     """
 
     word: int
@@ -36,12 +34,9 @@ class Shape(NamedTuple):
     rows: int
     warps: int
     split: int
-    ahead: bool = False
 
 
-def shape_of(
-    alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS, *, ahead: bool = False
-) -> Shape:  # fmt: skip
+def shape_of(alignment: int, longest: int, tile: int, max_warps: int = MAX_WARPS) -> Shape:
     """Return the variant of the kernel for items of some size.
 
     Args:
@@ -49,16 +44,15 @@ def shape_of(
         longest: bytes of the longest item.
         tile: bytes that a program should have in flight; a power of two. With small words, fewer are in flight.
         max_warps: most warps per program.
-        ahead: see :class:`Shape`.
 
     >>> shape_of(256, 8192, 128 << 10)
-    Shape(word=16, width=4096, rows=32, warps=32, split=8, ahead=False)
+    Shape(word=16, width=4096, rows=32, warps=32, split=8)
     >>> shape_of(256, 2048, 32 << 10)
-    Shape(word=16, width=2048, rows=16, warps=16, split=4, ahead=False)
+    Shape(word=16, width=2048, rows=16, warps=16, split=4)
     >>> shape_of(16, 512, 64 << 10)
-    Shape(word=16, width=512, rows=128, warps=32, split=1, ahead=False)
+    Shape(word=16, width=512, rows=128, warps=32, split=1)
     >>> shape_of(1, 7, 64 << 10)
-    Shape(word=1, width=16, rows=256, warps=32, split=1, ahead=False)
+    Shape(word=1, width=16, rows=256, warps=32, split=1)
     """
     word = next(word for word in WORDS if alignment % word == 0)
     a_warp = LANES * word  # bytes of one access
@@ -67,9 +61,9 @@ def shape_of(
     width = min(max(_power(longest), word, 16), most * a_warp, tile)
     split = max(1, width // a_warp)
     if split >= IN_FLIGHT:
-        return Shape(word, width, warps, warps, split, ahead)
+        return Shape(word, width, warps, warps, split)
     rows = min(tile, IN_FLIGHT * a_warp * warps) // width
-    return Shape(word, width, max(1, min(rows, MAX_ROWS)), warps, split, ahead)
+    return Shape(word, width, max(1, min(rows, MAX_ROWS)), warps, split)
 
 
 def _power(value: int) -> int:

@@ -18,7 +18,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.program.program import RunGroup
 
 Kernel = tuple[int, int, int]  # function, threads of a program, bytes of shared memory
-_Entry = tuple[Any, int, int, bool]  # the caller's key for the items, tile, most warps, and whether to fetch ahead
+_Entry = tuple[Any, int, int]  # the caller's key for the items, the tile, and the most warps
 
 
 class Table:
@@ -66,10 +66,10 @@ class Tables:
 
     def get(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, stream: int, *, key: Any,
-        max_warps: int = MAX_WARPS, ahead: bool = False,
+        max_warps: int = MAX_WARPS,
     ) -> Table:  # fmt: skip
         """Return the table of (3, n) ``items``, cut to the width of a row. The first call makes and uploads it."""
-        table = self._table(group, items, alignment, tile, stream, (key, tile, max_warps, ahead))
+        table = self._table(group, items, alignment, tile, stream, (key, tile, max_warps))
         if table.fresh:
             self._wait(table, stream)
         return table
@@ -80,8 +80,7 @@ class Tables:
         known = self._known.get(group)
         table = None if known is None else known.get(entry)
         if table is None:
-            _, _, max_warps, ahead = entry
-            shape = shape_of(alignment, int(items[2].max()), tile, max_warps, ahead=ahead)
+            shape = shape_of(alignment, int(items[2].max()), tile, entry[2])
             kernel = self.function(shape)
             table = aside(partial(self._enter, group, items, shape, kernel, stream, entry))
         return table
@@ -99,7 +98,6 @@ class Tables:
 
     def warm_up(
         self, group: RunGroup, items: Int64Array, alignment: int, tile: int, *, key: Any, max_warps: int = MAX_WARPS,
-        ahead: bool = False,
     ) -> None:  # fmt: skip
         """Make a table before the first transfer, on a separate stream, and wait for its upload.
 
@@ -107,7 +105,7 @@ class Tables:
         """
         device = self._device
         with self._lock:
-            entry = (key, tile, max_warps, ahead)
+            entry = (key, tile, max_warps)
             if entry in self._known.get(group, {}):  # a transfer or an earlier warm_up has made it
                 return
             stream = self._aside = self._aside or device.stream()
