@@ -158,7 +158,9 @@ class Run:
                     make = _other(others[path], moved)
                 else:
                     aside = None
-                    policy = Policy(path=path, max_programs=programs, overlap=task.beside)
+                    # A policy names the compute on the executor's own GPU, which is idle if its peer computes.
+                    overlap = IDLE if task.on == ON_PEER else task.beside
+                    policy = Policy(path=path, max_programs=programs, overlap=overlap)
                     make = _ours(stack.enter_context(Executor(bench.device, policy)), path, moved)
                 case = self._proven(task, row, make)
                 if isinstance(case, Row):

@@ -252,6 +252,9 @@ def test_between_gpus(peer, routes, acted, monkeypatch):
     why = {one.why for one in run.missing}
     assert "it makes a copy for each run, and 8,160 runs are more than 200" in why
     assert any("libnccl" in one for one in why) == (peer != GPU)
+    # The policy tells what the GPU of the executor computes, and it is idle while its peer computes.
+    overlaps = {one.policy.overlap for one in Acted.made if one.policy.max_programs}
+    assert overlaps == ({"decode"} if peer == GPU else {"decode", "idle"})
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_gpus_that_do_not_reach_each_other_are_refused(pair, monkeypatch):
     closed = cpu_line.Line(name="cuda:1")
     closed.device.enable_peer = lambda ordinal: f"cuda:1 cannot reach the memory of cuda:{ordinal}: MIG"
     monkeypatch.setattr(peer_baselines, "Line", lambda name: closed if name == "cuda:1" else cpu_line.Line(name=name))
-    with pytest.raises(PathError, match="^cuda:1 cannot reach the memory of cuda:0: MIG$"):
+    with pytest.raises(PathError, match=r"^cuda:1 cannot reach the memory of cuda:0: MIG$"):
         pair()
 
 
