@@ -65,20 +65,17 @@ def between(executor: Any, places: tuple[str, str], rng: np.random.Generator) ->
                 for place in places
             ]
             for src, dst in (sides, sides[::-1]):
-                if src is dst or src.device == dst.device:
-                    continue
                 program = kvplan.compile(src, dst)
                 for blocks in (3, MANY):
                     executor.submit(program.plan(rng.permutation(MANY)[:blocks], range(blocks))).synchronize()
                     count += 1
-    heads = [(0, places[0]), (1, places[1])]
     ranks = [
         KVLayout.from_tensors(
             "layer: kv block token head dim",
             [torch.randint(0, 256, (2, MANY, TOKENS, 1, 256), dtype=torch.uint8, device=place) for _ in range(LAYERS)],
             head_start=head,
         )
-        for head, place in heads
+        for head, place in enumerate(places)
     ]
     whole = KVLayout.from_tensors(
         "layer: kv block head token dim",
