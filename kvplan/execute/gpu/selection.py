@@ -146,6 +146,8 @@ class Selection:
     ) -> list[cost.Candidate]:
         found = {name: _refusal(path, plan, sides) for name, path in self._paths.items()}
         refused = {name: refusal[1] for name, refusal in found.items() if refusal is not None}
+        if sides.unserved:  # such a plan may have a route without costs
+            return [cost.Candidate(name, refused=refused[name]) for name in GPU_PATHS]
         halves = halves_statistics(plan.direction, counts)
         return cost.candidates(statistics, self.profile_of(sides), self._resources.policy, refused, halves)
 
