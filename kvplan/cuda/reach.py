@@ -43,7 +43,10 @@ class Facts(NamedTuple):
 
 
 class Reach:
-    """The facts of layouts. The driver is called once per layout, but every time if the layout's memory is pageable."""
+    """The facts of layouts. The driver is called once per layout, but every time while kernels cannot reach its memory.
+
+    Pageable memory may be pinned before the next plan, and the memory of another GPU may be mapped.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -69,8 +72,9 @@ class Reach:
                     why, ends = self._walk(region, max(region.address, first), min(region.end, last))
                     pageable = pageable or why
                     seams += ends
-        facts = Facts(device, pageable, tuple(sorted(set(seams))), self._unreachable(layout))
-        if not pageable:
+        unreachable = self._unreachable(layout)
+        facts = Facts(device, pageable, tuple(sorted(set(seams))), unreachable)
+        if not pageable and not unreachable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts
 

@@ -60,6 +60,42 @@ def test_memory_that_is_not_mapped_for_this_gpu_is_refused_before_a_launch():
         assert "cuLaunchKernelEx" not in device.calls
 
 
+@pytest.mark.parametrize("why", ["unreachable", "unmapped"])
+def test_memory_that_comes_into_reach_is_reached_by_the_next_plan(why):
+    """An owner gives access to its memory later; or the peer's context found too little memory at the first plan."""
+    device = Device()
+    pair = pair_on(device, "pull")
+    with executor_on(device) as executor:
+        if why == "unmapped":
+            device.unmapped.add(1)
+        else:
+            device.unreachable[1] = "cuCtxEnablePeerAccess returned CUDA_ERROR_OUT_OF_MEMORY"
+        for k in range(2):  # also with the decision of the plan before
+            assert executor.submit(pair.plan(Move([k], [k + 1]))).result().path == "copy_engine"
+        device.unmapped.clear()
+        device.unreachable.clear()
+        for k in range(2, 4):
+            assert executor.submit(pair.plan(Move([k], [k + 1]))).result().path == "kernel"
+        pair.check()
+
+
+@pytest.mark.parametrize("path", ["auto", "kernel", "copy_engine"])
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+def test_a_plan_within_host_memory_names_the_executor_that_serves_it(path, pin):
+    device = Device()
+    roots = [POOL.poisoned(), POOL.poisoned()]
+    for root in (*roots[0], *roots[1]) if pin else ():
+        device.pin(root)
+    plan = kvplan.compile(*(POOL.describe(held) for held in roots)).plan([1], [2])
+    with executor_on(device, path) as executor:
+        with pytest.raises(kvplan.PathError, match="between CPU memories, the executor of device 'cpu' copies"):
+            executor.submit(plan)
+        assert {one.refused for one in executor.candidates(plan)} == {
+            "no path serves this 'host' plan: "
+            + "; ".join(f"{name}: between CPU memories, the executor of device 'cpu' copies" for name in PATHS)
+        }
+
+
 def test_a_plan_of_two_other_gpus_names_the_executors_that_serve_it():
     device = Device()
     one, two = (OnDevice(SMALL.notation, dim=96, padded=True, ordinal=k) for k in (1, 2))

@@ -39,6 +39,11 @@ class Sides(NamedTuple):
     unreachable: str = ""
 
     @property
+    def passing(self) -> bool:
+        """Return whether the facts may be others for the next plan: memory can be pinned, or mapped for a GPU."""
+        return bool(self.pageable or self.unreachable)
+
+    @property
     def peer(self) -> int:
         """Return the number of the first other GPU."""
         return int(next(name for name in self.devices if name != self.here).removeprefix("cuda:"))
