@@ -42,6 +42,21 @@ class Facts(NamedTuple):
     unreachable: str = ""
 
 
+def ordinal_of(device: str) -> int:
+    """Return the number of a GPU.
+
+    >>> ordinal_of("cuda:3"), ordinal_of("cuda")
+    (3, 0)
+    """
+    return int(device.partition(":")[2] or 0)
+
+
+def gpus_of(plan: Plan, here: int) -> list[int]:
+    """Return the numbers of all GPUs with memory in a plan, after that of the GPU ``here``, which moves it."""
+    numbers = {ordinal_of(layout.device) for pair in plan.layouts for layout in pair if layout.device != "cpu"}
+    return [here, *sorted(numbers - {here})]
+
+
 class Reach:
     """The facts of layouts. The driver is called once per layout, but every time while kernels cannot reach its memory.
 
@@ -80,10 +95,9 @@ class Reach:
 
     def _unreachable(self, layout: KVLayout) -> str:
         """Enable access to another GPU's memory. Return the reason why kernels cannot reach some of it, or ""."""
-        _, _, number = layout.device.partition(":")
-        if layout.device == "cpu" or int(number or 0) == self._device.ordinal:
+        if layout.device == "cpu" or ordinal_of(layout.device) == self._device.ordinal:
             return ""
-        why = self._device.enable_peer(int(number or 0))
+        why = self._device.enable_peer(ordinal_of(layout.device))
         if why:
             return why
         for region in layout.regions:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
-from tests.simulated import Device, Stream
+from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, pair_on
 
 PEER_PATHS = [path for path in PATHS if path != "staged"]
@@ -121,10 +124,10 @@ def test_a_stream_of_the_other_gpu_waits_for_the_end(seed, default):
     pair = pair_on(first, "push")
     seen: list[np.ndarray] = []
     with executor_on(first, "kernel") as executor:
-        stream = OtherStream(second.stream())
+        stream = OtherStream(second.stream(), second)
         if default:
             first.default, second.default = first.stream(), stream.cuda_stream
-            stream = OtherStream(0)
+            stream = OtherStream(0, second)
         transfer = executor.submit(pair.plan(MOVE))
         transfer.wait(stream)
         second.put(second.default or stream.cuda_stream, lambda: seen.append(pair.dst_roots[0].copy()))
@@ -134,10 +137,68 @@ def test_a_stream_of_the_other_gpu_waits_for_the_end(seed, default):
     np.testing.assert_array_equal(seen[0], pair.dst_roots[0])
 
 
+@pytest.mark.parametrize("route", ["push", "pull", "load"])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_by_default_the_current_streams_of_both_gpus_wait(route, by_layer):
+    """The decode's GPU is not the executor's if that one pushes: its stream must not read too early."""
+    first = Device(3, eager=False)
+    second = Device(3, ordinal=1, beside=first, eager=False)
+    pair = pair_on(first, route)
+    streams = [first.stream(), second.stream()]
+    handles = mock.patch("kvplan.execute.gpu.waits.current_stream", side_effect=streams.__getitem__)
+    with executor_on(first, "kernel") as executor, handles as asked:
+        gate = first.gate(user := first.stream())
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
+        transfer.wait_layer(0) if by_layer else transfer.wait()
+        seen: list[int] = []
+        for k, (device, stream) in enumerate(zip((first, second), streams, strict=True)):
+            device.put(stream, lambda k=k: seen.append(k))
+        first.run()
+        assert seen == ([1] if route == "load" else [])
+        gate.set()
+        first.run()
+        assert sorted(seen) == [0, 1]
+        assert [call.args for call in asked.call_args_list] == ([(0,)] if route == "load" else [(0,), (1,)])
+        transfer.synchronize()
+    pair.check()
+
+
+@dataclass
 class OtherStream(Stream):
     """A stream of the second GPU, as torch has them."""
 
+    device: Device
+
     device_index = 1
+
+    def record_event(self) -> Event:
+        return Event.on(self.device, self.cuda_stream)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("route", ["push", "pull"])
+@pytest.mark.parametrize("late", [False, True], ids=["in the submit", "in the lane's thread"])
+def test_a_transfer_waits_for_a_stream_of_the_other_gpu(seed, route, late):
+    first = Device(seed, eager=False)
+    second = Device(seed, ordinal=1, beside=first, eager=False)
+    pair = pair_on(first, route)
+    fresh = [root.copy() for root in pair.src_roots]
+    stream = OtherStream(second.stream(), second)
+    for root in pair.src_roots:
+        root[:] = 0
+
+    def write() -> None:
+        for root, new in zip(pair.src_roots, fresh, strict=True):
+            root[:] = new
+
+    second.put(stream.cuda_stream, write)
+    with (
+        executor_on(first, "kernel") as executor,
+        mock.patch.object(KernelPath, "slow", lambda *_: late),
+    ):
+        transfer = executor.submit(pair.plan(MOVE), after=stream)
+        transfer.synchronize()
+    pair.check()
 
 
 @pytest.mark.parametrize("seed", range(6))
