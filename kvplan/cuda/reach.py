@@ -95,7 +95,7 @@ class Reach:
 
     def _unreachable(self, layout: KVLayout) -> str:
         """Enable access to another GPU's memory. Return the reason why kernels cannot reach some of it, or ""."""
-        if layout.device == "cpu" or ordinal_of(layout.device) == self._device.ordinal:
+        if not layout.device.startswith("cuda") or ordinal_of(layout.device) == self._device.ordinal:
             return ""
         why = self._device.enable_peer(ordinal_of(layout.device))
         if why:

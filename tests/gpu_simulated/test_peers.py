@@ -13,7 +13,7 @@ import kvplan
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
-from tests.simulated import Device, Event, Stream
+from tests.simulated import Device, Event, Stream, Tensor
 from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, pair_on
 
 PEER_PATHS = [path for path in PATHS if path != "staged"]
@@ -109,6 +109,22 @@ def test_a_plan_of_two_other_gpus_names_the_executors_that_serve_it():
             executor.submit(plan)
 
 
+@pytest.mark.parametrize("name", ["xpu:0", "xpu:1"])
+@pytest.mark.parametrize("path", ["auto", "kernel", "copy_engine"])
+def test_memory_of_another_maker_s_gpu_is_no_peer_s(name, path):
+    device = Device()
+    pair = pair_on(device, "device")
+    there = pair.dst.poisoned()
+    views = [Tensor(pair.dst.view(root), name) for root in there]
+    layout = kvplan.KVLayout.from_tensors(pair.dst.notation, views if pair.dst.nested else views[0])
+    with executor_on(device, path) as executor:
+        plan = kvplan.compile(pair.layouts[0], layout).plan([1], [2])
+        with pytest.raises(kvplan.PathError, match=f"{name} is no GPU of CUDA"):
+            executor.submit(plan)
+        assert all(f"{name} is no GPU of CUDA" in one.refused for one in executor.candidates(plan))
+        assert not device.enabled
+
+
 def test_the_staged_path_serves_no_peers():
     device = Device()
     with executor_on(device, "staged") as executor, pytest.raises(kvplan.PathError, match="staged"):
@@ -194,7 +210,7 @@ def test_a_transfer_waits_for_a_stream_of_the_other_gpu(seed, route, late):
     second.put(stream.cuda_stream, write)
     with (
         executor_on(first, "kernel") as executor,
-        mock.patch.object(KernelPath, "slow", lambda *_: late),
+        mock.patch.object(KernelPath, "slow", return_value=late),
     ):
         transfer = executor.submit(pair.plan(MOVE), after=stream)
         transfer.synchronize()
