@@ -19,7 +19,8 @@ LAYERS, BLOCKS, TOKENS = 3, 12, 4
 ROWS = (2, 33, 146, 164, 1022, 1024, 2050)  # bytes of a token's row: words of every width
 SHIFTS = (0, 1, 2, 4, 8)  # bytes
 RING_NBYTES = 60_000
-GROUPS = 6  # more run groups than are launched one by one
+GROUPS = 6, 20  # run groups that are copied from run tables, and that go as flat descriptors
+MANY = 400  # blocks: more rows than a kernel reads the unit addresses of in host memory
 ROOM = 64  # bytes behind every buffer
 
 Pair = tuple[KVLayout, KVLayout]
@@ -49,6 +50,42 @@ def there_and_back(executor: Any, gpu: KVLayout, host: KVLayout, rng: np.random.
     return 2
 
 
+def between(executor: Any, places: tuple[str, str], rng: np.random.Generator) -> int:
+    """Transfers between two caches of GPUs, there and back: of few and of many blocks, and of several sources."""
+    count = 0
+    for row in ROWS:
+        for heads, order in ((1, "token head"), (2, "head token")):
+            size = {"token": TOKENS, "head": heads}
+            shape = (2, MANY, *(size[axis] for axis in order.split()), row)
+            sides = [
+                KVLayout.from_tensors(
+                    f"layer: kv block {order} dim",
+                    [torch.randint(0, 256, shape, dtype=torch.uint8, device=place) for _ in range(LAYERS)],
+                )
+                for place in places
+            ]
+            for src, dst in (sides, sides[::-1]):
+                program = kvplan.compile(src, dst)
+                for blocks in (3, MANY):
+                    executor.submit(program.plan(rng.permutation(MANY)[:blocks], range(blocks))).synchronize()
+                    count += 1
+    ranks = [
+        KVLayout.from_tensors(
+            "layer: kv block token head dim",
+            [torch.randint(0, 256, (2, MANY, TOKENS, 1, 256), dtype=torch.uint8, device=place) for _ in range(LAYERS)],
+            head_start=head,
+        )
+        for head, place in enumerate(places)
+    ]
+    whole = KVLayout.from_tensors(
+        "layer: kv block head token dim",
+        [torch.zeros((2, MANY, 2, TOKENS, 256), dtype=torch.uint8, device=places[0]) for _ in range(LAYERS)],
+    )
+    plans = kvplan.reshard(ranks, whole).plan(rng.permutation(MANY), range(MANY))
+    executor.submit(kvplan.join(list(plans.values()))).synchronize()
+    return count + 1
+
+
 def main() -> None:
     """Run all of it."""
     rng, count = np.random.default_rng(0), 0
@@ -58,6 +95,7 @@ def main() -> None:
         Executor("cuda:0", Policy(path="kernel")) as direct,
         Executor("cuda:0", ring) as staged,
         Executor("cuda:0", narrow) as single,
+        Executor("cuda:0", Policy(path="kernel", overlap="decode")) as beside,
     ):
         for row in ROWS:
             for shift in SHIFTS:
@@ -68,9 +106,13 @@ def main() -> None:
                         count += there_and_back(staged, *made, rng)
         within = kvplan.compile(pair(1024, 0, "page first")[0], pair(1024, 0, "page first")[0])
         direct.submit(within.plan([1, 2, 3], [4, 5, 6])).synchronize()
-        groups = [kvplan.compile(*pair(512, 0, "page first")) for _ in range(GROUPS)]
-        direct.submit(kvplan.join([program.plan([1, 2], [3, 4]) for program in groups])).synchronize()
-        count += 2
+        for some in GROUPS:
+            groups = [kvplan.compile(*pair(512, 0, "page first")) for _ in range(some)]
+            direct.submit(kvplan.join([program.plan([1, 2], [3, 4]) for program in groups])).synchronize()
+        count += 1 + len(GROUPS)
+        places = ("cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0")
+        for executor in (direct, beside):
+            count += between(executor, places, rng)
     print(f"{count} transfers")
 
 

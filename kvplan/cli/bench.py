@@ -225,7 +225,7 @@ def _peer(bench: Bench) -> dict[str, str]:
     gpu, peer = (int(name.removeprefix("cuda:")) for name in (bench.device, bench.peer))
     link = link_between(gpu, peer)
     if not link.reachable:
-        raise KVPlanError(f"{bench.device} cannot reach the memory of {bench.peer}: {link.why}")
+        raise KVPlanError(link.refused)
     return found | {"link": link.words}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.base.numbers import exact, rate
+from kvplan.base.numbers import count_of, exact, rate
 from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import Tell, fact_table, note, number_table, progress, show
@@ -26,16 +26,18 @@ EXAMPLES = """examples:
   kvplan calibrate --device cuda:0 --peer cuda:1 --output my-pair.json
   KVPLAN_PROFILE=my-gpu.json:my-pair.json python serve.py"""
 
+MOST_NAMED = 4  # most pairs of GPUs that a note names
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     parser.add_argument("--device", type=gpu, metavar="cuda:N", help="the GPU (default cuda:0)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--peer", type=gpu, metavar="cuda:N",
-                       help="measure copies between the GPU and this one, which the GPU makes")  # fmt: skip
+    which.add_argument("--peer", type=gpu, metavar="cuda:M",
+                       help="measure copies from the GPU to this peer and back; the GPU makes them")  # fmt: skip
     which.add_argument("--peers", action="store_true",
-                       help="measure copies between all GPUs that reach one another, each kind once")  # fmt: skip
+                       help="measure all pairs of GPUs that reach each other, one pair of each kind")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="file of the profile (default: in the user's cache folder)")  # fmt: skip
     parser.add_argument("--alone", action="store_true",
@@ -98,7 +100,7 @@ def _run_peers(args: argparse.Namespace) -> int:
     for option, given in (("--device", args.device), ("--output", args.output)):
         if given is not None:
             raise KVPlanError(
-                f"{option} is of one pair, and --peers measures all; leave one of them out, or give --peer"
+                f"{option} is for one GPU or pair, and --peers measures all pairs; leave out {option} or --peers"
             )
     start, every = time.perf_counter(), links()
     if not every:
@@ -108,23 +110,30 @@ def _run_peers(args: argparse.Namespace) -> int:
         if link.reachable:
             kinds.setdefault((machine(link.gpu).gpu, machine(link.peer).gpu, link.key), []).append(link)
     if not kinds:
-        raise KVPlanError(f"no GPU reaches the memory of another: {every[0].why}")
+        raise KVPlanError(f"no GPU reaches the memory of another: {every[0].refused}")
     made = []
     for pairs in kinds.values():
         saved = _save(_pair(f"cuda:{pairs[0].gpu}", f"cuda:{pairs[0].peer}", None), args)
         made.append({**saved.facts, "pairs": [[f"cuda:{link.gpu}", f"cuda:{link.peer}"] for link in pairs]})
         if not args.json:
             show(*screen(saved.profile))
-            note(f"\n{saved.words}\nfor {', '.join(f'cuda:{link.gpu} to cuda:{link.peer}' for link in pairs)}\n")
-    unreached = [{"pair": [f"cuda:{link.gpu}", f"cuda:{link.peer}"], "why": link.why}
-                 for link in every if not link.reachable]  # fmt: skip
+            note(f"\n{saved.words}\nfor {_named(pairs)}\n")
+    unreached = [link for link in every if not link.reachable]
     if args.json:
-        facts = {"seconds": round(time.perf_counter() - start, 2), "profiles": made, "unreachable": unreached}
+        refused = [{"pair": [f"cuda:{link.gpu}", f"cuda:{link.peer}"], "why": link.why} for link in unreached]
+        facts = {"seconds": round(time.perf_counter() - start, 2), "profiles": made, "unreachable": refused}
         print_json("calibrate-peers", facts)
         return 0
-    for one in unreached:
-        note(f"not measured: {one['why']}")
+    for why in dict.fromkeys(link.why for link in unreached):
+        note(f"not measured: {_named([link for link in unreached if link.why == why])}: {why}")
     return 0
+
+
+def _named(pairs: Sequence[PeerLink]) -> str:
+    """Name pairs of GPUs: the first ones, and the number of the others."""
+    names = [f"cuda:{link.gpu} to cuda:{link.peer}" for link in pairs]
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {count_of(more, 'more pair')}" if more > 0 else "")
 
 
 def _gpu(device: str, output: Path | None) -> Subject:
@@ -151,7 +160,7 @@ def _pair(device: str, peer: str, output: Path | None) -> Subject:
     here, there = machine(_ordinal(device)), machine(_ordinal(peer))
     link = link_between(_ordinal(device), _ordinal(peer))
     if not link.reachable:
-        raise KVPlanError(link.why)
+        raise KVPlanError(link.refused)
 
     def measure(tell: Tell, start: float) -> DeviceProfile:
         from kvplan.measure.calibrate import PAIR_SECONDS, calibrate_pair

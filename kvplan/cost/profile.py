@@ -32,7 +32,8 @@ class PathCosts:
         seconds: costs in the time from the first to the last event on the GPU.
         wall: costs in the time from the call of submit until the caller knows the end.
         cpu: costs in the time from the call of submit until a thread has issued all work.
-        program: like ``seconds``, for the kernel path with one Triton program; empty for other paths.
+        program: like ``seconds``, for the kernel path with one Triton program; empty for other paths. Between GPU
+            memories, it is a program as it runs beside compute.
     """
 
     seconds: Costs
@@ -205,7 +206,7 @@ _GUESSES: dict[str, dict[str, tuple[float, ...]]] = {
         "copy_engine_2d": (25e3, 3000.0, 1600.0, 0.0033),
     },
 }
-_PROGRAMS = {"host": (15e3, 4.0, 0.138), "device": (15e3, 4.0, 0.04), "peer": (15e3, 20.0, 0.04)}
+_PROGRAMS = {"host": (15e3, 4.0, 0.138), "device": (15e3, 8.0, 0.08), "peer": (15e3, 40.0, 0.08)}
 _BEFORE = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}  # ns until the GPU begins
 _BESIDE = {
     "host": {"kernel": Beside(0.7, 1.08), "copy_engine": Beside(0.95, 1.04), "copy_engine_2d": Beside(0.95, 1.02),

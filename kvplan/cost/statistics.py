@@ -21,6 +21,7 @@ from kvplan.program.program import RunGroup
 # The driver's batch call treats copies of at least this many bytes in another way, on H100, A30 and GB10.
 LARGE = 28 << 10
 CLOSE = 4  # units within a range of 4 times their bytes may touch in any order
+SAMPLE = 32  # units that are looked at, before all units of a plan are counted
 # Marks per unit, to find repeated distances. If fewer than 1 distance in 4 is repeated, units are not looked up.
 MARKS, FEW_REPEATED = 16, 4
 
@@ -283,6 +284,26 @@ def chains(units: Int64Array, nbytes: int) -> int:
         return left
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     return int(loops.chain(units, nbytes, slots, np.empty((3, count), dtype=np.int64)))
+
+
+def scattered(units: Int64Array) -> bool:
+    """Return whether some of many units (2, n) show that at most a quarter of their copies merge.
+
+    Copies of two units merge only if both units have the same distance from source to destination. The sample is the
+    first units and units throughout the plan. Fewer units are cheap to count, so the answer for them is False.
+
+    >>> blocks = np.arange(64) * 4096
+    >>> scattered(np.stack((blocks, blocks + (1 << 20)))), scattered(np.stack((blocks, blocks[::-1] + (1 << 20))))
+    (False, True)
+    """
+    count = units.shape[1]
+    if count < 2 * SAMPLE:
+        return False
+    for some in (units[:, :SAMPLE], units[:, :: count // SAMPLE]):
+        distances = (some[1] - some[0]).tolist()
+        if (len(distances) - len(set(distances))) * FEW_REPEATED > len(distances):
+            return False
+    return True
 
 
 def follow(part: Part, facts: GroupFacts, direction: str, skips: tuple[int, int]) -> int:

@@ -90,6 +90,15 @@ class PeerLink:
             return "a link that NVML does not tell"
         return f"NVLink, {self.nvlinks} link{'s' * (self.nvlinks != 1)}" if self.nvlinks else "PCIe"
 
+    @property
+    def refused(self) -> str:
+        """Return the pair with the reason why the GPU does not reach the peer's memory, or "" if it does.
+
+        >>> PeerLink(0, 1, False, why="MIG").refused, PeerLink(0, 1, True).refused
+        ('cuda:0 cannot reach the memory of cuda:1: MIG', '')
+        """
+        return "" if self.reachable else f"cuda:{self.gpu} cannot reach the memory of cuda:{self.peer}: {self.why}"
+
 
 def link_between(gpu: int, peer: int) -> PeerLink:
     """Return the link from a GPU to a peer. No context is opened, and nothing is set.

@@ -90,7 +90,7 @@ class Run:
                 baselines.makers(bench.device) if set(bench.asked) - set(made) else {}  # fmt: skip
             buffers = Buffers(bench.most_nbytes, bench.device, peer=bench.peer)
             self.progress(0.02, "ceilings")
-            self.ceilings = found = _peer_ceilings(pair, buffers, bench) if pair else _ceilings(buffers)
+            self.ceilings = found = _peer_ceilings(buffers, bench) if pair else _ceilings(buffers)
             computes: dict[tuple[str, str], Compute] = {}
             todo = tasks(bench)
             for k, task in enumerate(todo):
@@ -158,7 +158,9 @@ class Run:
                     make = _other(others[path], moved)
                 else:
                     aside = None
-                    policy = Policy(path=path, max_programs=programs, overlap=task.beside)
+                    # A policy names the compute on the executor's own GPU, which is idle if its peer computes.
+                    overlap = IDLE if task.on == ON_PEER else task.beside
+                    policy = Policy(path=path, max_programs=programs, overlap=overlap)
                     make = _ours(stack.enter_context(Executor(bench.device, policy)), path, moved)
                 case = self._proven(task, row, make)
                 if isinstance(case, Row):
@@ -253,9 +255,9 @@ def _ceilings(buffers: Buffers) -> Ceilings:
     return Ceilings(rate, rate, "memcpy", hard=False)
 
 
-def _peer_ceilings(pair: peer_baselines.Pair, buffers: Buffers, bench: Bench) -> Ceilings:
-    found = peer_baselines.ceilings(pair, buffers, bench.directions)
-    if pair.apart:
+def _peer_ceilings(buffers: Buffers, bench: Bench) -> Ceilings:
+    found = {route: gbps for route, gbps in ceilings.measure(buffers).items() if route in bench.directions}
+    if bench.peer != bench.device:
         return Ceilings(push=found.get("push"), pull=found.get("pull"))
     return Ceilings(device=found["device"], what="memory", hard=False)
 

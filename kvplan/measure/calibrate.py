@@ -1,7 +1,7 @@
 """The calibration, which makes the profile of a GPU, or of a GPU and its peer, from a few hundred short transfers.
 
-A GPU takes at most 20 seconds, 384 MiB of pinned memory and 1.3 GiB of GPU memory. A pair takes at most 15 seconds, and
-half a GiB of each GPU's memory.
+A GPU takes at most 20 seconds, 384 MiB of pinned memory and about 1.4 GiB of GPU memory. A pair takes at most 15
+seconds, and 256 MiB of each GPU's memory. Compute beside the transfers takes memory of its own.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         if self.peer is not None and "cpu" in (self.device, self.peer):
-            raise KVPlanError(f"device {self.device!r}, peer {self.peer!r}; a peer and its device are GPUs, as cuda:1")
+            pair = f"device {self.device!r}, peer {self.peer!r}"
+            raise KVPlanError(f"{pair}; expected two GPUs, such as device 'cuda:0', peer 'cuda:1'")
         for what in ("sizes", "counts", "directions", "hosts", "beside_on"):
             if not getattr(self, what):
                 raise KVPlanError(f"{what} is empty: there is nothing to measure; give some, or leave it out")

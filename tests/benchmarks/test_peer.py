@@ -46,7 +46,7 @@ def test_all_groups_run_on_the_cpu(capsys, tmp_path):
         "device, 512 B", "device, 8 KiB",
         "the better of push and pull, 8 KiB", "the better of push and pull, 8 KiB, 16 programs",
         "NHD -> HND, TP 2 -> TP 1, 16 B, the better of push and pull",
-        "two ranks, both on one GPU, the better of push and pull", "two ranks, one on each GPU, pull",
+        "two ranks, both on one GPU, the better of push and pull",
         "the middle heads, all at once", "the outer heads, all at once",
         "pull, 1 block, 64 KiB: submit to seen", "push, 4 blocks, 256 KiB: submit",
     } <= held  # fmt: skip
@@ -118,6 +118,16 @@ def test_several_sources_are_one_plan(rig):
     assert (len(moved.pairs), len(one.pairs)) == (2, 1)
     assert moved.plan.nbytes == 2 * one.plan.nbytes
     moved.verify("host", lambda: rig.executor("cpu").submit(moved.plan).synchronize())
+
+
+def test_only_bytes_between_gpus_count_as_bytes_of_the_link(rig):
+    sources = [heads.rank_of(rig, heads.NHD, range(4 * k, 4 * k + 4), "cpu", 6) for k in range(2)]
+    target = heads.rank_of(rig, heads.HND, range(8), "cpu", 6)
+    moved = heads.move_of(sources, [target])
+    assert moved.link_nbytes == moved.plan.nbytes  # the CPU stands for all GPUs
+    sources = [rank._replace(gpu=f"cuda:{k}") for k, rank in enumerate(sources)]
+    apart = heads.move_of(sources, [target._replace(gpu="cuda:1")])
+    assert (apart.plan.nbytes, apart.link_nbytes) == (moved.plan.nbytes, moved.plan.nbytes // 2)
 
 
 # Limits.

@@ -112,4 +112,4 @@ def test_narrow_words_between_gpu_memories_are_moved_by_at_most_a_program_per_sm
 
 def test_programs_beside_compute_share_sms():
     made = predict("kernel", pages("push", 8192, 4096), default_pair(), Policy(overlap="decode"))
-    assert made.sm_share == near(4 / default_pair().multiprocessors)  # 12 programs of 8 warps
+    assert made.sm_share == near(4 / default_pair().multiprocessors)  # 24 programs of 4 warps

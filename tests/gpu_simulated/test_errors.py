@@ -250,6 +250,21 @@ def test_plans_that_no_path_or_another_device_serves(path):
                 executor.submit(plan)
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_auto_names_all_paths_of_a_plan_that_none_serves(pinned):
+    device, host = Device(), [POOL.poisoned() for _ in range(2)]
+    for roots in host if pinned else ():
+        for root in roots:
+            device.pin(root)
+    plan = kvplan.compile(*(POOL.describe(roots) for roots in host)).plan([1], [2])
+    with executor_on(device) as executor:
+        for attempt in (executor.submit, executor.prepare):
+            with pytest.raises(kvplan.PathError, match="no path serves this 'host' plan: copy_engine: between CPU"):
+                attempt(plan)
+        found = executor.candidates(plan)
+        assert all("executor of device 'cpu'" in one.refused for one in found)
+
+
 @every_path
 def test_layouts_that_cannot_be_moved(path):
     device = Device()

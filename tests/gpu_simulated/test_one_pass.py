@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import kvplan
 from kvplan.cost import statistics
+from kvplan.cost.profile import default_pair
 from kvplan.execute.gpu import backend, device_transfer, path, selection
 from kvplan.plan.halves import halves_of
-from tests.paged_caches import Paged
+from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, OnDevice, both_ways, every_path, executor_on, favouring, pair_on
 from tests.simulated.executors import PATHS as NAMED
@@ -125,3 +128,25 @@ def test_a_new_path_is_one_name_in_one_list():
     device = Device()
     with executor_on(device, "toy") as executor:
         assert list(executor._backend.paths) == [kind.name for kind in (*backend.PATHS, ToyPath)]
+
+
+def test_the_merges_of_scattered_units_are_counted_once():
+    """Law 8: a sample stands for the count where its result is known; blocks that touch are still counted."""
+    device, random = Device(), np.random.default_rng(0)
+    pair = pair_on(device, "push", OnDevice(DEVICE_NOTATION, block=600), OnDevice(DEVICE_NOTATION, block=600))
+    program, few = pair.program, default_pair()
+    engine = few.costs["push"]["copy_engine"]
+    cheap = {**engine.wall, "fixed": 0.0, "large_byte": 0.0, "small_byte": 0.0}
+    costs = {**few.costs["push"], "copy_engine": replace(engine, wall=cheap, seconds=cheap)}
+    profile = replace(few, costs={**few.costs, "push": costs})
+    with (
+        executor_on(device, profile=profile) as executor,
+        mock.patch.object(selection, "counted", wraps=selection.counted) as counting,
+    ):
+        choose = executor._backend.selection.choose
+        for _ in range(5):
+            blocks = (random.permutation(600)[:500] for _ in range(2))
+            assert choose(program.plan(*blocks), capturing=False).path.name == "kernel"
+        assert counting.call_count == 1
+        assert choose(program.plan(range(500), range(100, 600)), capturing=False).path.name == "copy_engine"
+        assert counting.call_count == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.cost.model import features, total
-from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES
+from kvplan.cost.policy import BESIDE_COMPUTE, HOST_ROUTES, PEER_ROUTES
 from kvplan.cost.profile import GPU_ROUTES, TERMS
 from kvplan.cost.statistics import Pieces, Statistics
 from kvplan.cuda.machine import Link, Machine
@@ -18,6 +18,7 @@ CEILINGS = {"load": 50.0, "store": 40.0, "device": 2000.0, "sm_load": 45.0, "sm_
             "memory": 4000.0}  # fmt: skip
 PAIR_CEILINGS = {"push": 390.0, "pull": 380.0, "sm_push": 360.0, "sm_pull": 350.0}
 ALL_CEILINGS = CEILINGS | PAIR_CEILINGS
+FEW = BESIDE_COMPUTE.kernel("push", 132).programs  # of each route between GPU memories
 # Nanoseconds a term, as made up; a byte of large pieces costs what the ceiling says.
 KNOWN = {
     "kernel": {"fixed": 12_000.0, "run": 3.0, "byte": 0.0},
@@ -26,7 +27,7 @@ KNOWN = {
     "staged": {"fixed": 35_000.0, "run": 0.0, "small_extent": 1300.0, "small_byte": 0.04, "large_extent": 600.0,
                "large_byte": 0.0},
     ONE_PROGRAM: {"fixed": 14_000.0, "run": 5.0, "byte": 0.12},
-    FEW_PROGRAMS: {"fixed": 14_000.0, "run": 5.0 / 12, "byte": 0.036 / 12},  # 12 programs share runs and bytes
+    FEW_PROGRAMS: {"fixed": 14_000.0, "run": 0.4, "byte": 0.003},  # together: less than a ceiling
 }  # fmt: skip
 BETWEEN = {"peer": "NVIDIA H200", "nvlinks": 18}
 GRIDS = {"host": HOST_ROUTES, "within": ("device",), "between": PEER_ROUTES}
@@ -38,10 +39,10 @@ def known(name: str, route: str) -> dict[str, float]:
 
 
 def program(route: str) -> dict[str, float]:
-    """One program's costs: those of 12 programs, which share the work, times 12."""
+    """One program's costs: those of the few programs beside compute, which share the work, times their number."""
     if route in HOST_ROUTES:
         return KNOWN[ONE_PROGRAM]
-    return {term: cost * (1 if term == "fixed" else 12) for term, cost in KNOWN[FEW_PROGRAMS].items()}
+    return {term: cost * (1 if term == "fixed" else FEW) for term, cost in KNOWN[FEW_PROGRAMS].items()}
 
 
 def plan_of(one: Geometry) -> Statistics:

@@ -227,7 +227,7 @@ def test_between_gpus(peer, routes, acted, monkeypatch):
     acted(Window((0.5,), (1.0,), (1.5,), dry=False))
     monkeypatch.setattr(bench.peer_baselines, "Pair", cpu_line.on_the_cpu(monkeypatch))
     monkeypatch.setattr(bench.peer_baselines, "MOST_COPIES", 200)
-    monkeypatch.setattr(bench, "_peer_ceilings", lambda pair, buffers, asked: Ceilings(push=1e9, pull=1e9, device=1e9))
+    monkeypatch.setattr(bench, "_peer_ceilings", lambda buffers, asked: Ceilings(push=1e9, pull=1e9, device=1e9))
     computed = []
     monkeypatch.setattr(bench, "compute_of", lambda device, kind: computed.append((device, kind)))
     asked = usual(GPU, peer) | {"sizes": (512,), "hosts": ("scattered",), "seconds": 600.0, "most_nbytes": 4 << 20}
@@ -252,6 +252,9 @@ def test_between_gpus(peer, routes, acted, monkeypatch):
     why = {one.why for one in run.missing}
     assert "it makes a copy for each run, and 8,160 runs are more than 200" in why
     assert any("libnccl" in one for one in why) == (peer != GPU)
+    # The policy tells what the GPU of the executor computes, and it is idle while its peer computes.
+    overlaps = {one.policy.overlap for one in Acted.made if one.policy.max_programs}
+    assert overlaps == ({"decode"} if peer == GPU else {"decode", "idle"})
 
 
 @pytest.mark.slow
@@ -296,3 +299,13 @@ def test_a_budget_that_ends_beside_compute(acted):
     assert [one.label for one in found if one.beside != "idle"] == ["copy_engine_2d"]
     assert {one.why for one in run.missing} == {"it is refused", "600 seconds were over"}
     assert "kernel, 1, load, scattered, 8 KiB x 128, beside decode" in {one.what for one in run.missing}
+
+
+def test_ceilings_between_gpus_are_those_of_the_routes_asked_for(monkeypatch):
+    found = {"push": 395.0, "pull": 394.0}
+    monkeypatch.setattr(bench.ceilings, "measure", lambda buffers: found)
+    one_way = Bench(GPU, peer="cuda:1", directions=("pull",))
+    assert bench._peer_ceilings(None, one_way) == Ceilings(pull=394.0)
+    found = {"device": 2060.0, "memory": 4120.0}
+    within = Bench(GPU, peer=GPU, directions=("device",))
+    assert bench._peer_ceilings(None, within) == Ceilings(device=2060.0, what="memory", hard=False)

@@ -108,7 +108,7 @@ def test_what_cannot_be_asked(wrong, said):
         ({"paths": ("staged",)}, "unknown path on cuda:0 'staged'; expected one of auto, copy_engine, copy_engine_2d"),
         ({"peer": GPU, "directions": ("device",), "beside_on": ("peer",)}, "unknown GPU of compute 'peer'"),
         ({"beside_on": ()}, "beside_on is empty"),
-        ({"peer": "cpu"}, "device 'cuda:0', peer 'cpu'; a peer and its device are GPUs"),
+        ({"peer": "cpu"}, "device 'cuda:0', peer 'cpu'; expected two GPUs"),
         ({"sizes": (1 << 20,), "counts": (0,), "most_nbytes": 64 << 20},
          "nothing fits into 64 MiB; the smallest transfer asked for has 160 MiB"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,11 +48,13 @@ class Move(NamedTuple):
         plan: all pairs that are moved, joined.
         pairs: sources and destinations that have heads in common, as (source, destination).
         ids: block ids of the sources, and of the destinations.
+        link_nbytes: bytes that go from one GPU to another. On the CPU, which stands for all GPUs, it is all bytes.
     """
 
     plan: kvplan.Plan
     pairs: tuple[tuple[Rank, Rank], ...]
     ids: tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]
+    link_nbytes: int
 
     def parts(self, source: Rank, target: Rank) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Views of each layer's common heads, of source and destination, and the ids of the destination's blocks."""
@@ -97,8 +100,11 @@ def move_of(sources: Sequence[Rank], targets: Sequence[Rank], only: Sequence[tup
     random = np.random.default_rng(0)
     ids = tuple(random.permutation(ranks[0].layout.num_blocks).astype(np.int64) for ranks in (sources, targets))
     pairs = [pair for pair in programs if not only or pair in only]
-    plan = kvplan.join([programs[pair].plan(*ids) for pair in pairs])
-    return Move(plan, tuple((sources[one], targets[other]) for one, other in pairs), (ids[0], ids[1]))
+    plans = [programs[pair].plan(*ids) for pair in pairs]
+    ranks = tuple((sources[one], targets[other]) for one, other in pairs)
+    link_nbytes = sum(plan.nbytes for plan, (source, target) in zip(plans, ranks, strict=True)
+                      if source.gpu != target.gpu or source.gpu == "cpu")  # fmt: skip
+    return Move(kvplan.join(plans), ranks, (ids[0], ids[1]), link_nbytes)
 
 
 def layouts(rig: Rig) -> Iterator[Row]:
@@ -115,7 +121,11 @@ def layouts(rig: Rig) -> Iterator[Row]:
 
 
 def resharding(rig: Rig) -> Iterator[Row]:
-    """Two source ranks to one destination in one submission: both on one GPU, then one beside the destination."""
+    """Two source ranks to one destination in one submission: both on one GPU, then one beside the destination.
+
+    The last case has no limit: its GPU also copies half of the bytes within its memory, and the figure is the other
+    half, which crosses the link.
+    """
     half, blocks = rig.scale.heads // 2, rig.scale.head_blocks(rig.scale.heads)
     target = rank_of(rig, HND, range(2 * half), rig.gpus[1], blocks)
     for words, gpus in (("both on one GPU", (0, 0)), ("one on each GPU", (0, 1))):
@@ -125,7 +135,7 @@ def resharding(rig: Rig) -> Iterator[Row]:
         if gpus == (0, 0):
             yield from _both(rig, "resharding", f"two ranks, {words}", moved)
         else:
-            yield _row(rig, "resharding", f"two ranks, {words}", moved, "pull", HEADS_SHARE)
+            yield _row(rig, "resharding", f"two ranks, {words}", moved, "pull")
 
 
 def _both(rig: Rig, group: str, words: str, moved: Move) -> Iterator[Row]:
@@ -135,15 +145,17 @@ def _both(rig: Rig, group: str, words: str, moved: Move) -> Iterator[Row]:
     yield better(rows, f"{words}, the better of push and pull", HEADS_SHARE)
 
 
-def _row(rig: Rig, group: str, words: str, moved: Move, route: str, share: float | None = None) -> Row:
+def _row(rig: Rig, group: str, words: str, moved: Move, route: str) -> Row:
+    """A row of the bytes that cross the link, over the time in which all bytes have arrived."""
     gpu, peer = rig.gpus[:2] if route == "push" else rig.gpus[1::-1]
     begin = partial(rig.executor(gpu).submit, moved.plan)
     moved.verify("auto", lambda: begin().synchronize())
-    ways = {"ours": Way(moved.plan.nbytes, begin), COPY: rig.copy(gpu, peer, route, moved.plan.nbytes)}
+    ways = {"ours": Way(moved.link_nbytes, begin), COPY: rig.copy(gpu, peer, route, moved.link_nbytes)}
     apart = {source.gpu for source, _ in moved.pairs}.isdisjoint(target.gpu for _, target in moved.pairs)
     if apart and not rig.on_cpu:
         ways[INDEXING] = _indexing(rig.pair(gpu, peer), moved, route)
-    return rig.row(group, f"{words}, {route}", rig.speeds(ways), route, share)
+    row = rig.row(group, f"{words}, {route}", rig.speeds(ways), route)
+    return replace(row, detail=dict(row.detail) | {"moved_nbytes": moved.plan.nbytes})
 
 
 def _indexing(pair: Pair, moved: Move, route: str) -> Way:

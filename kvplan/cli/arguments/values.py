@@ -49,12 +49,12 @@ def rate(text: str) -> float:
 def context_lengths(text: str) -> tuple[int, ...]:
     """Read lengths of contexts, in tokens; ``k`` stands for 1,024 tokens.
 
-    >>> context_lengths("500,32k")
-    (500, 32768)
+    >>> context_lengths("500,32k,32K")
+    (500, 32768, 32768)
     """
     found = []
     for item in text.split(","):
-        match = re.fullmatch("([0-9]{1,9})(k?)", item.strip())
+        match = re.fullmatch("([0-9]{1,9})([kK]?)", item.strip())
         tokens = int(match[1]) * (1024 if match[2] else 1) if match else 0
         if not 0 < tokens < 2**31:
             raise argparse.ArgumentTypeError(f"{quoted(item)} is not a number of tokens from 1 to 2^31 - 1, as in 32k")

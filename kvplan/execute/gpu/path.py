@@ -200,8 +200,9 @@ def route_of(plan: Plan, here: str) -> str:
     if plan.direction != "device":
         return plan.direction
     for side, route in ((0, "pull"), (1, "push")):
-        if any(_ordinary(pair[side].device) != here for pair in plan.layouts):
-            return route
+        for pair in plan.layouts:
+            if pair[side].device != here and _ordinary(pair[side].device) != here:
+                return route
     return "device"
 
 

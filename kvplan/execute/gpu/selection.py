@@ -9,7 +9,7 @@ from weakref import ref
 from kvplan.cost import model as cost
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
 from kvplan.cost.profile import DeviceProfile, route_paths
-from kvplan.cost.statistics import Counted, Statistics, counted, halves_statistics, total
+from kvplan.cost.statistics import Counted, Statistics, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
@@ -147,6 +147,8 @@ class Selection:
     ) -> list[cost.Candidate]:
         found = {name: _refusal(path, plan, sides) for name, path in self._paths.items()}
         refused = {name: refusal[1] for name, refusal in found.items() if refusal is not None}
+        if sides.unserved:  # such a plan may have a route without costs
+            return [cost.Candidate(name, refused=refused[name]) for name in GPU_PATHS]
         halves = halves_statistics(plan.direction, counts)
         return cost.candidates(statistics, self.profile_of(sides), self._resources.policy, refused, halves)
 
@@ -181,14 +183,19 @@ class Selection:
         """Choose the path with the least predicted time; for memory that no kernel reaches, by a fixed rule.
 
         Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
-        only if the path may depend on them: counting takes as long as moving a small plan.
+        only if the path may depend on them: counting takes as long as moving a small plan. If a sample of many units
+        shows that hardly any merge, the decision for such plans is taken.
         """
         unmerged: Any = None  # a key without merge counts
+        apart: Any = None  # the key of plans whose units are scattered
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
             part = plan.parts[0]
             src, dst = plan.layouts[0]
             unmerged = id(part.group), id(src), id(dst), part.units.shape[1]
             known = self._decided.get(unmerged)
+            if known is None and scattered(part.units):
+                apart = (*unmerged, "scattered")
+                known = self._decided.get(apart)
             if known is not None:
                 return known[1]
         counts = counted(plan)
@@ -197,6 +204,8 @@ class Selection:
             key = (*unmerged, *map(_rounded, counts[0][-1]))
             known = self._decided.get(key)
             if known is not None:
+                if apart is not None:
+                    self._remember(apart, plan, known[1])
                 return known[1]
         elif len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
@@ -221,6 +230,8 @@ class Selection:
                 key = unmerged
         if key is not None and not sides.passing:
             self._remember(key, plan, choice)
+            if apart is not None:
+                self._remember(apart, plan, choice)
         return choice
 
     def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:

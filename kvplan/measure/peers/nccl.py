@@ -26,11 +26,11 @@ def library(name: str = NAME) -> Any:
     """Load NCCL: the loader returns the library of this name that torch has loaded.
 
     Raises:
-        PathError: there is none.
+        PathError: the library is missing, or lacks a function.
 
-    >>> library("libnccl-of-nobody.so")  # doctest: +ELLIPSIS
+    >>> library("libnccl-missing.so")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    kvplan.errors.PathError: torch's NCCL cannot be called: libnccl-of-nobody.so: cannot open shared object file: ...
+    kvplan.errors.PathError: torch's NCCL cannot be called: libnccl-missing.so: cannot open shared object file: ...
     """
     try:
         found = ctypes.CDLL(name)

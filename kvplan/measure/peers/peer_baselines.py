@@ -10,13 +10,12 @@ from kvplan.errors import PathError, TransferError
 from kvplan.measure.baselines import BATCH, COPY, INDEXING, NCCL, Baseline, Maker, batch_call, ends, verified
 from kvplan.measure.flights import Begin, Enqueued, Line
 from kvplan.measure.peers.nccl import Communicators
-from kvplan.measure.workload import Buffers, Work
+from kvplan.measure.workload import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_COPIES = 131_072  # runs of a transfer that makes a copy for each run: more would take seconds
-SAMPLES = 9
 
 
 class Pair:
@@ -39,7 +38,7 @@ class Pair:
         for line, other in ((self.near, self.far), (self.far, self.near)):
             why = line.device.enable_peer(other.device.ordinal) if line is not other else ""
             if why:
-                raise PathError(f"{line.name} cannot reach the memory of {other.name}: {why}")
+                raise PathError(why)
         self._staging: dict[str, Any] = {}
         self._communicators: Communicators | None = None
 
@@ -113,26 +112,11 @@ def makers(pair: Pair) -> Mapping[str, Maker]:
     return found | {INDEXING: partial(indexing, pair)}
 
 
-def ceilings(pair: Pair, buffers: Buffers, routes: tuple[str, ...]) -> dict[str, float]:
-    """Measure GB/s of one large copy of all bytes, by route: the best of 9."""
-    found = {}
-    for route in routes:
-        begin = large_copy(pair, *_ends_of(buffers.other, buffers.host[: buffers.nbytes], route))
-        taken = [begin().result().seconds for _ in range(SAMPLES + 1)]
-        found[route] = buffers.nbytes / min(taken[1:]) / 1e9
-    return found
-
-
 def large_copy(pair: Pair, src: Tensor, dst: Tensor) -> Begin:
     """Return a function that copies one tensor to another, of as many bytes, by one call of the driver."""
     nbytes, line = src.numel() * src.element_size(), pair.near
     issue = partial(line.device.copy, dst.data_ptr(), src.data_ptr(), nbytes, line.handle)
     return lambda: pair.enqueued(nbytes, issue)
-
-
-def _ends_of(cache: Any, pool: Any, route: str) -> tuple[Any, Any]:
-    """Return the source and the destination among both sides."""
-    return (cache, pool) if route == "push" else (pool, cache)
 
 
 def one_copy(pair: Pair, work: Work) -> Baseline:
