@@ -53,6 +53,8 @@ def ordinal_of(device: str) -> int:
 
 def gpus_of(plan: Plan, here: int) -> list[int]:
     """Return the numbers of all GPUs with memory in a plan, after that of the GPU ``here``, which moves it."""
+    if len(plan.layouts) == 1 and plan.direction != "device":  # as most plans
+        return [here]
     numbers = {ordinal_of(layout.device) for pair in plan.layouts for layout in pair if layout.device != "cpu"}
     return [here, *sorted(numbers - {here})]
 
