@@ -237,13 +237,14 @@ def candidates(
         halves: statistics of the large and of the small runs, if the plan is a load or store that may be split.
 
     Raises:
-        PathError: the profile has no costs for the plan's route, and some path is not refused.
+        PathError: the profile has no costs for the plan's route.
 
     >>> from kvplan.cost.profile import default
     >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)
     >>> [candidate.path for candidate in candidates(many, default(), Policy(), {"staged": "no"})]
     ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']
     """
+    check_route(plan.route, profile)
     refused = refused or {}
     able = [predict(path, plan, profile, policy) for path in route_paths(plan.route) if path not in refused]
     if halves is not None and plan.route in HOST_ROUTES and not refused.keys() & {"copy_engine", "kernel"}:

@@ -66,7 +66,7 @@ class Selection:
 
     def profile_of(self, sides: Sides) -> DeviceProfile:
         """Return the profile for a route: of the device, or of the pair of GPUs. The first use looks it up."""
-        if sides.route not in PEER_ROUTES or sides.unserved:  # a plan that is not served has no prices
+        if sides.route not in PEER_ROUTES:
             return self.profile
         if self._given_pair is not None:
             return self._given_pair
