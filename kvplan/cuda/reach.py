@@ -42,8 +42,28 @@ class Facts(NamedTuple):
     unreachable: str = ""
 
 
+def ordinal_of(device: str) -> int:
+    """Return the number of a GPU.
+
+    >>> ordinal_of("cuda:3"), ordinal_of("cuda")
+    (3, 0)
+    """
+    return int(device.partition(":")[2] or 0)
+
+
+def gpus_of(plan: Plan, here: int) -> list[int]:
+    """Return the numbers of all GPUs with memory in a plan, after that of the GPU ``here``, which moves it."""
+    if len(plan.layouts) == 1 and plan.direction != "device":  # as most plans
+        return [here]
+    numbers = {ordinal_of(layout.device) for pair in plan.layouts for layout in pair if layout.device != "cpu"}
+    return [here, *sorted(numbers - {here})]
+
+
 class Reach:
-    """The facts of layouts. The driver is called once per layout, but every time if the layout's memory is pageable."""
+    """The facts of layouts. The driver is called once per layout, but every time while kernels cannot reach its memory.
+
+    Pageable memory may be pinned before the next plan, and the memory of another GPU may be mapped.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -69,17 +89,17 @@ class Reach:
                     why, ends = self._walk(region, max(region.address, first), min(region.end, last))
                     pageable = pageable or why
                     seams += ends
-        facts = Facts(device, pageable, tuple(sorted(set(seams))), self._unreachable(layout))
-        if not pageable:
+        unreachable = self._unreachable(layout)
+        facts = Facts(device, pageable, tuple(sorted(set(seams))), unreachable)
+        if not pageable and not unreachable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts
 
     def _unreachable(self, layout: KVLayout) -> str:
         """Enable access to another GPU's memory. Return the reason why kernels cannot reach some of it, or ""."""
-        _, _, number = layout.device.partition(":")
-        if layout.device == "cpu" or int(number or 0) == self._device.ordinal:
+        if not layout.device.startswith("cuda") or ordinal_of(layout.device) == self._device.ordinal:
             return ""
-        why = self._device.enable_peer(int(number or 0))
+        why = self._device.enable_peer(ordinal_of(layout.device))
         if why:
             return why
         for region in layout.regions:

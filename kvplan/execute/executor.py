@@ -79,7 +79,7 @@ class Executor:
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
     stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads, its stores, and its
     copies from GPU memory to GPU memory do not wait for each other. A load of bytes that a store writes must name it:
-    ``after=store``.
+    ``after=store``. So must a copy of blocks that a load writes: ``after=load``.
 
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
     names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
@@ -132,7 +132,7 @@ class Executor:
 
         The first transfers still allocate the ring. They also make the tables and kernels of short ``by_layer``
         transfers, which are cut into fewer groups of layers. They also compile the kernel of other joined plans with
-        more than four run groups, because it depends on their descriptors.
+        more than 16 run groups, because it depends on their descriptors.
 
         Args:
             plan: any plan of the programs to warm up, such as ``program.plan([0], [0])``; None to load only the loops.

@@ -99,7 +99,7 @@ class Transfer(ABC):
 
         Args:
             stream: a stream of torch, or any object with ``cuda_stream`` or ``__cuda_stream__``; by default torch's
-                current stream.
+                current stream on each GPU of the plan.
 
         Raises:
             TransferError: the transfer failed.

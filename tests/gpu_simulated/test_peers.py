@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
-from tests.simulated import Device, Stream
+from tests.simulated import Device, Event, Stream, Tensor
 from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, pair_on
 
 PEER_PATHS = [path for path in PATHS if path != "staged"]
@@ -60,6 +63,42 @@ def test_memory_that_is_not_mapped_for_this_gpu_is_refused_before_a_launch():
         assert "cuLaunchKernelEx" not in device.calls
 
 
+@pytest.mark.parametrize("why", ["unreachable", "unmapped"])
+def test_memory_that_comes_into_reach_is_reached_by_the_next_plan(why):
+    """An owner gives access to its memory later; or the peer's context found too little memory at the first plan."""
+    device = Device()
+    pair = pair_on(device, "pull")
+    with executor_on(device) as executor:
+        if why == "unmapped":
+            device.unmapped.add(1)
+        else:
+            device.unreachable[1] = "cuCtxEnablePeerAccess returned CUDA_ERROR_OUT_OF_MEMORY"
+        for k in range(2):  # also with the decision of the plan before
+            assert executor.submit(pair.plan(Move([k], [k + 1]))).result().path == "copy_engine"
+        device.unmapped.clear()
+        device.unreachable.clear()
+        for k in range(2, 4):
+            assert executor.submit(pair.plan(Move([k], [k + 1]))).result().path == "kernel"
+        pair.check()
+
+
+@pytest.mark.parametrize("path", ["auto", "kernel", "copy_engine"])
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+def test_a_plan_within_host_memory_names_the_executor_that_serves_it(path, pin):
+    device = Device()
+    roots = [POOL.poisoned(), POOL.poisoned()]
+    for root in (*roots[0], *roots[1]) if pin else ():
+        device.pin(root)
+    plan = kvplan.compile(*(POOL.describe(held) for held in roots)).plan([1], [2])
+    with executor_on(device, path) as executor:
+        with pytest.raises(kvplan.PathError, match="between CPU memories, the executor of device 'cpu' copies"):
+            executor.submit(plan)
+        assert {one.refused for one in executor.candidates(plan)} == {
+            "no path serves this 'host' plan: "
+            + "; ".join(f"{name}: between CPU memories, the executor of device 'cpu' copies" for name in PATHS)
+        }
+
+
 def test_a_plan_of_two_other_gpus_names_the_executors_that_serve_it():
     device = Device()
     one, two = (OnDevice(SMALL.notation, dim=96, padded=True, ordinal=k) for k in (1, 2))
@@ -68,6 +107,22 @@ def test_a_plan_of_two_other_gpus_names_the_executors_that_serve_it():
         refused = pytest.raises(kvplan.PathError, match="of cuda:1, cuda:2; take an executor of cuda:1 or cuda:2")
         with executor_on(device, path) as executor, refused:
             executor.submit(plan)
+
+
+@pytest.mark.parametrize("name", ["xpu:0", "xpu:1"])
+@pytest.mark.parametrize("path", ["auto", "kernel", "copy_engine"])
+def test_memory_of_another_maker_s_gpu_is_no_peer_s(name, path):
+    device = Device()
+    pair = pair_on(device, "device")
+    there = pair.dst.poisoned()
+    views = [Tensor(pair.dst.view(root), name) for root in there]
+    layout = kvplan.KVLayout.from_tensors(pair.dst.notation, views if pair.dst.nested else views[0])
+    with executor_on(device, path) as executor:
+        plan = kvplan.compile(pair.layouts[0], layout).plan([1], [2])
+        with pytest.raises(kvplan.PathError, match=f"{name} is no GPU of CUDA"):
+            executor.submit(plan)
+        assert all(f"{name} is no GPU of CUDA" in one.refused for one in executor.candidates(plan))
+        assert not device.enabled
 
 
 def test_the_staged_path_serves_no_peers():
@@ -85,10 +140,10 @@ def test_a_stream_of_the_other_gpu_waits_for_the_end(seed, default):
     pair = pair_on(first, "push")
     seen: list[np.ndarray] = []
     with executor_on(first, "kernel") as executor:
-        stream = OtherStream(second.stream())
+        stream = OtherStream(second.stream(), second)
         if default:
             first.default, second.default = first.stream(), stream.cuda_stream
-            stream = OtherStream(0)
+            stream = OtherStream(0, second)
         transfer = executor.submit(pair.plan(MOVE))
         transfer.wait(stream)
         second.put(second.default or stream.cuda_stream, lambda: seen.append(pair.dst_roots[0].copy()))
@@ -98,10 +153,68 @@ def test_a_stream_of_the_other_gpu_waits_for_the_end(seed, default):
     np.testing.assert_array_equal(seen[0], pair.dst_roots[0])
 
 
+@pytest.mark.parametrize("route", ["push", "pull", "load"])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_by_default_the_current_streams_of_both_gpus_wait(route, by_layer):
+    """The decode's GPU is not the executor's if that one pushes: its stream must not read too early."""
+    first = Device(3, eager=False)
+    second = Device(3, ordinal=1, beside=first, eager=False)
+    pair = pair_on(first, route)
+    streams = [first.stream(), second.stream()]
+    handles = mock.patch("kvplan.execute.gpu.waits.current_stream", side_effect=streams.__getitem__)
+    with executor_on(first, "kernel") as executor, handles as asked:
+        gate = first.gate(user := first.stream())
+        transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
+        transfer.wait_layer(0) if by_layer else transfer.wait()
+        seen: list[int] = []
+        for k, (device, stream) in enumerate(zip((first, second), streams, strict=True)):
+            device.put(stream, lambda k=k: seen.append(k))
+        first.run()
+        assert seen == ([1] if route == "load" else [])
+        gate.set()
+        first.run()
+        assert sorted(seen) == [0, 1]
+        assert [call.args for call in asked.call_args_list] == ([(0,)] if route == "load" else [(0,), (1,)])
+        transfer.synchronize()
+    pair.check()
+
+
+@dataclass
 class OtherStream(Stream):
     """A stream of the second GPU, as torch has them."""
 
+    device: Device
+
     device_index = 1
+
+    def record_event(self) -> Event:
+        return Event.on(self.device, self.cuda_stream)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("route", ["push", "pull"])
+@pytest.mark.parametrize("late", [False, True], ids=["in the submit", "in the lane's thread"])
+def test_a_transfer_waits_for_a_stream_of_the_other_gpu(seed, route, late):
+    first = Device(seed, eager=False)
+    second = Device(seed, ordinal=1, beside=first, eager=False)
+    pair = pair_on(first, route)
+    fresh = [root.copy() for root in pair.src_roots]
+    stream = OtherStream(second.stream(), second)
+    for root in pair.src_roots:
+        root[:] = 0
+
+    def write() -> None:
+        for root, new in zip(pair.src_roots, fresh, strict=True):
+            root[:] = new
+
+    second.put(stream.cuda_stream, write)
+    with (
+        executor_on(first, "kernel") as executor,
+        mock.patch.object(KernelPath, "slow", return_value=late),
+    ):
+        transfer = executor.submit(pair.plan(MOVE), after=stream)
+        transfer.synchronize()
+    pair.check()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -114,6 +114,7 @@ class Device(Memory):
         self.faults: dict[str, list[int]] = {}  # by call, the codes that the next ones return
         self.lost = False
         self.made: set[int] = set()  # events of this GPU
+        self.opened: set[int] = set()  # streams of this GPU
         self.peers: dict[int, Device] = {ordinal: self}
         self.default: int = 0  # the stream behind the handle 0
         if beside is not None:
@@ -162,6 +163,7 @@ class Device(Memory):
         with self.lock:
             handle = self.handle_of_next()
             self.streams[handle] = deque()
+            self.opened.add(handle)
             return handle
 
     def event(self) -> int:
@@ -187,6 +189,8 @@ class Device(Memory):
 
     def record(self, event: int, stream: int) -> None:
         self.check("cuEventRecord")
+        assert event in self.made, "a GPU records its own events only"
+        assert stream in self.opened, "a GPU records on its own streams only"
         with self.lock:
             if self.graph is not None and stream in self.graph.tails:
                 self.graph.record(event, stream)

@@ -39,6 +39,11 @@ class Sides(NamedTuple):
     unreachable: str = ""
 
     @property
+    def passing(self) -> bool:
+        """Return whether the facts may be others for the next plan: memory can be pinned, or mapped for a GPU."""
+        return bool(self.pageable or self.unreachable)
+
+    @property
     def peer(self) -> int:
         """Return the number of the first other GPU."""
         return int(next(name for name in self.devices if name != self.here).removeprefix("cuda:"))
@@ -219,6 +224,8 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
     unserved, route = "", route_of(plan, here)
     if route == "host":
         unserved = "between CPU memories, the executor of device 'cpu' copies"
+    elif foreign := [name for name in sorted(devices) if not name.startswith("cuda:")]:
+        unserved = f"moves memory of CUDA's GPUs and of the host; {foreign[0]} is no GPU of CUDA"
     elif here not in devices:
         names = sorted(devices)
         unserved = (

@@ -121,7 +121,8 @@ class Selection:
         """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
         if not plan.nbytes:
             return None
-        sides = self._sides(plan)
+        with self._resources.device.current():
+            sides = self._sides(plan)
         if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
             return None
         statistics = total(sides.route, counted(plan))
@@ -165,7 +166,7 @@ class Selection:
         if known is not None and known[0]() is src and known[1]() is dst:
             return known[2]
         sides = self._look(plan)
-        if not sides.pageable:  # pageable memory may be pinned before the next plan
+        if not sides.passing:
 
             def forget(_: object) -> None:
                 self._known.pop(key, None)
@@ -227,7 +228,7 @@ class Selection:
                 and self._whatever_merges(plan, sides, counts, statistics)
             ):
                 key = unmerged
-        if key is not None and not sides.pageable:  # pageable memory may be pinned before the next plan
+        if key is not None and not sides.passing:
             self._remember(key, plan, choice)
             if apart is not None:
                 self._remember(apart, plan, choice)
@@ -273,7 +274,7 @@ def _refusal(path: Path, plan: Plan, sides: Sides) -> Refusal | None:
 
 def _ruled(plan: Plan, sides: Sides) -> str:
     """Return the path of a plan for which no costs are measured; "" for every other plan."""
-    if sides.pageable or sides.unreachable or (sides.route in HOST_ROUTES and len(sides.devices) > 1):
+    if sides.passing or (sides.route in HOST_ROUTES and len(sides.devices) > 1):
         return "copy_engine"
     return "" if plan.nbytes else "kernel"
 

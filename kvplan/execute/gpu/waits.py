@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from kvplan.base.latch import Latch, Wake, sleep
 from kvplan.base.process import check_process
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
+from kvplan.cuda.reach import gpus_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer, check_layer
@@ -46,16 +48,16 @@ class Awaited(Transfer):
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
-        self._order(self._stream(stream), None, stream)
+        self._order(self._streams(stream), None)
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
         number = check_layer(self.plan, layer)
-        self._order(self._stream(stream), number, stream)
+        self._order(self._streams(stream), number)
 
     def precede(self, stream: int) -> None:
         """Let the stream with this handle wait for the end of this transfer."""
-        self._order(stream, None)
+        self._order([(stream, self.resources.device.ordinal)], None)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
@@ -77,16 +79,24 @@ class Awaited(Transfer):
     def _late(self, timeout: float | None) -> TransferError:
         return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
 
-    def _stream(self, stream: Any) -> int:
-        handle = current_stream(self.resources.device.ordinal) if stream is None else stream_handle(stream)
-        if handle is None:
+    def _streams(self, stream: Any) -> list[tuple[int, int]]:
+        """Return handle and GPU of a caller's stream; of None, of torch's current streams on all GPUs of the plan."""
+        here = self.resources.device.ordinal
+        if stream is not None:
+            found = [(stream_handle(stream), getattr(stream, "device_index", here))]
+        elif self.captures is not None:  # another stream of torch would become part of the graph
+            found = [(current_stream(here), here)]
+        else:
+            found = [(current_stream(ordinal), ordinal) for ordinal in gpus_of(self.plan, here)]
+        streams = [(handle, ordinal) for handle, ordinal in found if handle is not None]
+        if not streams:
             raise KVPlanError(
                 f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
             )
-        return handle
+        return streams
 
-    def _order(self, stream: int, layer: int | None, given: Any = None) -> None:
-        """Let a stream wait for the end, or for a layer. ``given`` is the object that the caller gave as the stream."""
+    def _order(self, streams: Sequence[tuple[int, int]], layer: int | None) -> None:
+        """Let streams, given by handle and GPU, wait for the end, or for a layer."""
         resources = self.resources
         device = resources.device
         check_process(resources.generation)
@@ -99,10 +109,9 @@ class Awaited(Transfer):
             event = self._end
             if layer is not None:
                 event = next((mark for layers, mark in self._marks if layer in layers), event)
-            if event:
-                owner = getattr(given, "device_index", device.ordinal)
+            for stream, ordinal in streams if event else ():
                 # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
-                with device.current() if owner == device.ordinal else device.beside(owner).current():
+                with (device if ordinal == device.ordinal else device.beside(ordinal)).current():
                     device.wait(stream, event)
 
     def _raise_error(self) -> None:
