@@ -35,7 +35,8 @@ class Limits:
         calls_in_flight: calls of one transfer between two events; at most twice as many are in flight on a stream. The
             driver's queue holds about 1,000. If it is full, a call waits for the GPU and holds the driver's lock, so
             the calls of all other threads wait, too.
-        lane_calls: calls in flight on a lane. If there are more, the lane's own thread issues, since it may wait.
+        lane_calls: calls in flight on a lane, without events and copies of addresses: up to four for each launch. If
+            there are more, the lane's own thread issues, since it may wait.
         slow_calls: 2-D copies and single copies, 2 to 3 us each. If there are more, the lane's own thread issues.
         slow_copies: copies in batches, 0.4 to 3 us each. If there are more, the lane's own thread issues.
         slow_chunks: chunks of a staged transfer. If there are more, the lane's own thread issues.
@@ -60,7 +61,7 @@ class Limits:
     batch_copies: int = 4096
     batch_nbytes: int = 28 << 10
     calls_in_flight: int = 256
-    lane_calls: int = 256
+    lane_calls: int = 192
     slow_calls: int = 256
     slow_copies: int = 2048
     slow_chunks: int = 256
