@@ -37,7 +37,7 @@ PEER_SHOWN: Shown = (
     ("beside decode on the other GPU, which slows down by 1.08 or less", "beside",
      'overlap="decode", decode on the other GPU, at x1.08 or less', ""),
     ("push of 1 block, 1.3 MB, until the host sees its end", "few", "push, 1 block, 1.3 MB: submit to seen",
-     f"bytes / {_COPY}"),
+     ""),
 )  # fmt: skip
 
 

@@ -65,7 +65,8 @@ def test_a_peer_is_enabled(gpu, peer):
         assert device.pointer(tensor.data_ptr(), ACCESS_FLAGS) == READ_AND_WRITE
         assert device.pointer(tensor.data_ptr(), MEMORY_TYPE) == 2  # of a GPU
         own = torch.full((1 << 20,), 7, dtype=torch.uint8, device=f"cuda:{gpu}")
-        torch.cuda.synchronize(gpu)
+        for ordinal in (gpu, peer):  # both are filled before the copy
+            torch.cuda.synchronize(ordinal)
         stream, event = device.stream(), device.event()
         device.copy(tensor.data_ptr(), own.data_ptr(), 1 << 20, stream)
         device.record(event, stream)
