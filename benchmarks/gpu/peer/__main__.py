@@ -6,7 +6,6 @@ Every limit is a share of one large copy of the same run, or a number.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.__main__ import CEILINGS, conclude, run
-from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS, default_path, gpu, gpu_document
+from benchmarks.gpu.environment import default_path, gpu, gpu_document
 from benchmarks.gpu.peer.limits import FULL, SMOKE
 from benchmarks.record import Row, machine, save
 
@@ -54,7 +53,6 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 where every limit holds, 1 where one does not or a group failed, 2 for usage or too few GPUs."""
     chosen = arguments_of(arguments)
-    os.environ.setdefault(CONNECTIONS, MOST_CONNECTIONS)
     import torch
 
     from benchmarks.gpu.peer.rig import Rig

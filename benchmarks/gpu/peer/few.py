@@ -35,6 +35,7 @@ def _works(rig: Rig, route: str, blocks: int, times: int) -> list[Work]:
     geometry = Geometry(route, "scattered", FEW_NBYTES, blocks * planes, planes)
     made = [between(pool, cache, geometry, rig.gpus[0], seed) for seed in range(times)]
     executor = rig.executor(rig.gpus[0])
+    executor.prepare(made[0].plan)  # as an engine does at its start
     made[0].verify("auto", lambda: executor.submit(made[0].plan).synchronize())
     rig.synchronize()
     return made
