@@ -142,7 +142,7 @@ def _card(raw: bytes, folder: Path, random: Random) -> None:
 
 def _config(raw: bytes, folder: Path, random: Random) -> None:
     from kvplan.cli.answers.model_facts import model_facts
-    from kvplan.cli.inspect_model import _question
+    from kvplan.cli.inspect_model import _question, add_arguments
 
     path = folder / "config.json"
     path.write_bytes(raw)
@@ -150,8 +150,9 @@ def _config(raw: bytes, folder: Path, random: Random) -> None:
     for group in model.groups:
         assert group.layers == tuple(sorted(set(group.layers)))
         assert not group.layers or group.layers[-1] < model.layers
-    asked = argparse.Namespace(engine="vllm", host=None, dtype="bf16", tp=1, block_tokens=16, host_block_tokens=None,
-                               blocks=64, link_gbps=50.0)  # fmt: skip
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    asked = parser.parse_args(["--model", "any", "--blocks", "64", "--peer", "nvlink"])
     facts = model_facts(model, _question(asked, model))
     assert all(group["block_nbytes"] > 0 for group in facts["groups"])
     assert json.dumps(facts)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Shard
+from kvplan.cost.policy import HOST_ROUTES
 from kvplan.execute.gpu.resources import Limits
 from tests.profiles import examples
 from tests.ranks.topologies import fill, reshards, truth_of
 from tests.simulated import Device
-from tests.simulated.executors import TIGHT, both_ways, every_path, executor_on, layout_on
+from tests.simulated.executors import ALL_PATHS, TIGHT, executor_on, layout_on
 from tests.simulated.overwrites import TINY_RING
 
+# By route: the memory of the ranks of both sides, in turn; None for the host.
+PLACES: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]] = {
+    "load": ((None,), (0,)), "store": ((0,), (None,)), "push": ((0,), (1, 0)), "pull": ((1, 0), (0,)),
+}  # fmt: skip
+WAYS = [(path, route) for path in ALL_PATHS for route in PLACES if path != "staged" or route in HOST_ROUTES]
 
-@both_ways
-@every_path
-@examples(25)
-@given(case=reshards(), by_layer=st.booleans(), seed=st.integers(0, 1000))
-def test_every_path_moves_what_every_rank_owes(case, by_layer, seed, direction, path):
-    """Law 6 for every path of a GPU executor, whole or layer by layer."""
+
+@pytest.mark.parametrize(("path", "route"), WAYS)
+@examples(20)
+@given(case=reshards(), by_layer=st.booleans(), joined=st.booleans(), seed=st.integers(0, 1000))
+def test_every_path_moves_what_every_rank_owes(case, by_layer, joined, seed, path, route):
+    """Law 6 for every path of a GPU executor, whole or layer by layer; between live ranks of two GPUs, too."""
     truth, device = truth_of(case), Device(seed, eager=False)
     caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
     wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]
@@ -31,12 +38,14 @@ def test_every_path_moves_what_every_rank_owes(case, by_layer, seed, direction, 
         fill(rank, cache, case.ids[1], case.first[1], truth)
     shards = [
         [
-            Shard(layout_on(cache, device, host), rank.cp_rank, rank.cp_size, rank.interleave)
-            for rank, cache in zip(side, held, strict=True)
+            Shard(layout_on(cache, device, places[k % len(places)]), rank.cp_rank, rank.cp_size, rank.interleave)
+            for k, (rank, cache) in enumerate(zip(side, held, strict=True))
         ]
-        for side, held, host in zip(case.sides, caches, (direction == "load", direction == "store"), strict=True)
+        for side, held, places in zip(case.sides, caches, PLACES[route], strict=True)
     ]
     plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
+    if joined and plans and route not in HOST_ROUTES:  # all sources in one submission
+        plans = {(0, 0): kvplan.join(list(plans.values()))}
     with executor_on(device, path, limits=Limits(**TIGHT | TINY_RING)) as executor:
         for plan in plans.values():
             executor.submit(plan, by_layer=by_layer)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from kvplan.base.cached_property import cached_property
 from kvplan.errors import PathError, TransferError
 from kvplan.measure.baselines import BATCH, COPY, INDEXING, NCCL, Baseline, Maker, batch_call, ends, verified
 from kvplan.measure.flights import Begin, Enqueued, Line
