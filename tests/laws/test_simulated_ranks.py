@@ -25,7 +25,7 @@ WAYS = [(path, route) for path in ALL_PATHS for route in PLACES if path != "stag
 
 
 @pytest.mark.parametrize(("path", "route"), WAYS)
-@examples(20)
+@examples(25)
 @given(case=reshards(), by_layer=st.booleans(), joined=st.booleans(), seed=st.integers(0, 1000))
 def test_every_path_moves_what_every_rank_owes(case, by_layer, joined, seed, path, route):
     """Law 6 for every path of a GPU executor, whole or layer by layer; between live ranks of two GPUs, too."""
