@@ -23,7 +23,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Seams
 from kvplan.plan.plan import Plan
 
-NO_ACCESS = 0  # value of ACCESS_FLAGS
+NO_ACCESS, READ_ONLY = 0, 1  # values of ACCESS_FLAGS
 
 
 class Facts(NamedTuple):
@@ -34,12 +34,14 @@ class Facts(NamedTuple):
         pageable: the reason why kernels cannot reach host memory, or "".
         seams: ends of registrations inside the memory, ascending.
         unreachable: the reason why kernels cannot reach another GPU's memory, or "".
+        unwritable: the reason why kernels can only read another GPU's memory, or "".
     """
 
     device: str
     pageable: str
     seams: tuple[int, ...]
     unreachable: str = ""
+    unwritable: str = ""
 
 
 def ordinal_of(device: str) -> int:
@@ -89,29 +91,30 @@ class Reach:
                     why, ends = self._walk(region, max(region.address, first), min(region.end, last))
                     pageable = pageable or why
                     seams += ends
-        unreachable = self._unreachable(layout)
-        facts = Facts(device, pageable, tuple(sorted(set(seams))), unreachable)
-        if not pageable and not unreachable:
+        unreachable, unwritable = self._of_peer(layout)
+        facts = Facts(device, pageable, tuple(sorted(set(seams))), unreachable, unwritable)
+        if not pageable and not unreachable and not unwritable:
             self._known[key] = (weakref.ref(layout, lambda _: self._known.pop(key, None)), facts)
         return facts
 
-    def _unreachable(self, layout: KVLayout) -> str:
-        """Enable access to another GPU's memory. Return the reason why kernels cannot reach some of it, or ""."""
+    def _of_peer(self, layout: KVLayout) -> tuple[str, str]:
+        """Enable access to another GPU's memory. Return why kernels cannot reach it, and why not write it; or ""."""
         if not layout.device.startswith("cuda") or ordinal_of(layout.device) == self._device.ordinal:
-            return ""
+            return "", ""
         why = self._device.enable_peer(ordinal_of(layout.device))
         if why:
-            return why
+            return why, ""
+        unwritable, here = "", f"cuda:{self._device.ordinal}"
         for region in layout.regions:
             for address in (region.address, region.end - 1):
                 # Memory of cuMemMap and of memory pools names the GPUs that reach it. Old drivers lack the attribute.
-                if self._device.pointer(address, ACCESS_FLAGS) == NO_ACCESS:
-                    return (
-                        f"memory of {layout.device} at {address:#x} is not mapped for cuda:{self._device.ordinal}; its "
-                        "allocator must give access (cuMemSetAccess, cuMemPoolSetAccess), or allocate without "
-                        "expandable segments"
-                    )
-        return ""
+                access, held = self._device.pointer(address, ACCESS_FLAGS), f"memory of {layout.device} at {address:#x}"
+                if access == NO_ACCESS:
+                    right = "its allocator must give access (cuMemSetAccess, cuMemPoolSetAccess), or allocate without "
+                    return f"{held} is not mapped for {here}; {right}expandable segments", ""
+                if access == READ_ONLY:
+                    unwritable = f"{held} is mapped for {here} to be read only; let the executor of its own GPU pull"
+        return "", unwritable
 
     def seams(self, plan: Plan) -> Seams:
         """Return the seams of a plan: the seams of its layouts, and the ends of registrations."""

@@ -99,6 +99,20 @@ def test_a_plan_within_host_memory_names_the_executor_that_serves_it(path, pin):
         }
 
 
+def test_memory_that_is_mapped_to_be_read_is_pulled_and_not_pushed_into():
+    device = Device()
+    device.readable.add(1)
+    pull, push = pair_on(device, "pull"), pair_on(device, "push")
+    with executor_on(device, "kernel") as executor:
+        executor.submit(pull.plan(MOVE)).synchronize()
+        pull.check()
+        with pytest.raises(kvplan.PathError, match="to be read only; let the executor of its own GPU pull"):
+            executor.submit(push.program.plan([1], [2]))
+    with executor_on(device) as executor:
+        assert executor.submit(push.plan(MOVE)).result().path == "copy_engine"
+        push.check()
+
+
 def test_a_plan_of_two_other_gpus_names_the_executors_that_serve_it():
     device = Device()
     one, two = (OnDevice(SMALL.notation, dim=96, padded=True, ordinal=k) for k in (1, 2))

@@ -14,7 +14,7 @@ class Memory:
 
     Attributes:
         owned: (start, end, ordinal) of memory that tests gave to a GPU.
-        unmapped: ordinals of GPUs whose memory is not mapped for this one.
+        unmapped, readable: ordinals of GPUs whose memory is not mapped for this one, or to be read only.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,7 @@ class Memory:
         self.memory: dict[int, np.ndarray] = {}
         self.owned: list[tuple[int, int, int]] = []
         self.unmapped: set[int] = set()
+        self.readable: set[int] = set()
 
     def check(self, call: str) -> None:
         """Raise what the call is to fail with."""
@@ -40,7 +41,9 @@ class Memory:
     def pointer(self, address: int, attribute: int) -> int | None:
         if attribute == ACCESS_FLAGS:
             found = [ordinal for start, end, ordinal in self.owned if start <= address < end]
-            return (0 if found[0] in self.unmapped else 3) if found else None
+            if not found:
+                return None
+            return 0 if found[0] in self.unmapped else 1 if found[0] in self.readable else 3
         for start, end in self.pinned:
             if start <= address < end:
                 known = {

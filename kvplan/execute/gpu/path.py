@@ -216,11 +216,12 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
     Args:
         here: the executor's own GPU.
         plan: the plan.
-        facts: the facts of each layout of the plan.
+        facts: the facts of each layout of the plan: of a source, of its destination, of the next source, ...
     """
     devices = {_ordinary(fact.device) for fact in facts} - {"cpu:0"}
     pageable = next((fact.pageable for fact in facts if fact.pageable), "")
-    unreachable = next((fact.unreachable for fact in facts if fact.unreachable), "")
+    reasons = [fact.unreachable for fact in facts] + [destination.unwritable for destination in facts[1::2]]
+    unreachable = next(filter(None, reasons), "")
     unserved, route = "", route_of(plan, here)
     if route == "host":
         unserved = "between CPU memories, the executor of device 'cpu' copies"
