@@ -121,7 +121,7 @@ def test_every_path_keeps_the_protocol(kind):
     assert isinstance(kind.name, str)
     assert path.Path in kind.__mro__
     more = {name for name in vars(kind) if not name.startswith("_")} - public
-    assert more <= {"slow_for", "width", "replan"}, "the executor knows the Protocol alone"
+    assert more <= {"slow_for", "replan"}, "the executor knows the Protocol alone"
 
 
 def test_a_new_path_is_one_name_in_one_list():

@@ -159,10 +159,6 @@ class KernelPath(Path):
         self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header, source, nbytes)
         return True
 
-    def width(self, route: str) -> KernelSize:
-        """Return the size of the launches of a route. Small tiles of a store never fill the link's queues."""
-        return self._sizes[route]
-
     def _size(self, plan: Plan) -> KernelSize:
         return self._sizes[route_of(plan, self._here)]
 
@@ -179,8 +175,7 @@ class KernelPath(Path):
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
         self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
         transfer.count(count * part.group.packed.shape[1], 1)
-        programs = min(size.programs, -(-rows // table.shape.rows)) or 1
-        return Ready(table.kernel, programs, base, (piece.address, copied))
+        return _ready(table, size, rows, base, (piece.address, copied))
 
     @cached_property
     def _loops(self) -> ModuleType:
@@ -205,10 +200,10 @@ class KernelPath(Path):
                 segments.append((part, units, table))
             else:
                 segments += [(part, units[:, first : first + step], table) for first in range(0, count, step)]
-        table = alike[0][1]
-        piece = transfer.slot(8 * (HEADER * len(segments) + words))
-        base, nbytes = self._base(transfer, plan, piece, 8 * (HEADER * len(segments) + words), rows)
         at = HEADER * len(segments)
+        nbytes = 8 * (at + words)
+        piece = transfer.slot(nbytes)
+        base, copied = self._base(transfer, plan, piece, nbytes, rows)
         for k, (part, units, held) in enumerate(segments):
             write_units(piece, base, k, at, units, held.words, len(segments))
             if transfer.captures is not None:
@@ -218,8 +213,7 @@ class KernelPath(Path):
                 )
             at += units.size
         transfer.count(copies, 1)
-        programs = min(size.programs, max(-(-rows // table.shape.rows), 1))
-        return Ready(table.kernel, programs, base, (piece.address, nbytes))
+        return _ready(alike[0][1], size, rows, base, (piece.address, copied))
 
     def _base(self, transfer: DeviceTransfer, plan: Plan, piece: Piece, nbytes: int, rows: int) -> tuple[int, int]:
         """Return the address at which a kernel reads a slot, and the bytes to copy there first.
@@ -241,11 +235,11 @@ class KernelPath(Path):
         ready: list[Ready] = []
         for first in range(0, columns.shape[1], limits.launch_rows):
             rows = columns[:, first : first + limits.launch_rows]
-            count = rows.shape[1]
-            piece = transfer.slot(8 * (HEADER + 1 + rows.size))
-            base, nbytes = self._base(transfer, plan, piece, 8 * (HEADER + 1 + rows.size), count)
+            count, nbytes = rows.shape[1], 8 * (HEADER + 1 + rows.size)
+            piece = transfer.slot(nbytes)
+            base, copied = self._base(transfer, plan, piece, nbytes, count)
             write_flat(piece, rows, chunks, base)
-            ready.append(Ready(kernel, min(size.programs, -(-count // shape.rows)), base, (piece.address, nbytes)))
+            ready.append(Ready(kernel, _programs(size, count, shape), base, (piece.address, copied)))
             if transfer.captures is not None:
                 transfer.captures.append(Launch(None, piece, base, 0, HEADER + 1, count, shape.width, shape.word))
         transfer.count(columns.shape[1], len(ready))
@@ -291,6 +285,15 @@ class KernelPath(Path):
         for launch in launches:
             write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width), launch.base)
             columns = columns[:, launch.capacity :]
+
+
+def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[int, int]) -> Ready:
+    return Ready(table.kernel, _programs(size, rows, table.shape), base, copied)
+
+
+def _programs(size: KernelSize, rows: int, shape: Shape) -> int:
+    """Return the number of programs: at most one for each tile of rows, and at least one."""
+    return min(size.programs, -(-rows // shape.rows)) or 1
 
 
 def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:

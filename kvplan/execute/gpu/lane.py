@@ -203,10 +203,8 @@ class Lane(Flights):
                 with lock:
                     if not last._over:
                         device.wait(enter, last._end)
-            if not (
-                len(steps) == 1 and enter == leave and not steps[0][1]
-                and path.issue_recorded(transfer, steps[0][0], begin, end)
-            ):  # fmt: skip
+            whole = len(steps) == 1 and enter == leave and not steps[0][1]
+            if not (whole and path.issue_recorded(transfer, steps[0][0], begin, end)):
                 device.record(begin, enter)
                 for prepared, mark in steps:
                     path.issue(transfer, prepared)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.cost.policy import HOST_ROUTES
-from kvplan.cuda.reach import Facts
+from kvplan.cuda.reach import Facts, ordinal_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
@@ -46,7 +46,7 @@ class Sides(NamedTuple):
     @property
     def peer(self) -> int:
         """Return the number of the first other GPU."""
-        return int(next(name for name in self.devices if name != self.here).removeprefix("cuda:"))
+        return ordinal_of(next(name for name in self.devices if name != self.here))
 
 
 class Streams(Protocol):

@@ -204,8 +204,7 @@ class Selection:
             key = (*unmerged, *map(_rounded, counts[0][-1]))
             known = self._decided.get(key)
             if known is not None:
-                if apart is not None:
-                    self._remember(apart, plan, known[1])
+                self._remember(apart, plan, known[1])
                 return known[1]
         elif len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
@@ -228,14 +227,15 @@ class Selection:
                 and self._whatever_merges(plan, sides, counts, statistics)
             ):
                 key = unmerged
-        if key is not None and not sides.passing:
+        if not sides.passing:
             self._remember(key, plan, choice)
-            if apart is not None:
-                self._remember(apart, plan, choice)
+            self._remember(apart, plan, choice)
         return choice
 
     def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:
-        """Keep a decision until a run group or a layout whose id is in its key is deleted."""
+        """Keep a decision until a run group or a layout whose id is in its key is deleted; without a key, do not."""
+        if key is None:
+            return
         if len(self._decided) >= self._resources.limits.decisions:
             self._decided.clear()
 
