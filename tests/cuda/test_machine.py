@@ -7,16 +7,9 @@ import pytest
 import kvplan
 from kvplan.cuda import device as cuda
 from kvplan.cuda.machine import Link, Machine, machine
-from tests.cuda.fake_system import NVML, PCI, libraries, sysfs, written
+from tests.cuda.fake_system import NVML, PCI, sysfs, written
 
 PROC = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12.3.0\n"
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    cuda.driver.cache_clear()
-    yield libraries(monkeypatch)
-    cuda.driver.cache_clear()
 
 
 def without_nvml(monkeypatch, entries):

@@ -7,20 +7,12 @@ import pytest
 from kvplan.cuda import device as cuda
 from kvplan.cuda.peers import link_between, links
 from kvplan.errors import TransferError
-from tests.cuda.fake_system import libraries
 from tests.cuda.peer_topologies import Topology, all_pairs, linked, reached, refused
 
 SWITCHED = Topology(8, {gpu: ["switch"] * 18 for gpu in range(8)})
 BRIDGED = Topology(4, {0: [1] * 4, 1: [0] * 4, 2: [3] * 4, 3: [2] * 4})
 CUBE = Topology(4, {0: [1, 2, 1], 1: [0, 0, 3], 2: [0, 3, 3], 3: [2, 1, 2]})
 REFUSED = "the driver allows no peer access between them"
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    cuda.driver.cache_clear()
-    yield libraries(monkeypatch)
-    cuda.driver.cache_clear()
 
 
 def seen(topology, fakes):

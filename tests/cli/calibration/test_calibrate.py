@@ -13,7 +13,7 @@ from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default
 from kvplan.cuda import machine
 from kvplan.measure import calibrate
-from tests.cli.calibrated_machine import H100, MEASURED
+from tests.cli.calibrated_machine import H100, MEASURED, complaint, text
 from tests.commands import document
 
 GOLDEN = """\
@@ -55,15 +55,6 @@ device, copy_engine_2d    0.95  x1.04     0.95  x1.04
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """The user's profiles; kvplan ships none."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KVPLAN_PROFILE", raising=False)
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
-    return tmp_path / "cache" / "kvplan" / "profiles"
-
-
 @pytest.fixture
 def measures(monkeypatch):
     """``measures(profile)``: the GPU is an H100, and this is what is measured; gives what was asked."""
@@ -89,16 +80,6 @@ def measures(monkeypatch):
         return asked
 
     return measuring
-
-
-def text(capsys, *argv: str) -> tuple[str, str]:
-    """What a command that is well answers at 80 columns, and what it notes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_COLOR", "1")
-        patch.setenv("COLUMNS", "80")
-        patch.delenv("FORCE_COLOR", raising=False)
-        assert main(["calibrate", *argv]) == 0
-    return capsys.readouterr()
 
 
 def test_it_reads_well_at_80_columns(capsys, measures):
@@ -161,13 +142,6 @@ def test_another_gpu(capsys, measures, device, ordinal):
     asked = measures()
     text(capsys, "--device", device)
     assert asked == [ordinal, f"cuda:{ordinal}"]
-
-
-def complaint(capsys, *argv: str) -> str:
-    assert main(["calibrate", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "cuda:-1", "0", "", "cuda:0 "])

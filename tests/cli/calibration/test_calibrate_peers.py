@@ -9,13 +9,12 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvplan import TransferError
-from kvplan.cli import main
 from kvplan.cost import store
 from kvplan.cost.profile import default_pair
 from kvplan.cuda import machine, peers
 from kvplan.cuda.peers import PeerLink
 from kvplan.measure import calibrate
-from tests.cli.calibrated_machine import H100
+from tests.cli.calibrated_machine import H100, complaint, text
 from tests.commands import document
 
 PAIR_GOLDEN = """\
@@ -50,15 +49,6 @@ H200 = replace(H100, gpu="NVIDIA H200")
 MEASURED = replace(default_pair(), gpu="NVIDIA H100", peer="NVIDIA H100", driver="580.1", nvlinks=18, how="calibrated",
                    note="", calibrations=1)  # fmt: skip
 NAME = "nvidia-h100_to_nvidia-h100_580.1_nvlink18.json"
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """The user's profiles; kvplan ships none."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KVPLAN_PROFILE", raising=False)
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
-    return tmp_path / "cache" / "kvplan" / "profiles"
 
 
 class Host:
@@ -110,21 +100,8 @@ def host(monkeypatch):
     return made
 
 
-def text(capsys, *argv: str) -> tuple[str, str]:
-    """What a command that is well answers at 80 columns, and what it notes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_COLOR", "1")
-        patch.setenv("COLUMNS", "80")
-        patch.delenv("FORCE_COLOR", raising=False)
-        assert main(["calibrate", *argv]) == 0
-    return capsys.readouterr()
-
-
-def complaint(capsys, *argv: str) -> str:
-    assert main(["calibrate", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err.removeprefix("kvplan: ").rstrip()
+def reason(capsys, *argv: str) -> str:
+    return complaint(capsys, *argv).removeprefix("kvplan: ").rstrip()
 
 
 def test_a_pair_reads_well_at_80_columns(capsys, host):
@@ -227,7 +204,7 @@ def test_the_document_of_all_pairs(capsys, host, folder):
 )  # fmt: skip
 def test_what_cannot_be_measured_is_said(capsys, host, argv, said):
     one = host()
-    assert complaint(capsys, *argv).startswith(said)
+    assert reason(capsys, *argv).startswith(said)
     assert not one.measured
 
 
@@ -240,12 +217,12 @@ def test_what_cannot_be_measured_is_said(capsys, host, argv, said):
 )
 def test_without_a_pair_it_says_so(capsys, host, gpus, said):
     host(gpus, apart)
-    assert complaint(capsys, "--peers") == said
+    assert reason(capsys, "--peers") == said
 
 
 @pytest.mark.parametrize("argv", [("--peer", "cuda:1"), ("--peers",)])
 def test_without_torch_it_says_so(capsys, host, monkeypatch, argv):
     one = host()
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert complaint(capsys, *argv) == 'calibrating needs torch; pip install "kvplan[cuda]"'
+    assert reason(capsys, *argv) == 'calibrating needs torch; pip install "kvplan[cuda]"'
     assert not one.measured
