@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvplan.cuda import device as cuda
+from kvplan.cuda.device import Device
 from tests.cuda.fake_system import libraries
+from tests.simulated.entries import Entries
 
 
 @pytest.fixture
@@ -14,3 +16,20 @@ def fakes(monkeypatch):
     cuda.driver.cache_clear()
     yield libraries(monkeypatch)
     cuda.driver.cache_clear()
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """Entry points of a driver that is none: each writes what it is told to."""
+    made = Entries()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
+    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
+    cuda.driver.cache_clear()
+    yield made
+    cuda.driver.cache_clear()
+
+
+@pytest.fixture
+def device(entries):
+    """The second GPU of that driver."""
+    return Device(1)
