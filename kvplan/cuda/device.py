@@ -266,7 +266,7 @@ class Device:
             self.record(end, stream)
             return
         which, code = self._calls.launch_recorded(
-            self._entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
+            self.entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
         )
         if code:
             what = f"{nbytes} bytes from {source:#x} to {argument:#x}"
@@ -292,37 +292,21 @@ class Device:
             at = failed.value if failed.value < count else None
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
 
-    def copy_each(self, dst: Int64Array, src: Int64Array, size: Int64Array, stream: int) -> None:
-        """Make one call for each of (n,) copies, in a compiled loop.
-
-        Raises:
-            DriverError: a copy failed; ``at`` is its index. All copies before it are issued.
-        """
-        entry = ctypes.cast(self.driver.cuMemcpyAsync, c_void_p).value
-        at, code = self._calls.copy_each(entry, dst, src, size, stream)
-        if code:
-            self.driver.check("cuMemcpyAsync", code, f"of {size.size} copies", at)
-
-    def issue(self, rows: Int64Array, columns: Int64Array, kernel: tuple[int, int, int], programs: int) -> None:
-        """Make the calls that rows describe, in a compiled loop.
+    def play(self, calls: Segment, state: Int64Array, base: int) -> None:
+        """Make the calls of one segment of a list, in a compiled loop, until a call fails.
 
         Args:
-            rows: (n, 4) int64, the calls; see :mod:`kvplan.cuda.calls`.
-            columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
-            kernel: the kernel that they launch: function, threads per program, bytes of shared memory.
-            programs: number of programs per launch.
-
-        Raises:
-            DriverError: a call failed; all calls before it are issued. ``at`` is the descriptor that a batch names.
+            calls: the segment.
+            state: (8,) int64: the list's state, written; see :mod:`kvplan.cuda.calls`.
+            base: rows of the list that are before the segment.
         """
-        function, threads, shared = kernel
-        config = np.frombuffer(LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
-        row, code, at = self._calls.issue(self._entries, rows, columns, function, config, _ATTRIBUTES_AT, _FIRST_AT)
-        if code:
-            which, first, last, _ = rows[row].tolist()
-            call = self._calls.NAMES[which]
-            what = f"of {last - first} copies" if which == self._calls.BATCH and at < 0 else ""
-            self.driver.check(call, code, what, at if at >= 0 else None)
+        self._calls.play(self.entries, *calls, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
+
+    def issuer(self, name: str, inside: set[int]) -> Issuer:
+        """Make a thread that plays lists of calls, in the device's context, without the interpreter."""
+        from kvplan.cuda.issuer import Issuer
+
+        return Issuer(self, name, inside)
 
     def load_loops(self) -> None:
         """Load the compiled loops. Compile them if that has not been done."""
@@ -336,14 +320,15 @@ class Device:
         return calls
 
     @cached_property
-    def _entries(self) -> Int64Array:
+    def entries(self) -> Int64Array:
         """Return the addresses of the functions that the loops call; 0 for a function that the driver does not have."""
-        entries = [getattr(self.driver, name) for name in self._calls.NAMES]
+        entries = [*(getattr(self.driver, name) for name in self._calls.NAMES), ctypes.CDLL(None).usleep]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
-    def copy_2d(self, parameters: int, stream: int) -> int:
-        """Make a 2-D copy, and return the driver's code. ``parameters`` is the address of a CUDA_MEMCPY2D."""
-        return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
+    @property
+    def attributes(self) -> tuple[int, int]:
+        """Return the addresses of the attributes of batched copies, and of the index of the first copy."""
+        return _ATTRIBUTES_AT, _FIRST_AT
 
 
 _ATTRIBUTES = Attributes(ORDER_STREAM)
