@@ -1,4 +1,4 @@
-"""Compiled loops that call the driver without the Python interpreter: for copies, and for calls listed as rows."""
+"""Compiled loops that call the driver without the Python interpreter: they make calls that are listed as rows."""
 
 from __future__ import annotations
 
@@ -110,25 +110,6 @@ def observe(typingctx: Any, address: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(values[0], WORD.as_pointer()), ordering="acquire", align=8)
 
     return types.int64(types.int64), generate
-
-
-@_compiled
-def copy_each(entry, dst, src, size, stream):
-    """Make one call for each descriptor, until a call fails.
-
-    Args:
-        entry: address of cuMemcpyAsync: ``int (*)(uint64 dst, uint64 src, size_t nbytes, void *stream)``.
-        dst, src, size: (n,) int64: destination, source and bytes of each descriptor.
-        stream: handle of the stream.
-
-    Returns:
-        The index of the call that failed, and its code; n and 0 if all calls succeeded.
-    """
-    for k in range(size.size):
-        code = _call(entry, (dst[k], src[k], size[k], stream))
-        if code:
-            return k, code
-    return size.size, 0
 
 
 @_compiled
@@ -357,9 +338,8 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
 
 def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
-    empty, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
+    slot = np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
-    copy_each(0, empty, empty, empty, 0)
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)

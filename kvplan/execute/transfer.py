@@ -91,9 +91,10 @@ class Transfer(ABC):
     def wait(self, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for this transfer.
 
-        On a GPU the stream waits, and the call returns at once. The CPU waits only for a transfer that the executor's
-        own thread must issue and has not issued yet. Such a transfer has an ``after=`` that is not a CUDA object,
-        touches pageable memory, or has thousands of descriptors for the copy engine.
+        On a GPU the stream waits, and the call returns at once. The CPU waits only until the driver calls of the
+        transfer have been made. For a short transfer the submit makes them. For a long one, or one that touches
+        pageable memory, a thread makes them that needs no interpreter. If ``after=`` is not a CUDA object, a Python
+        thread waits for it first.
 
         The host path has no streams: the call returns when the bytes have arrived, whatever the stream.
 
@@ -108,6 +109,8 @@ class Transfer(ABC):
     @abstractmethod
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
+
+        The CPU waits only until the driver calls for the layers up to this one have been made.
 
         Args:
             layer: global number of the layer.

@@ -133,7 +133,7 @@ class GpuBackend:
             self._preparing.pop(me, None)
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
-        """Issue a plan, or let the lane's own thread issue it if that takes long. Return the transfer at once."""
+        """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
         device = self.resources.device
         if device.is_current():  # as in most submits; then there is nothing to restore
             return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
@@ -168,7 +168,7 @@ class GpuBackend:
         self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, blocking: bool,
         late: bool = False,
     ) -> None:  # fmt: skip
-        """Issue a transfer, or queue it for the lane's own thread."""
+        """Issue a transfer; or queue it for the lane's own thread, if the CPU must wait before it begins."""
         try:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
