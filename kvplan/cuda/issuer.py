@@ -9,24 +9,40 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 
 from kvplan.base.threads import Worker
 from kvplan.cuda import calls
 from kvplan.cuda.call_list import PLAYED, Segment, new_state
-from kvplan.cuda.scopes import Uncaptured
+from kvplan.cuda.scopes import HasDriver, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
-
-if TYPE_CHECKING:
-    from kvplan.cuda.device import Device
 
 SLOTS = 256  # lists that the queue holds
 SEMAPHORE_WORDS = 8  # at least the size of a sem_t on every Linux
 _LIBRARY = ctypes.PyDLL(None)  # calls that return at once keep the interpreter
 _POST = _LIBRARY.sem_post
+
+
+class Machine(HasDriver, Protocol):
+    """The parts of a :class:`~kvplan.cuda.device.Device` that the thread needs."""
+
+    @property
+    def entries(self) -> Int64Array:
+        """Return the addresses of the functions that the loop calls."""
+
+    @property
+    def attributes(self) -> tuple[int, int]:
+        """Return the addresses of the attributes of batched copies, and of the index of the first copy."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """Make the device current for the calling thread, within a ``with``."""
+
+    def watch(self, state: Int64Array, rows: int) -> bool:
+        """Wait for rows of a list; see :meth:`kvplan.cuda.device.Device.watch`."""
 
 
 class Issuer:
@@ -42,7 +58,7 @@ class Issuer:
         worker: the thread.
     """
 
-    def __init__(self, device: Device, name: str, inside: set[int]) -> None:
+    def __init__(self, device: Machine, name: str, inside: set[int]) -> None:
         self.given = 0
         self.worker = Worker(name, self._serve, "no thread makes the calls of long transfers", inside)
         self._device = device

@@ -12,9 +12,9 @@ import pytest
 
 from kvplan.cuda import calls
 from kvplan.cuda import device as cuda
+from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import Segment, launch_words, new_state
 from kvplan.cuda.device import DriverError
-from kvplan.execute.gpu.call_errors import error_of
 from kvplan.execute.gpu.copy_engine import parameters
 
 ENTRIES = {"cuEventRecord": 2, "cuStreamWaitEvent": 3, "cuLaunchKernelEx": 4, "cuMemcpyAsync": 4,

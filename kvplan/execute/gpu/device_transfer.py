@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from kvplan.base.latch import Latch, waking
 from kvplan.base.process import check_process, generation
-from kvplan.cuda.call_list import ADDED, ENDED, FAILED, Segment, new_state
+from kvplan.cuda.call_errors import error_of
+from kvplan.cuda.call_list import ADDED, ENDED, FAILED, CallList, Segment, new_state
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.resources import Loans, Resources
@@ -163,6 +164,18 @@ class DeviceTransfer(Loans, Awaited):
         self._segments, self._close = segments, close
         state = self._state = new_state()
         return state
+
+    def play(self, calls: CallList) -> None:
+        """Make the calls of a list in the calling thread.
+
+        Raises:
+            TransferError: a call failed.
+        """
+        calls.close()
+        device, state = self.resources.device, self.take_list(calls.segments)
+        device.play(calls.segments, state)
+        if state[FAILED]:
+            raise error_of(device, calls.segments, state)
 
     def shift_marks(self, front: int, inserted: Sequence[int]) -> None:
         """Count the rows added to its list: ``front`` rows before all, and two before each row of ``inserted``."""

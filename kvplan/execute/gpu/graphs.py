@@ -9,7 +9,6 @@ from kvplan.cuda.call_list import CallList
 from kvplan.cuda.device import Uncaptured
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute.gpu.call_errors import play
 from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.path import Path
@@ -115,7 +114,7 @@ class Graphs:
             if transfer.plan.nbytes:
                 calls = CallList()
                 path.write(transfer, path.prepare(transfer, transfer.plan, Fork(fork)), calls)
-                play(transfer, calls)
+                transfer.play(calls)
             device.record(end, fork)
             transfer.set_events(begin, end)
 

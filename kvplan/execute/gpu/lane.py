@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
 from kvplan.base.threads import Standby, Worker, aside
+from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import CallList, paced
 from kvplan.errors import TransferError
-from kvplan.execute.gpu.call_errors import error_of, play
 from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights, Mark
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
@@ -191,7 +191,7 @@ class Lane(Flights):
                 prepared = path.prepare(transfer, plan, self)
                 front = self._front(transfer, path, enter, waits, behind)
                 if front.count:
-                    play(transfer, front)
+                    transfer.play(front)
                 if path.issue_recorded(transfer, prepared, begin, end):
                     self._fly(transfer, begin, end)
                     return
@@ -213,8 +213,8 @@ class Lane(Flights):
                 self._give(transfer, front, calls, begin, end)
                 return
             if front.count:
-                play(transfer, front)
-            play(transfer, calls)
+                transfer.play(front)
+            transfer.play(calls)
             self._fly(transfer, begin, end)
         except BaseException as error:
             if self.issuer is not None and self.issuer.given != given:

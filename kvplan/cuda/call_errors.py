@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from kvplan.cuda.call_list import BATCH, COPY, COPY_2D, FAILED, FAILED_COPY, FAILED_ROW, NAMES, CallList, Segment
-from kvplan.cuda.device import Device, DriverError
+from kvplan.cuda.call_list import BATCH, COPY, COPY_2D, FAILED, FAILED_COPY, FAILED_ROW, NAMES, Segment
+from kvplan.cuda.driver import DriverError
+from kvplan.cuda.scopes import HasDriver
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.device_transfer import DeviceTransfer
 
-
-def error_of(device: Device, segments: Sequence[Segment], state: Int64Array) -> TransferError:
+def error_of(device: HasDriver, segments: Sequence[Segment], state: Int64Array) -> TransferError:
     """Return the error of the call that failed. Its text describes the copy that the driver refuses.
 
     Args:
@@ -47,16 +44,3 @@ def error_of(device: Device, segments: Sequence[Segment], state: Int64Array) -> 
 def _copy(segment: Segment, at: int) -> str:
     src, dst, nbytes = segment.columns[:, at].tolist()
     return f"descriptor {at} of {segment.columns.shape[1]}, {nbytes} bytes from {src:#x} to {dst:#x}"
-
-
-def play(transfer: DeviceTransfer, calls: CallList) -> None:
-    """Make the calls of a list in the calling thread.
-
-    Raises:
-        TransferError: a call failed.
-    """
-    calls.close()
-    device, state = transfer.resources.device, transfer.take_list(calls.segments)
-    device.play(calls.segments, state)
-    if state[FAILED]:
-        raise error_of(device, calls.segments, state)
