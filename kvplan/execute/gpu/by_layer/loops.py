@@ -165,7 +165,7 @@ def _put(rows, at, call, one, end, stream):
 
 @_compiled
 def _copies(rows, row, made, first, last, least, most, stream):
-    """List the calls that copy extents ``first`` to ``last - 1``; return the next row, and the number of single ones."""
+    """List the calls that copy extents ``first`` to ``last - 1``; return the next row and the number of single copies."""
     single = 0
     for k in range(first, last):
         small = made[2, k] < least
