@@ -7,6 +7,7 @@ A list is played by the thread that submits, or by a thread of its own that need
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,16 +56,22 @@ def launch_words(kernel: Kernel, programs: int) -> Int64Array:
     return np.array([function, programs + upper, 1 + threads * upper, 1 + upper, shared, 0, 0, 0], dtype=np.int64)
 
 
+def new_state() -> Int64Array:
+    """Return the state of a list of which no call has been made; see :mod:`kvplan.cuda.calls`."""
+    return np.zeros(STATE_WORDS, dtype=np.int64)
+
+
 class CallList:
     """The calls of one transfer, in the order in which they are made.
 
     Attributes:
         count: number of rows so far.
+        effort: number of calls, and of copies in batches, so far: about a microsecond of CPU time each.
         segments: the segments; complete after :meth:`close`.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.effort = 0
         self.segments: list[Segment] = []
         self._rows: list[Row] = []
         self._launches: list[Int64Array] = []
@@ -118,7 +125,9 @@ class CallList:
         """Append a segment."""
         self.close()
         self.segments.append(segment)
-        self.count += len(segment.rows)
+        rows = segment.rows
+        self.count += len(rows)
+        self.effort += len(rows) + int(((rows[:, 2] - rows[:, 1]) * (rows[:, 0] == BATCH)).sum())
 
     def close(self) -> None:
         """Make a segment of the calls that were added one by one."""
@@ -131,6 +140,7 @@ class CallList:
     def _put(self, row: Row) -> None:
         self._rows.append(row)
         self.count += 1
+        self.effort += 1
 
 
 def rows_of(kind: int, one: Int64Array, stream: int) -> Int64Array:
@@ -161,8 +171,10 @@ def copy_rows(columns: Int64Array, first: int, last: int, stream: int, least: in
     edges = np.flatnonzero(np.diff(single)) + 1
     bounds = [0, *edges.tolist(), last - first]
     return np.concatenate([
-        rows_of(COPY, np.arange(first + a, first + b), stream) if single[a] else _batches(first + a, first + b, stream, most)
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        rows_of(COPY, np.arange(first + a, first + b), stream)
+        if single[a]
+        else _batches(first + a, first + b, stream, most)
+        for a, b in pairwise(bounds)
     ])  # fmt: skip
 
 
@@ -173,30 +185,44 @@ def _batches(first: int, last: int, stream: int, most: int) -> Int64Array:
     return rows
 
 
-def paced(segments: Iterable[Segment], every: int, events: Sequence[int]) -> list[Segment]:
-    """Return segments whose player waits for the GPU, so that at most ``2 * every`` calls fill the driver's queue.
+def paced(
+    segments: Iterable[Segment], every: int, events: Sequence[int]
+) -> tuple[list[Segment], list[int]]:  # fmt: skip
+    """Let the player of a list wait for the GPU, so that at most ``2 * every`` calls fill the driver's queue.
 
     After every ``every`` calls an event is recorded on the stream of the last call. Then the player waits for the event
     before.
 
     Args:
-        segments: the segments of one list.
+        segments: the list.
         every: number of calls between two events.
         events: two events, which are used in turn.
 
-    >>> (made,) = paced([Segment(rows_of(COPY, np.arange(5), 80))], 2, (7, 8))
-    >>> made.rows.tolist()
-    [[3, 0, 0, 80], [3, 1, 0, 80], [0, 7, 0, 80], [3, 2, 0, 80], [3, 3, 0, 80], [0, 8, 0, 80], [6, 7, 0, 0], [3, 4, 0, 80]]
+    Returns:
+        The segments; and the numbers of rows in the given list in front of which two rows were inserted.
+
+    >>> (made,), inserted = paced([Segment(rows_of(COPY, np.arange(5), 80))], 2, (7, 8))
+    >>> made.rows[2:].tolist(), inserted
+    ([[0, 7, 0, 80], [6, 8, 0, 0], [3, 2, 0, 80], [3, 3, 0, 80], [0, 8, 0, 80], [6, 7, 0, 0], [3, 4, 0, 80]], [2, 4])
     """
-    made, left, number = [], every, 0
+    made, inserted, left, base, stream = list[Segment](), list[int](), every, 0, 0
     for segment in segments:
         rows, pieces = segment.rows, list[Int64Array]()
         while len(rows) > left:
-            marks = [(RECORD, events[number % 2], 0, int(rows[left - 1, 3]))]
-            if number:
-                marks.append((SYNC, events[(number - 1) % 2], 0, 0))
+            turn, stream = len(inserted) % 2, _last_stream(rows[:left], stream)
+            marks = [(RECORD, events[turn], 0, stream), (SYNC, events[1 - turn], 0, 0)]
             pieces += [rows[:left], np.array(marks, dtype=np.int64)]
-            rows, left, number = rows[left:], every, number + 1
+            base += left
+            inserted.append(base)
+            rows, left = rows[left:], every
+        stream = _last_stream(rows, stream)
         left -= len(rows)
+        base += len(rows)
         made.append(segment._replace(rows=np.concatenate([*pieces, rows])) if pieces else segment)
-    return made
+    return made, inserted
+
+
+def _last_stream(rows: Int64Array, otherwise: int) -> int:
+    streams = rows[:, 3]
+    used = np.flatnonzero(streams)
+    return int(streams[used[-1]]) if used.size else otherwise

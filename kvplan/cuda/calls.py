@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, typeof, types  # type: ignore[attr-defined]  # the stubs lack carray
 from numba.extending import intrinsic
 
+from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
 
 WORD, CODE = ir.IntType(64), ir.IntType(32)
@@ -45,6 +46,19 @@ FAILED_COPY: Final = 3  # the descriptor that the failed batch names; -1 if it n
 ENDED: Final = 4  # 1 after the last row, or after the row that failed
 ADDED: Final = 5  # calls made beyond the rows: a 2-D copy may need a call for each of its rows
 STATE_WORDS: Final = 8
+
+# A slot of an issuer's queue: the address and the length of a table of segments, and the address of the list's state. A
+# slot whose table is at address 0 ends the thread. A row of the table: addresses and numbers of rows, columns, launches
+# and boxes.
+TABLE: Final = 0
+SEGMENTS: Final = 1
+STATE: Final = 2
+SLOT_WORDS: Final = 4
+ROWS: Final = 0
+COLUMNS: Final = 2
+LAUNCHES: Final = 4
+BOXES: Final = 6
+SEGMENT_WORDS: Final = 8
 
 
 @intrinsic
@@ -123,7 +137,7 @@ def _put(rows, at, call, one, end, stream):
     return at + 1
 
 
-@_compiled
+@_brief
 def schedule(
     load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, launch, rows,
 ):  # fmt: skip
@@ -188,7 +202,7 @@ def play(entries, rows, columns, launches, boxes, attributes, first, state, base
         base: rows of the list that are before these rows.
 
     Returns:
-        Whether all calls have succeeded. If not, the state has the code, the row, and the descriptor that a batch names.
+        Whether all calls have succeeded. If not, the state has the code, the row, and a batch's descriptor.
     """
     cell = np.zeros(13, dtype=np.int64)  # three arguments, their addresses, and a CUlaunchConfig
     arguments = cell.ctypes.data + 24
@@ -245,7 +259,67 @@ def play(entries, rows, columns, launches, boxes, attributes, first, state, base
     return True
 
 
+@_brief
+def play_briefly(entries, rows, columns, launches, boxes, attributes, first, state, base):
+    """Do as :func:`play`, for few calls: the calling thread keeps the interpreter."""
+    return play(entries, rows, columns, launches, boxes, attributes, first, state, base)
+
+
 @_compiled
+def serve(entries, attributes, first, queue, taken, semaphore, wait):
+    """Play the lists of a queue in order, until the slot that ends the thread.
+
+    Args:
+        entries, attributes, first: see :func:`kvplan.cuda.calls.play`.
+        queue: (slots, 4) int64: the lists, one per slot; slots are used in turn.
+        taken: address of the number of lists that have been played.
+        semaphore: address of a semaphore that counts the lists in the queue.
+        wait: address of sem_wait.
+    """
+    number = 0
+    while True:
+        if _call(wait, (semaphore,)):
+            continue  # a signal
+        slot = queue[number % queue.shape[0]]
+        if not slot[TABLE]:
+            return
+        state, base, played = slot[STATE], 0, True
+        table = carray(pointer(slot[TABLE]), (slot[SEGMENTS], SEGMENT_WORDS), np.int64)
+        for k in range(slot[SEGMENTS]):
+            if played:
+                at = table[k]
+                rows = carray(pointer(at[ROWS]), (at[ROWS + 1], 4), np.int64)
+                columns = carray(pointer(at[COLUMNS]), (3, at[COLUMNS + 1]), np.int64)
+                launches = carray(pointer(at[LAUNCHES]), (at[LAUNCHES + 1], 8), np.int64)
+                boxes = carray(pointer(at[BOXES]), (at[BOXES + 1], 16), np.int64)
+                played = play(entries, rows, columns, launches, boxes, attributes, first, state, base)
+                base += at[ROWS + 1]
+        publish(state + 8 * ENDED, 1)
+        number += 1
+        publish(taken, number)
+
+
+@_compiled
+def watch(state, rows, nap, naps):
+    """Wait until rows of a list have been played or the list has ended, for at most ``naps`` naps.
+
+    Args:
+        state: address of the list's state.
+        rows: the number of rows.
+        nap: address of usleep.
+        naps: number of naps.
+
+    Returns:
+        Whether the wait is over.
+    """
+    for _ in range(naps):
+        if observe(state + 8 * PLAYED) >= rows or observe(state + 8 * ENDED):
+            return True
+        _call(nap, (NAP_MICROSECONDS,))
+    return False
+
+
+@_brief
 def launch_recorded(entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes):
     """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
 
@@ -289,5 +363,8 @@ def load() -> None:
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
-    play(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
+    play_briefly(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
+    state[ENDED] = 1
+    watch(state.ctypes.data, 1, 0, 1)
+    serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))
     launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver

@@ -118,6 +118,30 @@ class Transfer(ABC):
         """
 
     @abstractmethod
+    def await_issue(self) -> None:
+        """Block until every driver call of the transfer has been made. The GPU may still be copying.
+
+        After that, a wait of a stream returns at once. Without a GPU it blocks until the bytes have arrived.
+
+        Raises:
+            TransferError: a driver call failed.
+        """
+
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the layers that arrive together, group by group, in the order in which the groups arrive.
+
+        A stream that has waited for one layer of a group has waited for all layers of this group and of earlier ones.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
+        >>> with kvplan.Executor() as executor:
+        ...     executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True).layer_groups
+        ((0, 1),)
+        """
+        return (layers_of(self.plan),)
+
+    @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the calling thread until the transfer has finished.
 
@@ -222,6 +246,10 @@ class StreamlessTransfer(Transfer):
     def wait(self, stream: Any = None) -> None:
         """Block the CPU until the transfer has finished, whatever the stream; see :meth:`Transfer.wait`."""
         del stream
+        self.synchronize()
+
+    def await_issue(self) -> None:
+        """Block the CPU until the transfer has finished; see :meth:`Transfer.await_issue`."""
         self.synchronize()
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:

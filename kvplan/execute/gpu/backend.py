@@ -157,29 +157,30 @@ class GpuBackend:
         # done. So this call only queues its transfer, and does not wait.
         if self._owned() or lane.owned() or (acting and get_ident() in acting):
             self.check_open()
-            self._put(transfer, path, lane, other, after, late=True)
+            self._put(transfer, path, lane, other, after, blocking=pageable, late=True)
             return transfer
         with lane.lock:
             self.check_open()
-            self._put(transfer, path, lane, other, after, late=pageable or path.slow(transfer))
+            self._put(transfer, path, lane, other, after, blocking=pageable)
         return transfer
 
     def _put(
-        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, late: bool
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, blocking: bool,
+        late: bool = False,
     ) -> None:  # fmt: skip
         """Issue a transfer, or queue it for the lane's own thread."""
         try:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
-            late = late or waits is None or lane.busy or (lane.calls > self.resources.limits.lane_calls and lane.full())
+            late = late or waits is None or lane.busy
             late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:
-                lane.issue_later(transfer, path, after, waits, behind)
+                lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return
             lane.issuing = transfer
             try:
-                lane.issue(transfer, path, waits or [], behind)
+                lane.issue(transfer, path, waits or [], behind, blocking=blocking)
             finally:
                 lane.issuing = None
         except BaseException as error:
@@ -251,7 +252,7 @@ class GpuBackend:
     def _ended(self) -> bool:
         """Return whether all lanes and transfers have ended, and all calls of prepare have returned."""
         lanes = self.lanes.values()
-        return all(lane.thread.join(0) for lane in lanes) and not self.reap() and not self._preparing
+        return all(lane.joined() for lane in lanes) and not self.reap() and not self._preparing
 
     def _left(self) -> tuple[int, int]:
         """Return the number of transfers, and of calls of prepare, that have not ended."""

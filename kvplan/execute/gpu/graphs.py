@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from kvplan.cuda.call_list import CallList
 from kvplan.cuda.device import Uncaptured
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.execute.gpu.call_errors import play
 from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.path import Path
@@ -111,7 +113,9 @@ class Graphs:
             if behind:
                 device.wait(fork, behind)
             if transfer.plan.nbytes:
-                path.issue(transfer, path.prepare(transfer, transfer.plan, Fork(fork)))
+                calls = CallList()
+                path.write(transfer, path.prepare(transfer, transfer.plan, Fork(fork)), calls)
+                play(transfer, calls)
             device.record(end, fork)
             transfer.set_events(begin, end)
 

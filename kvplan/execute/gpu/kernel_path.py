@@ -11,6 +11,7 @@ import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
+from kvplan.cuda.call_list import CallList
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
@@ -26,7 +27,6 @@ from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-SLOW_COPIES = 1 << 14  # flat descriptors; to merge this number takes the CPU milliseconds
 HEADER = 9  # words
 PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, without a Python object per word
 
@@ -88,15 +88,6 @@ class KernelPath(Path):
         del plan
         return None if sides.by_kernels else refuse_kernels(self.name, sides)
 
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`."""
-        plan = transfer.plan
-        return len(plan.parts) > 1 and self.slow_for(plan)
-
-    def slow_for(self, plan: Plan) -> bool:
-        """Return whether it takes the CPU long to issue a plan, because it has many flat descriptors."""
-        return len(plan.parts) > self._resources.limits.launch_groups and copies_of(plan) > SLOW_COPIES
-
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
         del direction
@@ -137,15 +128,14 @@ class KernelPath(Path):
             held.setdefault(table.shape, []).append((part, table))
         return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
-    def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int]) -> None:
-        """Launch the kernels; see :meth:`Path.issue`."""
+    def write(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], calls: CallList) -> None:
+        """Launch the kernels; see :meth:`Path.write`."""
         del transfer
         ready, stream = prepared
-        device = self._resources.device
-        for (function, threads, shared), programs, header, (source, nbytes) in ready:
+        for kernel, programs, header, (source, nbytes) in ready:
             if nbytes:
-                device.copy(header, source, nbytes, stream)
-            device.launch(function, programs, threads, shared, stream, header)
+                calls.copy(header, source, nbytes, stream)
+            calls.launch(kernel, programs, header, stream)
 
     def issue_recorded(
         self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
@@ -300,11 +290,6 @@ def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
     longest = min(int(columns[2].max()), MAX_WIDTH)
     return shape_of(alignment_of(columns), longest, size.tile, size.warps)
-
-
-def copies_of(plan: Plan) -> int:
-    """Count the contiguous copies of a plan, before merging."""
-    return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
 
 
 def write_units(

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.cuda.device import DriverError
+from kvplan.cuda.call_list import APART, BATCH, CallList, Segment, copy_rows, launch_words
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.by_layer.ring import SLOTS, TILE, WARPS, Ring, granules_of, ringed
-from kvplan.execute.gpu.copy_engine import alone, copy_all, long_to_issue, refuse
+from kvplan.execute.gpu.copy_engine import alone, batched_from
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
@@ -40,7 +40,6 @@ class Chunks(NamedTuple):
         rows: (n, 4) int64: the calls, one per row, in the format of :mod:`kvplan.cuda.calls`.
         made: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
         kernel: the kernel that the calls launch.
-        leave: the stream on which the transfer ends.
         carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
         apart: whether there are chunks whose copies cannot be one batch.
@@ -50,7 +49,6 @@ class Chunks(NamedTuple):
     rows: Int64Array
     made: Int64Array
     kernel: Kernel
-    leave: int
     carry: int
     kernels: int
     apart: bool
@@ -93,15 +91,6 @@ class StagedPath(Path):
                 )
         return None
 
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`."""
-        plan, resources = transfer.plan, self._resources
-        if plan.nbytes > resources.limits.slow_chunks * self._chunk_nbytes:
-            return True
-        way = plan.direction
-        held = [(part.units.shape[1], staging_of(part.group, way).extents[2]) for part in plan.parts]
-        return long_to_issue(resources, way, held, resources.limits.batch_copies)
-
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
         return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
@@ -125,21 +114,15 @@ class StagedPath(Path):
             if part.units.shape[1]
         ]
 
-    def issue(self, transfer: DeviceTransfer, prepared: list[Chunks]) -> None:
-        """Send chunks through the ring, on both of the lane's streams; see :meth:`Path.issue`."""
+    def write(self, transfer: DeviceTransfer, prepared: list[Chunks], calls: CallList) -> None:
+        """Send chunks through the ring, on the lane's streams; see :meth:`Path.write`."""
         for chunks in prepared:
             if chunks.carry:
-                function, threads, shared = self._resources.tables.function(CARRIER)
-                self._resources.device.launch(function, 1, threads, shared, chunks.kernels, chunks.carry)
-            rows = chunks.rows
+                calls.launch(self._resources.tables.function(CARRIER), 1, chunks.carry, chunks.kernels)
+            rows, columns = chunks.rows, chunks.made
             if chunks.apart:
-                begun = 0
-                for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist():
-                    self._run(transfer, chunks, rows[begun:at])
-                    self._copy(transfer, chunks, *rows[at, 1:].tolist())
-                    begun = at + 1
-                rows = rows[begun:]
-            self._run(transfer, chunks, rows)
+                rows, columns = self._taken_apart(transfer.plan.direction, chunks)
+            calls.extend(Segment(rows, columns, launch_words(chunks.kernel, self._programs)[None]))
 
     def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,
@@ -187,9 +170,8 @@ class StagedPath(Path):
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, 0, rows,
         )  # fmt: skip
-        leave = self.streams(lane, plan.direction)[1]
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
-        return Chunks(rows[:written], made, table.kernel, leave, carry, lane.kernel, bool(apart), seams)
+        return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, bool(apart), seams)
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
         """Prepare a kernel launch that copies a pinned slot to GPU memory, and return the address of its header.
@@ -202,25 +184,24 @@ class StagedPath(Path):
         write_flat(header, columns, -(-int(columns[2, 0]) // CARRIER.width))
         return header.address
 
-    def _run(self, transfer: DeviceTransfer, chunks: Chunks, rows: Int64Array) -> None:
-        """Issue these rows in steps, and pace the transfer after each step."""
-        device = self._resources.device
-        while left := len(rows):
-            step = transfer.room
-            some, rows = (rows, rows[:0]) if left <= step else (rows[:step], rows[step:])
-            try:
-                device.issue(some, chunks.made, chunks.kernel, self._programs)
-            except DriverError as error:
-                refuse(error, tuple(chunks.made), range(chunks.made.shape[1]))
-            transfer.pace(len(some), chunks.leave)
-
-    def _copy(self, transfer: DeviceTransfer, chunks: Chunks, first: int, last: int, stream: int) -> None:
-        """Issue the copies of a chunk that cannot be one batch."""
-        made, seams = Descriptors(*(column[first:last] for column in chunks.made)), chunks.seams
-        if seams.size:
-            load = transfer.plan.direction == "load"
-            made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-        copy_all(transfer, made, 0, made.size.size, stream)
+    def _taken_apart(self, direction: str, chunks: Chunks) -> tuple[Int64Array, Int64Array]:
+        """Return rows and columns in which chunks that cannot be one batch have several calls."""
+        limits, seams = self._resources.limits, chunks.seams
+        least, rows, columns = batched_from(self._resources, direction), list[Int64Array](), [chunks.made]
+        width, begun = chunks.made.shape[1], 0
+        for at in np.flatnonzero(chunks.rows[:, 0] == APART).tolist():
+            _, first, last, stream = chunks.rows[at].tolist()
+            made = Descriptors(*(column[first:last] for column in chunks.made))
+            if seams.size:
+                made = cut(made, Seams(seams, NOTHING) if direction == "load" else Seams(NOTHING, seams), None)
+            some = np.stack(made)
+            apart = copy_rows(some, 0, some.shape[1], stream, least, limits.batch_copies)
+            apart[:, 1] += width
+            apart[:, 2] += width * (apart[:, 0] == BATCH)
+            rows += [chunks.rows[begun:at], apart]
+            columns.append(some)
+            begun, width = at + 1, width + some.shape[1]
+        return np.concatenate([*rows, chunks.rows[begun:]]), np.concatenate(columns, axis=1)
 
     def close(self) -> None:
         """Give the events of all rings back. No transfer is in flight."""
@@ -234,8 +215,6 @@ class StagedPath(Path):
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         resources = self._resources
-        # This loads the compiled loop. Otherwise it would load between the transfer's first event and its copies.
-        resources.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
         slot = max(self._chunk_nbytes // GRAIN * GRAIN, granule)
         most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
