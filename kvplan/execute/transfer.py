@@ -139,7 +139,7 @@ class Transfer(ABC):
         ...     executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True).layer_groups
         ((0, 1),)
         """
-        return (layers_of(self.plan),)
+        return (self.plan.layers,)
 
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:

@@ -11,6 +11,7 @@ from numba.core.dispatcher import Dispatcher
 import kvplan
 from kvplan.cuda import calls
 from kvplan.execute.gpu import ring_loops
+from kvplan.execute.gpu.by_layer import loops as layer_loops
 from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba, placing_numba
 from tests.simulated import Device, Tensor
@@ -19,7 +20,7 @@ from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (loops_numba, placing_numba, calls, ring_loops, memcpy)
+    for module in (loops_numba, placing_numba, calls, ring_loops, layer_loops, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }

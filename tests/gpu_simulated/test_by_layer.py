@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import product
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from kvplan.plan.layers import cuts_of, split_layers
 from kvplan.plan.staging import staging_of
 from tests.paged_caches import Move, Paged
 from tests.profiles import examples
-from tests.simulated import Device
+from tests.simulated import Device, Stream
 from tests.simulated.executors import TIGHT, OnDevice, executor_on, pair_on
 from tests.simulated.kernel import words
 
@@ -109,7 +111,7 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
     direction, data, seed, tight, slots, count, streams, before, least, few
 ):
     device = Device(seed, eager=False)  # no upload ends between the two ways
-    pair, plan = data.draw(pairs(device, direction))
+    _, plan = data.draw(pairs(device, direction))
     cuts = cuts_of(plan, count)
     assume(cuts is not None)
     granule = max(staging_of(group, direction).nbytes for group in cuts.groups)
@@ -132,7 +134,8 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
             other, plan, cuts, lane, partial(path._ring, other, lane.name), marks
         )
         assert result is not None
-        segment, carried = result
+        segment, marked, carried = result
+        assert [segment.rows[k - 1, :2].tolist() for k in marked] == [[RECORD, mark] for mark in marks]
         assert (other.copies, other.launches) == (one.copies, one.launches)
         assert ring.next == after
         load, known = direction == "load", {*ring.events, *marks}
@@ -168,7 +171,7 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
                     pieces.append(Segment(row[None], made.made, segment.launches[number][None]))
             inside = [tuple(made.made[:, 0].tolist())] if load else []
             if made.carry:
-                (units, (_, _, src, dst, nbytes)) = moves_of(made.carry, [])
+                _, (_, _, src, dst, nbytes) = moves_of(made.carry, [])
                 inside = [tuple(int(words(at, 1)[0]) for at in (src, dst, nbytes))]
             own = (made.kernel[0], segment.launches[number][0])
             assert own[0] == own[1]
@@ -195,7 +198,7 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
 def test_the_launches_of_all_pieces_are_those_of_each(direction, data, seed, tight, count, near):
     device = Device(seed)
     peers = [Device(ordinal=1, beside=device)] if direction in ("push", "pull") else []
-    pair, plan = data.draw(pairs(device, direction))
+    _, plan = data.draw(pairs(device, direction))
     cuts = cuts_of(plan, count)
     assume(cuts is not None)
     limits = Limits(**{**TIGHT, "launch_rows": 1 << 30} if tight else {}, **({} if tight else {"near_rows": near}))
@@ -205,8 +208,10 @@ def test_the_launches_of_all_pieces_are_those_of_each(direction, data, seed, tig
         one, other = each.transfer(), each.transfer()
         size, marks = path._size(plan), [other.event() for _ in cuts.layers]
         tile = min(size.tile, 64 << 10)
-        segment = KernelLayers(each.resources).write(other, plan, cuts, lane.kernel, size, tile, marks)
-        assert segment is not None
+        result = KernelLayers(each.resources).write(other, plan, cuts, lane.kernel, size, tile, marks)
+        assert result is not None
+        segment, marked, _ = result
+        assert [segment.rows[k - 1, :2].tolist() for k in marked] == [[RECORD, mark] for mark in marks]
         assert (one.copies, one.launches) == (0, 0)
         rows, moved = segment.rows.tolist(), []
         if segment.columns.size:
@@ -227,3 +232,47 @@ def test_the_launches_of_all_pieces_are_those_of_each(direction, data, seed, tig
             loans._return_loans()
         device.run()
     assert not any(peer.wrong for peer in peers)
+
+
+@pytest.mark.parametrize(("path", "direction"), [*product(("kernel", "staged"), ("load", "store")),
+                         ("kernel", "device"), ("kernel", "push"), ("kernel", "pull")])  # fmt: skip
+@examples(60)
+@given(
+    data=st.data(), seed=st.integers(0, 2**32), tight=st.booleans(), slots=st.integers(1, 4), turns=st.integers(1, 3),
+    streams=st.sampled_from((None, 1)),
+)  # fmt: skip
+def test_bytes_arrive_layer_by_layer(path, direction, data, seed, tight, slots, turns, streams):
+    """Law 3 for transfers by layer of one run group: a stream that waits for a layer finds all of its bytes."""
+    device = Device(seed)
+    _peer = Device(ordinal=1, beside=device)
+    pair, plan = data.draw(pairs(device, direction))
+    limits = Limits(**{**TIGHT, "launch_rows": 1 << 30} if tight else {"layer_group_nbytes": 1, "batch_nbytes": 0})
+    policy = {}
+    if path == "staged":
+        granule = staging_of(plan.parts[0].group, direction).nbytes
+        policy = {"staging_bytes": max(1024, slots * granule), "chunk_bytes": 256, "streams": streams}
+    at_once = []
+    with (
+        executor_on(device, path, limits=limits, **policy) as executor,
+        mock.patch.object(DeviceTransfer, "pieces", autospec=True, side_effect=at_once.append),
+    ):
+        transfers = [executor.submit(plan, by_layer=True) for _ in range(turns)]
+        for transfer in transfers:
+            assert sum(map(len, transfer.layer_groups)) == len(plan.layers)
+        reader = Stream(device.stream())
+        arrived = []
+
+        def check(layer: int) -> None:
+            ours, wanted = (pair.dst.of_layer(roots, layer) for roots in (pair.dst_roots, pair.dst_bytes))
+            assert (ours == wanted).all()
+            arrived.append(layer)
+
+        for layer in plan.layers:
+            transfers[0].wait_layer(layer, reader)
+            device.put(reader.cuda_stream, partial(check, layer))
+        for transfer in transfers:
+            transfer.synchronize()
+        device.run()
+        assert arrived == list(plan.layers)
+        pair.check()
+    assert not at_once, "the pieces were prepared one by one"

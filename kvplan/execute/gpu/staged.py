@@ -6,7 +6,8 @@ speed of its memory. Chunks go through the slots of a ring, so that both work at
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from kvplan.cuda.call_list import APART, BATCH, CallList, Segment, copy_rows, la
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.by_layer.ring import SLOTS, TILE, WARPS, Ring, granules_of, ringed
+from kvplan.execute.gpu.by_layer.staged import StagedLayers
 from kvplan.execute.gpu.copy_engine import alone, batched_from
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
@@ -25,6 +27,7 @@ from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.execute.gpu.tables import Kernel
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, cut
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import GRAIN, staging_of
@@ -69,6 +72,7 @@ class StagedPath(Path):
         # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = resources.device.multiprocessors
         self._programs = min(policy.max_programs or processors, processors)
+        self._layers = StagedLayers(resources, self._programs)
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """Refuse also if a granule is larger than the ring that the policy allows; see :meth:`Path.refuse`."""
@@ -123,6 +127,21 @@ class StagedPath(Path):
             if chunks.apart:
                 rows, columns = self._taken_apart(transfer.plan.direction, chunks)
             calls.extend(Segment(rows, columns, launch_words(chunks.kernel, self._programs)[None]))
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Send the chunks of all pieces through the ring; see :meth:`Path.write_layers`."""
+        ring_of = partial(self._ring, transfer, lane.name)
+        written = self._layers.write(transfer, transfer.plan, cuts, lane, ring_of, marks)
+        if written is None:
+            return None
+        if written.carried is not None:
+            carry = self._carry(transfer, *written.carried)
+            calls.launch(self._resources.tables.function(CARRIER), 1, carry, lane.kernel)
+        before = calls.count
+        calls.extend(written.calls)
+        return [before + rows for rows in written.marked]
 
     def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,

@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, KernelSize
 from kvplan.cuda.call_list import NO_COLUMNS, Segment, launch_words
-from kvplan.execute.gpu.by_layer.pieces import PieceTables
+from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.tables import Table
@@ -56,7 +56,7 @@ class KernelLayers:
     def write(
         self, transfer: DeviceTransfer, plan: Plan, cuts: LayerCuts, stream: int, size: KernelSize, tile: int,
         marks: Sequence[int],
-    ) -> Segment | None:  # fmt: skip
+    ) -> Written | None:  # fmt: skip
         """Write headers, unit addresses and calls of all pieces, and count them (``transfer.count``).
 
         Args:
@@ -72,7 +72,7 @@ class KernelLayers:
             The calls; None if the pieces must be prepared one by one: a launch has too many rows for one header, a
             graph is captured, or the process spares numba.
         """
-        limits, units = self._resources.limits, plan.parts[0].units
+        limits, units = self._resources.limits, np.ascontiguousarray(plan.parts[0].units)
         if transfer.captures is not None or loops.loaded is None:
             return None
         made, count = self._prepared_for(cuts, stream, tile, size.warps), units.shape[1]
@@ -86,13 +86,14 @@ class KernelLayers:
         if plan.direction not in HOST_ROUTES and count * made.rows > limits.near_rows:  # see KernelPath._base
             base, copied = transfer.scratch(nbytes).address, True
             columns = np.array([[slot.address], [base], [nbytes]], dtype=np.int64)
-        rows, launches = np.empty((2 * pieces + copied, 4), dtype=np.int64), made.launches.copy()
+        rows, marked = np.empty((2 * pieces + copied, 4), dtype=np.int64), np.empty(pieces, dtype=np.int64)
+        launches = made.launches.copy()
         self._loops.write_launches(
             units, cuts.steps, headers, made.tile_rows, size.programs, copied, np.array(marks, dtype=np.int64), stream,
-            base, slot.words, rows, launches,
+            base, slot.words, rows, marked, launches,
         )  # fmt: skip
         transfer.count(count * made.copies, pieces)
-        return Segment(rows, columns, launches)
+        return Written(Segment(rows, columns, launches), marked.tolist())
 
     def _prepared_for(self, cuts: LayerCuts, stream: int, tile: int, warps: int) -> _Prepared:
         known = self._prepared.get(cuts)

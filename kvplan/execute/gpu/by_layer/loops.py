@@ -6,12 +6,12 @@ import numpy as np
 
 # If these numbers change, numba's cache must be emptied: numba keeps compiled code until this file changes.
 from kvplan.cuda.call_list import BATCH, COPY, LAUNCH, RECORD, WAIT
-from kvplan.plan.jit import compiled as _compiled
+from kvplan.plan.jit import brief as _compiled
 
 
 @_compiled
 def write_launches(
-    units, steps, headers, tile_rows, most, copied, marks, stream, base, words, rows, launches,
+    units, steps, headers, tile_rows, most, copied, marks, stream, base, words, rows, marked, launches,
 ):  # fmt: skip
     """Write one launch for each piece, and list the calls: a launch, and behind it the record of the piece's event.
 
@@ -27,6 +27,7 @@ def write_launches(
         base: address at which the kernels read the first byte of the slot.
         words: memory of the slot. The loop writes all headers, then the source and destination addresses of each piece.
         rows: (2 * pieces + copied, 4) int64, written; see :mod:`kvplan.cuda.calls`.
+        marked: (pieces,) int64, written: number of rows up to the record of each piece's event.
         launches: (pieces, 8) int64: launch words; the loop writes the number of programs.
     """
     count, (pieces, header) = units.shape[1], headers.shape
@@ -45,7 +46,7 @@ def write_launches(
         programs = min(most, -(-count * headers[k, 1] // tile_rows[k]))
         launches[k, 1] = (1 << 32) + max(programs, 1)
         at = _put(rows, at, LAUNCH, base + 8 * header * k, k, stream)
-        at = _put(rows, at, RECORD, marks[k], 0, stream)
+        marked[k] = at = _put(rows, at, RECORD, marks[k], 0, stream)
 
 
 @_compiled
@@ -54,7 +55,7 @@ def write_chunks(
     extents, extent_at,
     ring, slot_nbytes, first_slot, busy, filled, freed, granule_nbytes, granules,
     headers, base, words, most, least, copy, kernel, other, fork, marks,
-    made, rows,
+    made, rows, marked,
 ):  # fmt: skip
     """Send the units of all pieces through the ring of the staged path, piece by piece.
 
@@ -87,6 +88,7 @@ def write_chunks(
             Column 0 of a load is the copy of the slot.
         rows: (n, 4) int64, written; see :mod:`kvplan.cuda.calls`. Room for m + 7 rows for each chunk and 4 for each
             piece is enough.
+        marked: (pieces,) int64, written: number of rows up to the record of each piece's event.
 
     Returns:
         The number of rows, of extents, and of the driver calls that count: launches, and batches or single copies.
@@ -151,7 +153,7 @@ def write_chunks(
         if two:  # behind the last chunk of the other stream, so that the piece's event stands for all chunks
             back = 1 if chunks % 2 == 0 else 2
             row = _put(rows, row, WAIT, freed[(first_slot + number - back) % slots], 0, kernel)
-        row = _put(rows, row, RECORD, marks[k], 0, kernel if load else copy)
+        marked[k] = row = _put(rows, row, RECORD, marks[k], 0, kernel if load else copy)
         calls += chunks + max(alone, chunks)
         offset = first_unit + 2 * count
     return row, at - start, calls
@@ -165,7 +167,7 @@ def _put(rows, at, call, one, end, stream):
 
 @_compiled
 def _copies(rows, row, made, first, last, least, most, stream):
-    """List the calls that copy extents ``first`` to ``last - 1``; return the next row and the number of single copies."""
+    """List the calls that copy extents ``first`` to ``last - 1``; return the next row, and the number of singles."""
     single = 0
     for k in range(first, last):
         small = made[2, k] < least
@@ -186,9 +188,9 @@ def load() -> None:
     one, two = np.ones(1, np.int64), np.ones((2, 1), np.int64)
     words, rows, bounds = np.zeros(32, np.int64), np.zeros((32, 4), np.int64), np.arange(4)
     extents, headers = np.zeros((3, 3), np.int64), np.ones((1, 9), np.int64)
-    write_launches(two, two, headers, one, 1, False, one, 0, 0, words, rows, np.ones((1, 8), np.int64))  # noqa: FBT003
+    write_launches(two, two, headers, one, 1, False, one, 0, 0, words, rows, one, np.ones((1, 8), np.int64))  # noqa: FBT003
     write_chunks(
         two, two, True, 0, 1, two[:1], two[:1], extents, bounds,  # noqa: FBT003
         0, 0, 0, np.zeros(1, np.bool_), one, one, one, one, headers, 0, words, 1, 0, 0, 0, 0, 0, one,
-        np.zeros((3, 2), np.int64), rows,
+        np.zeros((3, 2), np.int64), rows, one,
     )  # fmt: skip

@@ -1,9 +1,13 @@
-"""The run tables of the pieces that a transfer by layer is cut into."""
+"""The pieces that a transfer by layer is cut into: their run tables, and their calls."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from kvplan.cuda.call_list import Segment
+from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.tables import Table
 from kvplan.layout.strides import Int64Array
 
@@ -28,3 +32,18 @@ class PieceTables:
         if self._fresh:
             self._fresh = [table for table in self._fresh if table.fresh]
         return bool(self._fresh)
+
+
+class Written(NamedTuple):
+    """The calls of a transfer by layer.
+
+    Attributes:
+        calls: the calls.
+        marked: for each piece, the number of calls up to the record of its event.
+        carried: if a launch must copy the slot of the headers to the GPU before the first call: the slot, the GPU
+            memory, and the number of bytes; otherwise None.
+    """
+
+    calls: Segment
+    marked: list[int]
+    carried: tuple[Piece, Piece, int] | None = None

@@ -11,8 +11,7 @@ import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.cuda.call_list import Segment, launch_words
-from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.by_layer.pieces import PieceTables
+from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written
 from kvplan.execute.gpu.by_layer.ring import TILE, WARPS, Ring, granules_of, ringed
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Streams
@@ -36,19 +35,6 @@ class Extents(NamedTuple):
     packed: Int64Array
     at: Int64Array
     counts: tuple[int, int, int]
-
-
-class Written(NamedTuple):
-    """The calls of a transfer by layer.
-
-    Attributes:
-        calls: the calls.
-        carried: if a launch must copy the slot of the headers to the GPU before the first call: the slot, the GPU
-            memory, and the number of bytes; otherwise None.
-    """
-
-    calls: Segment
-    carried: tuple[Piece, Piece, int] | None
 
 
 class _Prepared:
@@ -143,7 +129,8 @@ class StagedLayers:
         made = self._prepared_for(cuts, plan.direction, lane.kernel)
         if made is None:
             return None
-        limits, per, units, headers = resources.limits, made.per, plan.parts[0].units, made.tables.headers
+        limits, per, headers = resources.limits, made.per, made.tables.headers
+        units = np.ascontiguousarray(plan.parts[0].units)
         ring = ring_of(made.granule)
         (pieces, header), count = headers.shape, units.shape[1]
         skip = plan.skips[0][0 if load else 1] if per > 1 else 0
@@ -164,18 +151,18 @@ class StagedLayers:
         two = load and max(cut) > 1 and resources.policy.streams != 1
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the tables.
         fork = transfer.event() if two and (lane.last is not None or made.tables.fresh) else 0
-        rows = np.empty((most + 7 * chunks + 4 * pieces, 4), dtype=np.int64)
+        rows, marked = np.empty((most + 7 * chunks + 4 * pieces, 4), dtype=np.int64), np.empty(pieces, dtype=np.int64)
         first_slot, busy = ring.enter(transfer, chunks)
         written, extents, calls = self._loops.write_chunks(
-            units, cuts.steps, load, skip, per, made.unit_hosts, made.unit_rings, found.packed,
-            found.at, ring.piece.address, ring.slot_nbytes, first_slot, busy, ring.filled, ring.freed, made.granule_nbytes,
+            units, cuts.steps, load, skip, per, made.unit_hosts, made.unit_rings, found.packed, found.at,
+            ring.piece.address, ring.slot_nbytes, first_slot, busy, ring.filled, ring.freed, made.granule_nbytes,
             np.array(granules, dtype=np.int64)[made.kind], headers, carried.address, slot.words, limits.batch_copies,
             limits.batch_nbytes if load else 0, lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
-            np.array(marks, dtype=np.int64), columns, rows,
+            np.array(marks, dtype=np.int64), columns, rows, marked,
         )  # fmt: skip
         transfer.count(count * made.copies + extents + load * pieces, calls)
         segment = Segment(rows[:written], columns, made.launches)
-        return Written(segment, (slot, carried, nbytes) if many and not load else None)
+        return Written(segment, marked.tolist(), (slot, carried, nbytes) if many and not load else None)
 
     def _prepared_for(self, cuts: LayerCuts, direction: str, stream: int) -> _Prepared | None:
         load, known = direction == "load", self._prepared.get(cuts)
