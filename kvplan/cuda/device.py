@@ -336,7 +336,7 @@ class Device:
     @cached_property
     def entries(self) -> Int64Array:
         """Return the addresses of the functions that the loops call; 0 for a function that the driver does not have."""
-        entries = [*(getattr(self.driver, name) for name in self._calls.NAMES), ctypes.CDLL(None).usleep]
+        entries = [*(getattr(self.driver, name) for name in self._calls.NAMES), _USLEEP]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
     @property
@@ -349,6 +349,7 @@ class Device:
         return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
+_USLEEP = ctypes.CDLL(None).usleep
 _ATTRIBUTES = Attributes(ORDER_STREAM)
 _FIRST = c_size_t(0)
 _ATTRIBUTES_AT, _FIRST_AT = ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SLOTS = 256  # lists that the queue holds
 SEMAPHORE_WORDS = 8  # at least the size of a sem_t on every Linux
+_LIBRARY = ctypes.PyDLL(None)  # calls that return at once keep the interpreter
+_POST = _LIBRARY.sem_post
 
 
 class Issuer:
@@ -47,11 +49,10 @@ class Issuer:
         self._queue = np.zeros((SLOTS, calls.SLOT_WORDS), dtype=np.int64)
         self._taken = new_state()  # its word PLAYED counts lists
         self._held: list[object] = [None] * SLOTS
-        library = ctypes.PyDLL(None)  # its calls return at once, so they keep the interpreter
         self._semaphore = np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
         self._at = ctypes.c_void_p(self._semaphore.ctypes.data)
-        self._post = library.sem_post
-        if library.sem_init(self._at, 0, 0):
+        self._post = _POST
+        if _LIBRARY.sem_init(self._at, 0, 0):
             raise TransferError("no thread makes the calls of long transfers: sem_init failed")
 
     @property
@@ -94,7 +95,7 @@ class Issuer:
             self._post(self._at)
 
     def _serve(self) -> None:
-        device, wait = self._device, ctypes.cast(ctypes.CDLL(None).sem_wait, ctypes.c_void_p).value
+        device, wait = self._device, ctypes.cast(_LIBRARY.sem_wait, ctypes.c_void_p).value
         with device.current(), Uncaptured(device):
             taken = self._taken.ctypes.data + 8 * PLAYED
             calls.serve(device.entries, *device.attributes, self._queue, taken, self._at.value, wait)

@@ -14,7 +14,7 @@ from tests.simulated import Device, Stream
 from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, is_apart, pair_on
 
 CALLS = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx")
-LATE = {"inline_effort": 0}
+LATE = {"inline_effort": 0, "lane_calls": -1}
 SMALL_CHUNKS = {"chunk_nbytes": 256, "small_chunk_nbytes": 1, "small_chunks": 100}
 
 
