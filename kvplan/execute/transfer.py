@@ -16,7 +16,6 @@ from kvplan.base.threads import Standby, error_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held
-from kvplan.plan.layers import layers_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class Transfer(ABC):
         ...     executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True).layer_groups
         ((0, 1),)
         """
-        return (layers_of(self.plan),)
+        return (self.plan.layers,)
 
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
@@ -236,10 +235,9 @@ def check_layer(plan: Plan, layer: Any) -> int:
     Raises:
         LayoutError: the plan does not move the layer, or ``layer`` is not a number.
     """
-    moved = layers_of(plan)
     number = integer("layer", layer)
-    if number not in moved:
-        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    if number not in plan.layers:
+        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(plan.layers)}")
     return number
 
 

@@ -17,7 +17,7 @@ from kvplan.execute.gpu.resources import Loans, Resources
 from kvplan.execute.gpu.waits import Awaited
 from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Layers, layers_of, split_layers
+from kvplan.plan.layers import Layers, split_layers
 from kvplan.plan.plan import Plan
 
 WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
@@ -271,7 +271,7 @@ class DeviceTransfer(Loans, Awaited):
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`Transfer.layer_groups`."""
-        return self._groups or (layers_of(self.plan),)
+        return self._groups or (self.plan.layers,)
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""

@@ -14,6 +14,7 @@ from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.cuda.call_list import CallList
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.by_layer.kernel import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
@@ -22,6 +23,7 @@ from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
@@ -81,6 +83,7 @@ class KernelPath(Path):
         super().__init__(resources)
         device, policy = resources.device, resources.policy
         self._here = f"cuda:{device.ordinal}"
+        self._layers = KernelLayers(resources)
         self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
@@ -113,9 +116,7 @@ class KernelPath(Path):
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         if len(parts) > resources.limits.launch_groups:
             return self._prepare_flat(transfer, plan, size), lane.kernel
-        tile = size.tile
-        if plan.nbytes < EVEN_TILES * tile * size.programs:
-            tile = min(tile, EVEN_TILE)
+        tile = _tile(plan.nbytes, size)
         held: dict[Shape, list[tuple[Part, Table]]] = {}
         for part in parts:
             group = part.group
@@ -136,6 +137,19 @@ class KernelPath(Path):
             if nbytes:
                 calls.copy(header, source, nbytes, stream)
             calls.launch(kernel, programs, header, stream)
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Launch a kernel for each piece; see :meth:`Path.write_layers`."""
+        plan, before = transfer.plan, calls.count
+        size = self._size(plan)
+        tile = _tile(plan.nbytes // len(cuts.groups), size)
+        written = self._layers.write(transfer, plan, cuts, lane.kernel, size, tile, marks)
+        if written is None:
+            return None
+        calls.extend(written.calls)
+        return [before + rows for rows in written.marked]
 
     def issue_recorded(
         self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
@@ -279,6 +293,11 @@ class KernelPath(Path):
 
 def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[int, int]) -> Ready:
     return Ready(table.kernel, _programs(size, rows, table.shape), base, copied)
+
+
+def _tile(nbytes: int, size: KernelSize) -> int:
+    """Return the bytes in flight per program, for a launch that moves ``nbytes`` bytes."""
+    return min(size.tile, EVEN_TILE) if nbytes < EVEN_TILES * size.tile * size.programs else size.tile
 
 
 def _programs(size: KernelSize, rows: int, shape: Shape) -> int:

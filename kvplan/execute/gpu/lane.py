@@ -21,6 +21,7 @@ from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.waits import LAST_ROW, Awaited, Wait, recorded, wait_for_issue
 from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
+from kvplan.plan.layers import cuts_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -279,6 +280,13 @@ class Lane(Flights):
         """Write down the calls of a transfer that is cut by layers, or has two streams."""
         if not transfer.plan.nbytes:
             return
+        cuts = cuts_of(transfer.plan, transfer.by_layer) if transfer.by_layer else None
+        if cuts is not None:
+            events = [transfer.event() for _ in cuts.layers]
+            rows = path.write_layers(transfer, cuts, self, events, calls)
+            if rows is not None:
+                transfer.set_marks(list(map(Mark, cuts.layers, events, rows)))
+                return
         marks = []
         for layers, plan in transfer.pieces():
             path.write(transfer, path.prepare(transfer, plan, self), calls)

@@ -13,6 +13,7 @@ from kvplan.cuda.reach import Facts, ordinal_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
 
 Refusal = tuple[type[KVPlanError], str]  # the error that a refused plan raises: its class and its text
@@ -149,6 +150,24 @@ class Path(Protocol):
             calls: the list to which the calls are added.
         """
         raise NotImplementedError
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Write down the calls of all pieces of a transfer by layer, if the path can do so at once.
+
+        The executor calls this in place of :meth:`prepare` and :meth:`write`, if the transfer's plan has one part.
+
+        Args:
+            transfer, lane, calls: as in :meth:`prepare` and :meth:`write`.
+            cuts: the pieces of the transfer's plan.
+            marks: for each piece, the event to record behind it, on the second stream of :meth:`streams`.
+
+        Returns:
+            For each piece, the number of calls in the list up to the record of its event; None if nothing is written.
+        """
+        del transfer, cuts, lane, marks, calls
+        return None
 
     def issue_recorded(self, transfer: DeviceTransfer, prepared: Any, begin: int, end: int) -> bool:
         """Record an event, issue all work of a transfer and record a second event, if one call does it all.
