@@ -33,10 +33,12 @@ class LayerCut(NamedTuple):
         kinds: different run groups of some layers, each with the position in :attr:`Plan.moving` of the run group that
             it is cut from. Run groups of other layers whose pieces count the same are one kind.
         pieces: for each group of layers, positions in ``kinds``.
+        merges: whether copies of different units can merge, so that the counts depend on which units a plan has.
     """
 
     kinds: tuple[tuple[int, RunGroup], ...]
     pieces: tuple[tuple[int, ...], ...]
+    merges: bool
 
     @classmethod
     def of(cls, plan: Plan, groups: int) -> LayerCut:
@@ -52,7 +54,8 @@ class LayerCut(NamedTuple):
                     piece.append(kinds.setdefault(alike, (len(kinds), positions[full], group))[0])
             if piece:
                 pieces.append(tuple(piece))
-        return cls(tuple((position, group) for _, position, group in kinds.values()), tuple(pieces))
+        found = tuple((position, group) for _, position, group in kinds.values())
+        return cls(found, tuple(pieces), any(_merges(group, plan.direction) for _, group in found))
 
     def counted(self, plan: Plan) -> list[Counted]:
         """Count the pieces of each kind after merging. The addresses of one layer's units stand for those of all.
@@ -76,6 +79,16 @@ class LayerCut(NamedTuple):
         """Return the statistics of the large and of the small runs of each group of layers; see ``split_by_size``."""
         known = {piece: split_by_size(route, [counts[kind] for kind in piece]) for piece in dict.fromkeys(self.pieces)}
         return tuple(known[piece] for piece in self.pieces)
+
+
+def _merges(group: RunGroup, direction: str) -> bool:
+    """Return whether copies of different units can merge: those of runs, or those of granules on the host.
+
+    Units lie at multiples of a step, so granules touch only if the step divides their size.
+    """
+    facts = facts_of(group, direction)
+    step = (group.src if direction == "load" else group.dst).step()
+    return group.chainable or (facts.joinable and bool(step) and facts.granule_nbytes % step == 0)
 
 
 def _signature(group: RunGroup, direction: str) -> tuple[object, ...]:

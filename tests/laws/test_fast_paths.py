@@ -151,6 +151,12 @@ def test_groups_of_layers_are_counted_without_splitting_the_plan(several, count,
     pieces = [part for _, part in split_layers(plan, count) if part.nbytes]
     assert statistics_by_layer(plan, groups=count) == tuple(map(statistics_of, pieces))
     cut = LayerCut.of(plan, count)
+    if not cut.merges:
+        counts = cut.counted(plan)
+        assert [one.copies.total for one in cut.statistics(direction, counts)] == [
+            sum(part.group.packed.shape[1] * part.units.shape[1] for part in piece.moving) for piece in pieces
+        ]
+        assert all(granules == -(-units // facts.granule_units) for _, facts, units, _, (granules, *_) in counts)
     for made, part in zip(cut.halves(direction, cut.counted(plan)), pieces, strict=True):
         halves = halves_of(part) if direction != "device" else (None, None)
         assert made == tuple(half and statistics_of(half) for half in halves)

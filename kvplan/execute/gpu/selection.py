@@ -243,7 +243,9 @@ class Selection:
         cut = self._cut(plan, groups)
         counts = counted(plan) if cut is None else cut.counted(plan)
         key: Any = None
-        if unmerged is not None:
+        if unmerged is not None and cut is not None and not cut.merges:
+            key = unmerged
+        elif unmerged is not None:
             key = (*unmerged, *(_rounded(merged) for *_, counts_of in counts for merged in counts_of))
         elif groups or len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
@@ -265,7 +267,8 @@ class Selection:
         else:
             best = self._best(plan, sides, counts, cut)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
-            if unmerged is not None and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
+            depends = unmerged is not None and key is not unmerged  # on how many copies merge
+            if depends and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
                 key = unmerged
         if not sides.passing:
             self._remember(key, plan, choice)
