@@ -15,7 +15,7 @@ from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
 Skips = tuple[int, int]
-Held = dict[RunGroup, list[tuple[Part, Skips]]]
+Cut = tuple[RunGroup, RunGroup]  # a run group of a plan, and the run group of some of its layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +65,16 @@ def cuts_of(plan: Plan, count: int) -> LayerCuts | None:
     if known is None:
         known = _known.setdefault(group, {})
     if count not in known:
-        known[count] = _cuts(plan, count)
+        known[count] = _cut(plan, count)
     return known[count]
 
 
-def _cuts(plan: Plan, count: int) -> LayerCuts | None:
-    pieces = _split(plan, count)
+def _cut(plan: Plan, count: int) -> LayerCuts | None:
+    whole, pieces = plan.parts[0].group, cut_groups(plan, count)
     # A plan that is not cut keeps its own run group, which its cuts must not keep alive.
-    if len(pieces) == 1 or any(len(piece.parts) != 1 for _, piece in pieces):
+    if len(pieces) == 1 or any(len(cuts) != 1 for _, cuts in pieces):
         return None
-    whole, groups = plan.parts[0].group, tuple(piece.parts[0].group for _, piece in pieces)
+    groups = tuple(group for _, ((_, group),) in pieces)
     steps = [[g.src_base - whole.src_base for g in groups], [g.dst_base - whole.dst_base for g in groups]]
     return LayerCuts(tuple(layers for layers, _ in pieces), groups, np.array(steps, dtype=np.int64))
 
@@ -99,60 +99,77 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
     cuts = cuts_of(plan, count)
-    if cuts is None:
-        return _split(plan, count)
-    units = plan.parts[0].units + cuts.steps.T[:, :, None]
-    pieces = zip(cuts.layers, cuts.groups, units, strict=True)
-    return [(layers, narrowed(plan, [(Part(group, some), plan.skips[0])])) for layers, group, some in pieces]
-
-
-def _split(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
-    """Do as :func:`split_layers`, for any plan, with a look at every part of its programs."""
-    layers = plan.layers
-    count = min(count, len(layers))
-    owners = _owners(plan) if count > 1 else None
-    if owners is None:
-        return [(frozenset(layers), plan)]
-    edges = [len(layers) * k // count for k in range(count + 1)]
+    if cuts is not None:
+        units = plan.parts[0].units + cuts.steps.T[:, :, None]
+        pieces = zip(cuts.layers, cuts.groups, units, strict=True)
+        return [(layers, narrowed(plan, [(Part(group, some), plan.skips[0])])) for layers, group, some in pieces]
+    held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
+    for part, skip in zip(plan.parts, plan.skips, strict=True):
+        held.setdefault(part.group, []).append((part, skip))
+    cut = cut_groups(plan, count)
+    if len(cut) == 1 and all(full is group for full, group in cut[0][1]):
+        return [(cut[0][0], plan)]
     made = []
-    for some in (layers[a:b] for a, b in pairwise(edges)):
+    for layers, groups in cut:
         moved: list[tuple[Part, Skips]] = []
-        for program, held in owners:
-            wanted = tuple(layer for layer in program.src.layers if layer in some)
-            if not wanted:
-                continue
-            found = _parts(program.of_layers(wanted), program.program, held)
-            if found is None:
-                return [(frozenset(layers), plan)]
-            moved += found
-        made.append((frozenset(some), narrowed(plan, moved)))
+        for full, group in groups:
+            step = np.array([[group.src_base - full.src_base], [group.dst_base - full.dst_base]], dtype=np.int64)
+            moved += [(Part(group, part.units + step), skip) for part, skip in held[full]]
+        made.append((layers, narrowed(plan, moved)))
     return made
 
 
-def _owners(plan: Plan) -> list[tuple[PlannedBy, Held]] | None:
-    """Return each program of the plan with the parts that it made; None if a part belongs to no program."""
-    held: Held = {}
-    for part, skip in zip(plan.parts, plan.skips, strict=True):
-        held.setdefault(part.group, []).append((part, skip))
+def cut_groups(plan: Plan, count: int) -> list[tuple[Layers, list[Cut]]]:
+    """Cut the run groups of a plan as :func:`split_layers` does, without looking at any unit.
+
+    Returns:
+        For each piece, the global numbers of its layers, and its run groups: each with the run group of the plan that
+        it is a part of. If the plan cannot be split, the one piece has the run groups of the plan.
+    """
+    layers = plan.layers
+    count = max(1, min(count, len(layers)))
+    edges = [len(layers) * k // count for k in range(count + 1)]
+    whole = [(frozenset(layers), [(group, group) for group in dict.fromkeys(part.group for part in plan.parts)])]
+    owners = _owners(plan)
+    if owners is None:
+        return whole
+    made = []
+    for some in (frozenset(layers[a:b]) for a, b in pairwise(edges)):
+        cuts: list[Cut] = []
+        for program, mine in owners:
+            wanted = tuple(layer for layer in program.src.layers if layer in some)
+            if not wanted:
+                continue
+            found = _cuts(program.of_layers(wanted), program.program, mine)
+            if found is None:
+                return whole
+            cuts += found
+        made.append((some, cuts))
+    return made
+
+
+def _owners(plan: Plan) -> list[tuple[PlannedBy, list[RunGroup]]] | None:
+    """Return each program of the plan with the run groups that it made; None if a run group belongs to no program."""
+    left = {part.group for part in plan.parts}
     owners = []
     for program in plan.programs:
-        mine = {group: held.pop(group) for group in program.program.groups if group in held}
+        mine = [group for group in program.program.groups if group in left]
         if mine:
             owners.append((program, mine))
-    return None if held else owners
+            left.difference_update(mine)
+    return None if left else owners
 
 
-def _parts(sliced: Program, whole: Program, held: Held) -> list[tuple[Part, Skips]] | None:
-    """Return the parts of the whole program reduced to the run groups of ``sliced``; None if units differ in size."""
+def _cuts(sliced: Program, whole: Program, mine: list[RunGroup]) -> list[Cut] | None:
+    """Return the run groups of ``sliced``, each with the one of ``mine`` that it is cut from; None if units differ."""
     units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
     if units[0] != units[1]:
         return None
+    by_axes = {(group.src, group.dst): group for group in mine}
     made = []
-    by_axes = {(group.src, group.dst): group for group in held}
     for group in sliced.groups:
         full = by_axes.get((group.src, group.dst))
         if full is None:
             return None
-        step = np.array([[group.src_base - full.src_base], [group.dst_base - full.dst_base]], dtype=np.int64)
-        made += [(Part(group, part.units + step), skip) for part, skip in held[full]]
+        made.append((full, group))
     return made

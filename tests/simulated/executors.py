@@ -125,7 +125,8 @@ def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
 
-    def take(selection: Selection, plan: kvplan.Plan) -> Choice:
+    def take(selection: Selection, plan: kvplan.Plan, groups: int) -> Choice:
+        del groups
         selection._sides(plan)  # which lets the GPU reach its peers
         return Choice(selection._paths[next(todo)], None, pageable=False)
 

@@ -112,11 +112,11 @@ class GpuBackend:
         if self.closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
         self.check_open()
         with self.resources.device.current():
-            return self.selection.all(plan)
+            return self.selection.all(plan, self.selection.groups(plan, by_layer=by_layer))
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
@@ -128,7 +128,7 @@ class GpuBackend:
                 self.check_open()
                 self._preparing[me] = get_ident()
             groups = self.resources.limits.layer_groups if by_layer else 1
-            warm_up(self.resources.device, plan, self.selection.likely, groups)
+            warm_up(self.resources.device, plan, partial(self.selection.likely, by_layer=by_layer), groups)
         finally:
             self._preparing.pop(me, None)
 
@@ -144,13 +144,10 @@ class GpuBackend:
         """Submit while the device is current."""
         resources = self.resources
         capturing = self.graphs.capturing(after)
-        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None)
+        groups = self.selection.groups(plan, by_layer=by_layer)
+        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
         if capturing is not None:
             return self._capture(plan, path, after, capturing, urgent=urgent)
-        groups = 0
-        if by_layer:
-            limits = resources.limits
-            groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
         lane, other = self._lanes_of[urgent, plan.direction]
         # A signal handler or a finalizer may submit within another call of the same thread. That call is only half

@@ -42,11 +42,12 @@ class Callbacks(NamedTuple):
 
     Attributes:
         reap: takes back the loans of ended transfers; the device is current.
-        expected: returns the predicted seconds of a plan on a path; None if there is no model for them.
+        expected: returns the predicted seconds of a plan on a path; None if there is no model for them. The number is
+            that of the most groups of layers that the plan is cut into.
     """
 
     reap: Callable[[], int]
-    expected: Callable[[Plan, str], float | None]
+    expected: Callable[[Plan, str, int], float | None]
 
 
 class Flights:
@@ -292,7 +293,7 @@ class DeviceTransfer(Loans, Awaited):
         if self._result is None:
             raise TransferError("the transfer finished without a result")
         if self._result.predicted is None and self.resources.generation == generation():  # the policy names the path
-            self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path))
+            self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path, self.by_layer))
         return self._result
 
     def cancel(self) -> bool:

@@ -11,7 +11,14 @@ from typing import Any
 from kvplan.base.latch import Wake
 from kvplan.base.process import generation
 from kvplan.base.threads import aside
-from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
+from kvplan.cost.policy import (
+    CHUNK_NBYTES,
+    LAYER_GROUP_NBYTES,
+    LAYER_GROUPS,
+    SMALL_CHUNK_NBYTES,
+    SMALL_CHUNKS,
+    Policy,
+)
 from kvplan.cuda.device import Device
 from kvplan.cuda.reach import Reach
 from kvplan.execute.gpu.arena import Arena, Held, Piece
@@ -66,8 +73,8 @@ class Limits:
     launch_rows: int = 1 << 30
     near_rows: int = 1024
     flat_nbytes: int = 64 << 10
-    layer_groups: int = 16
-    layer_group_nbytes: int = 2 << 20
+    layer_groups: int = LAYER_GROUPS
+    layer_group_nbytes: int = LAYER_GROUP_NBYTES
     chunk_nbytes: int = CHUNK_NBYTES
     small_chunks: int = SMALL_CHUNKS
     small_chunk_nbytes: int = SMALL_CHUNK_NBYTES
