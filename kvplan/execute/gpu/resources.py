@@ -56,6 +56,8 @@ class Limits:
             share the work; the kernel loops over the bytes of one descriptor.
         layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself.
         layer_group_nbytes: least bytes of such a group.
+        layer_batch_copies: most copies per batched call of a transfer by layers. The driver holds a lock during the
+            call, and the model's launches wait for this lock.
         chunk_nbytes: most bytes per chunk of the staged path, if the policy names no number.
         small_chunks: chunks that a small staged transfer is cut into.
         small_chunk_nbytes: least bytes of such a chunk.
@@ -75,6 +77,7 @@ class Limits:
     flat_nbytes: int = 64 << 10
     layer_groups: int = LAYER_GROUPS
     layer_group_nbytes: int = LAYER_GROUP_NBYTES
+    layer_batch_copies: int = 64
     chunk_nbytes: int = CHUNK_NBYTES
     small_chunks: int = SMALL_CHUNKS
     small_chunk_nbytes: int = SMALL_CHUNK_NBYTES
