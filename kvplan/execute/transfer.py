@@ -118,6 +118,25 @@ class Transfer(ABC):
             TransferError: the transfer failed.
         """
 
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the layers that arrive together, group by group, in the order in which the groups arrive.
+
+        A caller need only wait for the first layer of each group, in this order. One group has all layers if the
+        transfer was not submitted ``by_layer``, or is not cut.
+        """
+        return (layers_of(self.plan),)
+
+    def await_issue(self) -> None:
+        """Block until every driver call of the transfer has been made. This does not wait for the GPU.
+
+        The host path has no driver calls: the call returns at the end of the transfer.
+
+        Raises:
+            TransferError: a driver call failed.
+        """
+        self.synchronize()
+
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the calling thread until the transfer has finished.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from kvplan.engines.vllm import lines
 from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.worker import Worker
 from kvplan.execute.gpu.resources import Limits
@@ -61,7 +62,7 @@ def worker_on(device, path):
         executor_on(device, path, limits=limits) as regular,
         executor_on(device, path, limits=limits) as expedited,
         mock.patch.object(vllm_worker, "Executor", side_effect=[regular, expedited]),
-        mock.patch.object(vllm_worker, "current_stream", return_value=Stream(stream)),
+        mock.patch.object(lines, "current_stream", return_value=Stream(stream)),
     ):  # fmt: skip
         worker = Worker([group], side(cache, [PAGE] * LAYERS, "cuda:0"),
                         side(pool, [PAGE * PER_CHUNK] * LAYERS, "cpu"), PER_CHUNK)  # fmt: skip

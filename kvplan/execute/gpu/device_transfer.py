@@ -124,6 +124,14 @@ class DeviceTransfer(Loans, Awaited):
             self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Transfer.layer_groups`."""
+        if not self.by_layer:
+            return super().layer_groups
+        pieces = self._cut or split_layers(self.plan, self.by_layer)
+        return tuple(tuple(sorted(layers)) for layers, _ in pieces)
+
     def mark(self, layers: Layers) -> int:
         """Borrow the event that the lane records behind the bytes of some layers."""
         event = self.event()

@@ -55,6 +55,13 @@ class Awaited(Transfer):
         number = check_layer(self.plan, layer)
         self._order(self._streams(stream), number)
 
+    def await_issue(self) -> None:
+        """See :meth:`Transfer.await_issue`."""
+        if self._issued is not None:
+            self._issued.wait()
+        with self.resources.lock:
+            self._raise_error()
+
     def precede(self, stream: int) -> None:
         """Let the stream with this handle wait for the end of this transfer."""
         self._order([(stream, self.resources.device.ordinal)], None)
