@@ -81,6 +81,7 @@ def classes() -> tuple[type[Any], ...]:
             Piecewise graphs leave attention out, so its hooks are called. No hook is called in a replayed full graph.
             There the stream waits for all loads before the replay, so decode steps may keep their full graphs.
             """
+            del extra_config
             return False
 
         def _watch_failures(self) -> None:

@@ -1,4 +1,4 @@
-"""Queues of jobs of vLLM's offloading: a job is submitted as transfers, waits its turn to be reported, and has a result.
+"""Queues of jobs of vLLM's offloading. A job is submitted as transfers, and is reported in its turn.
 
 Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``TransferResult``).
 """

@@ -94,7 +94,8 @@ def classes() -> tuple[type[Any], ...]:
                 host_rows = [make(size) for size in sizes]
             super().__init__(
                 kv_caches.group_data_refs, device_rows, host_rows, blocks_per_chunk, canonical=canonical_layout,
-                policy=policy, by_layer=by_layer, result=TransferResult, release=None if mmap_region is None else mmap_region.cleanup,
+                policy=policy, by_layer=by_layer, result=TransferResult,
+                release=None if mmap_region is None else mmap_region.cleanup,
             )  # fmt: skip
 
     def region_of(spec: Any, engine_id: str, **more: Any) -> Any:
