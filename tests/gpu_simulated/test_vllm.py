@@ -83,6 +83,15 @@ def test_a_call_that_the_driver_refuses_is_a_job_that_failed(path, call, caplog)
 # ---- loads by layer ----
 
 
+def test_the_rate_of_loads_is_the_prediction_of_the_profile():
+    device = Device()
+    with worker_on(device, "auto") as (worker, *_):
+        calls = len(device.calls)
+        rate = worker.load_rate()
+        assert 1e6 < rate < 1e11
+        assert "cuMemcpyBatchAsync" not in device.calls[calls:]
+
+
 @contextmanager
 def engine_on(device, path, names=NAMES):
     """A worker whose hooks are known, and a function that runs the model and returns what each layer reads."""

@@ -43,6 +43,10 @@ class Worker:
         result: function that makes a report from the four fields of :class:`JobResult`.
         release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
 
+    Attributes:
+        groups: the references of each KV-cache group.
+        device: name of the device, such as ``"cuda:0"``.
+
     Raises:
         LayoutError: rows, pages and mappings do not fit together.
         PathError: no path can be used on the device, or the policy's path cannot.
