@@ -21,8 +21,9 @@ from benchmarks.gpu.environment import CONNECTIONS, MOST_CONNECTIONS
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import NOT_READY, SUCCESS
 from kvplan.execute.executor import Executor
+from kvplan.execute.gpu.by_layer.ring import granules_of
 from kvplan.execute.gpu.shape import cut
-from kvplan.execute.gpu.staged import StagedPath, granules_of
+from kvplan.execute.gpu.staged import StagedPath
 from kvplan.measure.workload import Buffers, Geometry, work
 from kvplan.plan.staging import staging_of
 

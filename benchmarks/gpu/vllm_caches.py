@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.gpu import vllm_peer
 from benchmarks.gpu.vllm_jobs import JobScale, Model
 from benchmarks.gpu.vllm_peer import BatchWorker, Specs, Vllm, by_memmove, specs_of
-from benchmarks.gpu.vllm_rows import OURS, Peer
+from benchmarks.gpu.vllm_rows import OURS, Peer, packed
 from kvplan.engines.vllm.worker import Worker
 from kvplan.measure.workload import DIRECTIONS
 
@@ -112,12 +112,16 @@ class Setup:
 
 
 class Caches:
-    """One model's cache and host rows, and both workers over them.
+    """One model's cache and host rows, and the workers over them: both in vLLM's default layout, and both in BLHNC.
+
+    With ``VLLM_KV_CACHE_LAYOUT=BLHNC``, all layers of a block lie in one piece, and vLLM's connector registers one
+    tensor of whole blocks. Here it is the same memory as the default layout's tensors, read in another order.
 
     Attributes:
-        device: (layers, blocks, page) int8.
+        device: (layers, blocks, page) int8: vLLM's default layout, a tensor for each layer.
+        whole: (blocks, layers * page) int8 over the same memory: BLHNC.
         pool: (chunks, layers, page) int8, pinned where there is a GPU.
-        workers: by name; the first is ours.
+        workers: by name; the first is ours. Those over ``whole`` have the names that :func:`packed` makes.
     """
 
     def __init__(self, setup: Setup, model: Model) -> None:
@@ -127,11 +131,14 @@ class Caches:
         layers, page, on_gpu = model.layers, model.page_nbytes, setup.device.type == "cuda"
         self.device = torch.empty((layers, self.total, page), dtype=torch.int8, device=setup.device)
         self.pool = torch.empty((self.total, layers, page), dtype=torch.int8, pin_memory=on_gpu)
+        self.whole = self.device.view(self.total, layers * page)
         caches, rows = list(self.device), self.pool.view(self.total, -1)
-        group = [_Reference(k, page) for k in range(layers)]
+        group, one = [_Reference(k, page) for k in range(layers)], [_Reference(0, layers * page)]
         self.workers = {
             OURS: Worker([group], caches, list(self.pool.unbind(1)), blocks_per_chunk=1),
             setup.peer.name: _peer(setup, caches, rows),
+            packed(OURS): Worker([one], [self.whole], [rows], blocks_per_chunk=1),
+            packed(setup.peer.name): _peer(setup, [self.whole], rows),
         }
 
     def specs(self, blocks: int) -> list[Specs]:
@@ -155,29 +162,32 @@ class Caches:
         """
         blocks, chunks = (torch.from_numpy(ids).to(self.setup.device) for ids in (specs.blocks, specs.chunks))
         store = direction == "store"
-        source, target = (self.device, self.pool) if store else (self.pool, self.device)
+        layer_first = name in (OURS, self.setup.peer.name)
+        cache = self.device if layer_first else self.whole.view(self.pool.shape)
+        source, target = (cache, self.pool) if store else (self.pool, cache)
         made = torch.empty(source.numel() // 8, dtype=torch.int64, device=self.setup.device).random_()
         source.view(-1).view(torch.int64).copy_(made)
         target.copy_(torch.zeros_like(target, device=self.setup.device))
         content, wanted = made.view(torch.int8).view(source.shape), torch.zeros_like(target, device=self.setup.device)
+        by_block = (content if store else wanted).transpose(0, 1) if layer_first else (content if store else wanted)
         if store:
-            wanted[chunks] = content[:, blocks].transpose(0, 1)
+            wanted[chunks] = by_block[blocks]
         else:
-            wanted[:, blocks] = content[chunks].transpose(0, 1)
+            by_block[blocks] = content[chunks]
         self.setup.synchronize()
         finish(self.begin(name, direction, specs))
         if not torch.equal(target.to(self.setup.device), wanted):
             raise RuntimeError(f"{name}: not every byte of {direction} of {len(blocks)} blocks is right")
 
-    def paths(self) -> dict[str, int]:
-        """Transfers of ours so far, by path."""
-        return {path: sums.transfers for path, sums in (self.workers[OURS]._executors[0].stats().paths or {}).items()}
+    def paths(self, name: str = OURS) -> dict[str, int]:
+        """Transfers of a worker of ours so far, by path."""
+        return {path: sums.transfers for path, sums in (self.workers[name]._executors[0].stats().paths or {}).items()}
 
-    def peer_by(self, direction: str) -> str:
-        """How the other worker moves the blocks."""
+    def peer_by(self, direction: str, name: str = "") -> str:
+        """How another worker moves the blocks; by default the one over vLLM's default layout."""
         if self.setup.vllm is None or direction == "store":
             return "batch"
-        return vllm_peer.loads_by(self.workers[self.setup.peer.name])
+        return vllm_peer.loads_by(self.workers[name or self.setup.peer.name])
 
     def close(self) -> None:
         """Shut the workers down."""

@@ -1,7 +1,9 @@
 """``python -m benchmarks.gpu.vllm_worker``: kvplan's worker of vLLM's CPU offloading against vLLM's own, whole jobs.
 
 Both move the same blocks between the same caches and the same host rows, and are asked by ``get_finished`` until they
-say so. Needs vLLM 0.33's Python on the path; without it, ours stands beside one descriptor a page.
+say so. Each runs over the caches in vLLM's default layout, and over those in BLHNC, which a user of vLLM can choose:
+every row of ours names vLLM's best. Needs vLLM 0.33's Python on the path; without it, ours stands beside one
+descriptor a page.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from benchmarks.gpu.sizes import FULL, SMOKE, spell
 from benchmarks.gpu.vllm_caches import DIFFERENT, Caches, Setup, finish
 from benchmarks.gpu.vllm_jobs import JOBS, SMOKE_JOBS, SPUN_NBYTES, JobScale, Model
 from benchmarks.gpu.vllm_peer import Specs
-from benchmarks.gpu.vllm_rows import COPY, Sample, Work, rows_alone, rows_beside
+from benchmarks.gpu.vllm_rows import COPY, OURS, Sample, Work, packed, rows_alone, rows_beside
 from benchmarks.record import Row, machine, save
 from kvplan.measure.timing import no_collection
 from kvplan.measure.workload import DIRECTIONS
@@ -68,23 +70,30 @@ def sample(caches: Caches, name: str, direction: str, specs: Specs) -> Sample:
 
 
 def alone(caches: Caches, direction: str, blocks: int) -> Iterator[Row]:
-    """Both workers in turn, once every byte was seen to arrive."""
+    """All workers in turn, once every byte was seen to arrive."""
     setup, model, specs = caches.setup, caches.model, caches.specs(blocks)
     for name in caches.workers:
         caches.verify(name, direction, specs[0])
     work = Work(model, direction, blocks, setup.copy[direction])
     repeats = setup.scale.repeats if work.nbytes <= SPUN_NBYTES else setup.scale.large_repeats
     taken: dict[str, list[Sample]] = {name: [] for name in caches.workers}
-    before = caches.paths()
+    ours, others = (OURS, packed(OURS)), (setup.peer.name, packed(setup.peer.name))
+    before = {name: caches.paths(name) for name in ours}
     with no_collection():
         for turn in range(WARM_UPS + repeats):
             for name, samples in taken.items():
                 samples.append(sample(caches, name, direction, specs[turn % DIFFERENT]))
     counted = {name: samples[WARM_UPS:] for name, samples in taken.items()}
     medians = {name: Sample(*map(statistics.median, zip(*samples, strict=True))) for name, samples in counted.items()}
+    taken_by = {
+        name: sorted(path for path, times in caches.paths(name).items() if times > before[name].get(path, 0))
+        for name in ours
+    }
     detail = {
-        "path": sorted(path for path, times in caches.paths().items() if times > before.get(path, 0)),
+        "path": taken_by[OURS],
+        "paths": taken_by,
         "peer_by": caches.peer_by(direction),
+        "peers_by": {name: caches.peer_by(direction, name) for name in others},
         "samples": repeats,
         "slowest_ms": {name: max(one.wall for one in samples) * 1e3 for name, samples in counted.items()},
     }
@@ -92,7 +101,7 @@ def alone(caches: Caches, direction: str, blocks: int) -> Iterator[Row]:
 
 
 def beside(caches: Caches, blocks: int) -> Iterator[Row]:
-    """Both workers beside compute, in turn; and one large copy, once a run."""
+    """All workers beside compute, in turn; and one large copy, once a run."""
     from benchmarks.gpu.beside_compute import BesideCompute, measure
 
     setup, model, specs = caches.setup, caches.model, caches.specs(blocks)

@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_blocks(parser)
     for name in KNOBS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=whole, metavar="N", help=f"the policy's {name}")
+    parser.add_argument(
+        "--by-layer", action="store_true", help="the plan is submitted by_layer: cut into groups of layers"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
 
@@ -46,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     compiled = compile(*pair_of(args))
     plan = plan_of(args, compiled)
-    candidates, text = ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width)
+    candidates, text = (
+        ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
+    )
     if args.json:
         print_json("explain", _facts(compiled) | ({"plan": candidates} if candidates else {}))
         return 0

@@ -31,6 +31,10 @@ ROUTE_WORDS = {
 }  # fmt: skip
 
 
+# A plan as explanations take it: its statistics; or, by layers, the statistics of each group of layers.
+Counts = Statistics | Sequence[Statistics]
+
+
 class Share(NamedTuple):
     """The time that one term of the cost model adds to the time of a path.
 
@@ -45,10 +49,10 @@ class Share(NamedTuple):
     seconds: float
 
 
-def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
+def shares(path: str, plan: Counts, profile: DeviceProfile) -> list[Share]:
     """Split a path's time, from submit until the caller knows the end, into terms, the largest first.
 
-    No compute runs beside the path.
+    No compute runs beside the path. The plan is given by its statistics, or by those of its groups of layers.
 
     >>> from kvplan.cost.profile import default
     >>> from kvplan.cost.statistics import Pieces
@@ -56,9 +60,11 @@ def shares(path: str, plan: Statistics, profile: DeviceProfile) -> list[Share]:
     >>> [(share.term, share.times) for share in shares("kernel", plan, default())]
     [('fixed', 1.0), ('byte', 1048576), ('run', 16)]
     """
-    costs = profile.costs[plan.route][path].wall
+    pieces = [plan] if isinstance(plan, Statistics) else plan
+    costs = profile.costs[pieces[0].route][path].wall
+    begun, *counts = map(sum, zip(*(features(path, piece) for piece in pieces), strict=True))
     made = [Share(term, count, NS * count * costs[term])
-            for term, count in zip(TERMS[path], features(path, plan), strict=True)]  # fmt: skip
+            for term, count in zip(TERMS[path], (min(begun, 1.0), *counts), strict=True)]  # fmt: skip
     return sorted(made, key=lambda share: -share.seconds)
 
 
@@ -78,18 +84,20 @@ def told(share: Share) -> str:
     return f"{duration(share.seconds)}: {share.times:,.0f} {plural} at {duration(share.seconds / share.times)}"
 
 
-def reason(candidate: Candidate, plan: Statistics, profile: DeviceProfile) -> str:
+def reason(candidate: Candidate, plan: Counts, profile: DeviceProfile) -> str:
     """Return the largest terms of a candidate's time in words, or the reason why it cannot move the plan."""
     if candidate.refused:
         return f"cannot: {candidate.refused}"
+    first = [f"{duration(candidate.first_group)} until the first layers arrive"] if candidate.groups > 1 else []
     if candidate.path == MIXED:
-        return "large runs by the copy engine, small ones by the kernel, both at once"
+        return ", ".join(["large runs by the copy engine, small ones by the kernel, both at once", *first])
     found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0]
     words = [told(share) for share in found[:PARTS]]
     other = candidate.wall - sum(share.seconds for share in found)
     if abs(other) > LEAST_SHARE * candidate.wall:
-        words.append(f"{'+' if other > 0 else '-'}{duration(abs(other))} by the policy, narrow words or more groups")
-    return ", ".join(words)
+        why = "in the sequence of layers, by the policy" if candidate.groups > 1 else "by the policy"
+        words.append(f"{'+' if other > 0 else '-'}{duration(abs(other))} {why}, narrow words or more groups")
+    return ", ".join(words + first)
 
 
 def verdict(found: Sequence[Candidate], policy: Policy) -> str:
@@ -118,7 +126,7 @@ def verdict(found: Sequence[Candidate], policy: Policy) -> str:
     )
 
 
-def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
+def facts(found: Sequence[Candidate], plan: Counts, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
     """Return the explanation as a dict for JSON; times are in seconds."""
     return {
         "overlap": policy.overlap,
@@ -131,7 +139,7 @@ def facts(found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, 
     }  # fmt: skip
 
 
-def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dict[str, Any]]:
+def _terms(one: Candidate, plan: Counts, profile: DeviceProfile) -> list[dict[str, Any]]:
     """Return the terms of a candidate's wall time; the last term, "other", is the remaining time."""
     if one.refused or one.path not in TERMS:
         return []
@@ -141,15 +149,28 @@ def _terms(one: Candidate, plan: Statistics, profile: DeviceProfile) -> list[dic
 
 
 def explain(
-    found: Sequence[Candidate], plan: Statistics, profile: DeviceProfile, policy: Policy, width: int = WIDTH
+    found: Sequence[Candidate], plan: Counts, profile: DeviceProfile, policy: Policy, width: int = WIDTH
 ) -> str:
-    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`."""
+    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`.
+
+    Args:
+        found: the candidates.
+        plan: statistics of the plan; for a plan that is submitted ``by_layer``, those of each group of layers, as
+            :func:`kvplan.cost.by_layer.statistics_by_layer` returns them.
+        profile: profile of the device, or of the GPU and its peer.
+        policy: the policy.
+        width: columns of the text.
+    """
     width = max(width, LEAST_WIDTH)
     lines = _wrapped(f"profile: {profile.kind}, {profile.link}, {profile.how}", width)
     if profile.note:
         lines += _wrapped(f"note: {profile.note}", width)
     beside = "nothing" if policy.overlap == "idle" else policy.overlap
-    lines += [f"route:   {ROUTE_WORDS[plan.route]}", f"beside:  {beside}", ""]
+    pieces = [plan] if isinstance(plan, Statistics) else plan
+    lines.append(f"route:   {ROUTE_WORDS[pieces[0].route]}")
+    if len(pieces) > 1:
+        lines.append(f"layers:  {len(pieces)} groups, one after another")
+    lines += [f"beside:  {beside}", ""]
     lines += _row("path", ("in all", "GPU", "CPU", "SMs", "compute"), width)
     for one in found:
         lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"

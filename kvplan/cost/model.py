@@ -42,6 +42,9 @@ class Candidate:
         sm_share: share of the GPU's SMs that the path uses, averaged over its time.
         compute_seconds: seconds that compute loses because of the path.
         refused: reason why the path cannot move the plan, or "".
+        groups: groups of layers that the transfer is cut into; 1 if it is not cut.
+        first_group: seconds from the call of submit until the first group has arrived, like ``wall``; 0 if the transfer
+            is not cut.
     """
 
     path: str
@@ -51,11 +54,24 @@ class Candidate:
     sm_share: float = 0.0
     compute_seconds: float = 0.0
     refused: str = ""
+    groups: int = 1
+    first_group: float = 0.0
+
+    @property
+    def lag(self) -> float:
+        """Return how many seconds later the first group of layers arrives than its share of the whole time.
+
+        Compute that takes as long for a group as the group takes to arrive ends so much later than the transfer.
+
+        >>> round(Candidate("staged", wall=1.6e-3, groups=16, first_group=2.5e-4).lag * 1e6)
+        150
+        """
+        return max(self.first_group - self.wall / self.groups, 0.0) if self.groups > 1 else 0.0
 
     @property
     def score(self) -> float:
         """Return the number by which candidates are compared: less is better."""
-        return self.wall + COMPUTE_WEIGHT * self.compute_seconds
+        return self.wall + self.lag + COMPUTE_WEIGHT * self.compute_seconds
 
 
 def features(path: str, plan: Statistics) -> tuple[float, ...]:
@@ -191,10 +207,15 @@ def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Pol
     >>> [kernel_whatever_merges(one, default(), Policy(), ("staged",)) for one in (few, many)]
     [True, False]
     """
-    best = replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
+    best = merged(plan)
     paths = [path for path in route_paths(plan.route) if path != "kernel" and path not in refused]
     others = (predict(path, best, profile, policy).score for path in paths)
     return predict("kernel", best, profile, policy).score <= min(others, default=math.inf) * (1 + TIE)
+
+
+def merged(plan: Statistics) -> Statistics:
+    """Return the statistics of a plan whose copies all merge into one, on every path that merges them."""
+    return replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
 
 
 def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
@@ -207,8 +228,19 @@ def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: 
         policy: policy with the compute beside the transfer.
     """
     engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
-    link = (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.route], 1e-9)
-    seconds = JOIN + max(engine.seconds, kernel.seconds, link)
+    return at_once(engine, kernel, (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.route], 1e-9))
+
+
+def at_once(engine: Candidate, kernel: Candidate, link: float, joins: int = 1) -> Candidate:
+    """Return the cost of the mixed path from the costs of its two halves.
+
+    Args:
+        engine: cost of the half that the copy engine moves.
+        kernel: cost of the half that the kernel moves.
+        link: seconds that the bytes of both halves take on the link.
+        joins: how often one half waits for the other.
+    """
+    seconds = JOIN * joins + max(engine.seconds, kernel.seconds, link)
     before = sum(max(one.wall - one.seconds, 0.0) for one in (engine, kernel))
     return Candidate(
         MIXED,
@@ -249,6 +281,16 @@ def candidates(
     able = [predict(path, plan, profile, policy) for path in route_paths(plan.route) if path not in refused]
     if halves is not None and plan.route in HOST_ROUTES and not refused.keys() & {"copy_engine", "kernel"}:
         able.append(mixed(*halves, profile, policy))
+    return ranked(able, refused)
+
+
+def ranked(able: list[Candidate], refused: Mapping[str, str]) -> list[Candidate]:
+    """Return candidates in order: the path to take first, then by score, and refused paths last.
+
+    Args:
+        able: candidates that can move the plan; sorted in place.
+        refused: paths that cannot move it, each with the reason.
+    """
     able.sort(key=lambda candidate: candidate.score)
     if able:
         near = [one for one in able if one.score <= able[0].score * (1 + TIE)]

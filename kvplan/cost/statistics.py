@@ -158,12 +158,12 @@ def counted(plan: Plan) -> list[Counted]:
     Only this function takes time that grows with the number of units.
     """
     if len(plan.parts) == 1:
-        return [_count(plan.parts[0], plan.direction, plan.skips[0])]
+        return [count_part(plan.parts[0], plan.direction, plan.skips[0])]
     skips = {part.group: skip for part, skip in zip(plan.parts, plan.skips, strict=True)}
-    return [_count(part, plan.direction, skips[part.group]) for part in plan.moving]
+    return [count_part(part, plan.direction, skips[part.group]) for part in plan.moving]
 
 
-def _count(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
+def count_part(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
     """Count the pieces of a plan part; ``known`` maps a size to its copies after merging, if they are counted already.
 
     The flat lowering also merges copies of different runs that touch, such as the end of K and the start of V.
@@ -185,16 +185,22 @@ def halves_statistics(route: str, counts: Iterable[Counted]) -> tuple[Statistics
 
     Only plans with a side on the host are split, so other routes have no halves.
     """
+    large, small = split_by_size(route, counts)
+    return (large, small) if large is not None and small is not None else None
+
+
+def split_by_size(route: str, counts: Iterable[Counted]) -> tuple[Statistics | None, Statistics | None]:
+    """Return the statistics of a counted plan's large runs and of its small runs, each None if there are none."""
     if route not in HOST_ROUTES:
-        return None
+        return None, None
     large: list[Counted] = []
     small: list[Counted] = []
     for part, facts, count, skips, (_, *left) in counts:
         known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty if nothing merges
         for side, group in zip((large, small), group_halves(part.group), strict=True):
             if group is not None and count:
-                side.append(_count(Part(group, part.units), route, skips, known))
-    return (total(route, large), total(route, small)) if large and small else None
+                side.append(count_part(Part(group, part.units), route, skips, known))
+    return total(route, large) if large else None, total(route, small) if small else None
 
 
 def total(route: str, counts: Iterable[Counted]) -> Statistics:

@@ -1,4 +1,4 @@
-"""Compiled loops that call the driver without the Python interpreter: for copies, and for calls listed as rows."""
+"""Compiled loops that call the driver without the Python interpreter: they make calls that are listed as rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,59 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, typeof, types  # type: ignore[attr-defined]  # the stubs lack carray
 from numba.extending import intrinsic
 
+from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
 
 WORD, CODE = ir.IntType(64), ir.IntType(32)
 
-# A row has four words: the kind of call, two operands, the stream. The operands: for a record or a wait, the event; for
-# a launch, the address of the header; for a copy, the index of the descriptor; for a batch, the index of its first
-# descriptor and the index after its last. APART is a batch that cannot be one call: the caller of issue() splits the
-# rows there. schedule() must be in this file: numba keeps compiled code, with these numbers, until the file changes.
+# A row has four words: the kind of call, two operands, the stream. The operands: for a record, a wait, or a
+# synchronization, the event; for a launch, the address of the header and the index of the launch; for a copy, the index
+# of the descriptor; for a batch, the index of its first descriptor and the index after its last; for a 2-D copy, the
+# index of its parameters; for an await, the address of another list's state, and the rows that must have been played.
+# APART is a batch that cannot be one call: a CallList replaces it. schedule() must be in this file: numba keeps
+# compiled code, with these numbers, until the file changes.
 RECORD: Final = 0
 WAIT: Final = 1
 LAUNCH: Final = 2
 COPY: Final = 3
 BATCH: Final = 4
-APART: Final = 5
-NAMES = ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync")
+COPY_2D: Final = 5
+SYNC: Final = 6
+AWAIT: Final = 7
+APART: Final = 8
+NAMES = (
+    "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync",
+    "cuMemcpy2DAsync_v2", "cuEventSynchronize",
+)  # fmt: skip
+NAP: Final = 7  # index of usleep, behind the entry points of NAMES
 STREAM_WORD: Final = 4  # index of the stream in a CUlaunchConfig
+INVALID: Final = 1  # CUDA_ERROR_INVALID_VALUE: of a 2-D copy, rows of several allocations
+NAP_MICROSECONDS: Final = 20
+
+# The state of a list of calls, one word each. Another thread reads it while the calls are made.
+PLAYED: Final = 0  # rows whose calls have been made
+FAILED: Final = 1  # the driver's code of the call that failed; 0 if no call has failed
+FAILED_ROW: Final = 2  # the row of that call
+FAILED_COPY: Final = 3  # the descriptor that the failed batch names; -1 if it names no descriptor
+ENDED: Final = 4  # 1 after the last row, or after the row that failed
+ADDED: Final = 5  # calls made beyond the rows: a 2-D copy may need a call for each of its rows
+STATE_WORDS: Final = 8
+
+# A slot of an issuer's queue: the address and the length of a table of segments, and the address of the list's state. A
+# slot whose table is at address 0 ends the thread. A row of the table: addresses and numbers of rows, columns, launches
+# and boxes.
+TABLE: Final = 0
+SEGMENTS: Final = 1
+STATE: Final = 2
+SLOT_WORDS: Final = 4
+ROWS: Final = 0
+COLUMNS: Final = 2
+LAUNCHES: Final = 4
+BOXES: Final = 6
+SEGMENT_WORDS: Final = 8
 
 
 @intrinsic
@@ -42,23 +76,40 @@ def _call(typingctx: Any, entry: Any, arguments: Any) -> Any:
     return types.int32(types.int64, types.UniTuple(types.int64, count)), generate
 
 
-@_compiled
-def copy_each(entry, dst, src, size, stream):
-    """Make one call for each descriptor, until a call fails.
+@intrinsic
+def pointer(typingctx: Any, address: Any) -> Any:
+    """Make a pointer of an address, for ``numba.carray``."""
+    del typingctx, address
 
-    Args:
-        entry: address of cuMemcpyAsync: ``int (*)(uint64 dst, uint64 src, size_t nbytes, void *stream)``.
-        dst, src, size: (n,) int64: destination, source and bytes of each descriptor.
-        stream: handle of the stream.
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        del context, signature
+        return builder.inttoptr(values[0], ir.IntType(8).as_pointer())
 
-    Returns:
-        The index of the call that failed, and its code; n and 0 if all calls succeeded.
-    """
-    for k in range(size.size):
-        code = _call(entry, (dst[k], src[k], size[k], stream))
-        if code:
-            return k, code
-    return size.size, 0
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def publish(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write a word that another thread reads: after all earlier writes."""
+    del typingctx, address, value
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        del context, signature
+        builder.store_atomic(values[1], builder.inttoptr(values[0], WORD.as_pointer()), ordering="release", align=8)
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def observe(typingctx: Any, address: Any) -> Any:
+    """Read a word that another thread writes: before all later reads."""
+    del typingctx, address
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        del context, signature
+        return builder.load_atomic(builder.inttoptr(values[0], WORD.as_pointer()), ordering="acquire", align=8)
+
+    return types.int64(types.int64), generate
 
 
 @_compiled
@@ -67,8 +118,10 @@ def _put(rows, at, call, one, end, stream):
     return at + 1
 
 
-@_compiled
-def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, rows):
+@_brief
+def schedule(
+    load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, launch, rows,
+):  # fmt: skip
     """List the calls that move chunks through the ring: one stream fills a slot, and another stream empties it.
 
     Args:
@@ -81,6 +134,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
         copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
         fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
         header, step: address of the first chunk's launch header, and bytes from one header to the next.
+        launch: index of the launch.
         rows: (7 * chunks + 4, 4) int64, written.
 
     Returns:
@@ -102,7 +156,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 if chunk == 0 and fork:
                     at = _put(rows, at, RECORD, fork, 0, kernel)
                     at = _put(rows, at, WAIT, fork, 0, other)
-                at = _put(rows, at, LAUNCH, header + step * chunk, 0, launches)
+                at = _put(rows, at, LAUNCH, header + step * chunk, launch, launches)
             if copying == load:
                 at = _put(rows, at, RECORD, filled[slot], 0, copy if load else launches)
                 at = _put(rows, at, WAIT, filled[slot], 0, launches if load else copy)
@@ -114,22 +168,26 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
 
 
 @_compiled
-def issue(entries, rows, columns, function, config, attributes, first):
-    """Make the calls of the rows in order, until a call fails.
+def play(entries, rows, columns, launches, boxes, attributes, first, state, base):
+    """Make the calls of the rows in order, until a call fails, and tell the progress in ``state``.
 
     Args:
-        entries: (5,) int64: addresses of the functions :data:`NAMES`.
+        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
         rows: (n, 4) int64: the calls.
         columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
-        function: kernel that is launched, with the address of a header and two null pointers as arguments.
-        config: (7,) int64: CUlaunchConfig of the launches; the loop fills in the stream.
+        launches: (k, 8) int64: function and CUlaunchConfig of each launch; the loop fills in the stream. A kernel gets
+            the address of a header and two null pointers.
+        boxes: (b, 16) int64: a CUDA_MEMCPY2D for each 2-D copy.
         attributes, first: address of a CUmemcpyAttributes, and of the index of the first copy that it is for: 0.
+        state: address of the list's state, :data:`STATE_WORDS` words.
+        base: rows of the list that are before these rows.
 
     Returns:
-        The row that failed, its code, and the descriptor that its batch names, or -1; n, 0 and -1 if all succeeded.
+        Whether all calls have succeeded. If not, the state has the code, the row, and a batch's descriptor.
     """
-    config = config.copy()
-    cell = np.zeros(6, dtype=np.int64)  # three arguments, and their addresses
+    cell = np.zeros(13, dtype=np.int64)  # three arguments, their addresses, and a CUlaunchConfig
+    arguments = cell.ctypes.data + 24
+    config = cell.ctypes.data + 48
     for k in range(3):  # an array expression would take numba two seconds to compile
         cell[3 + k] = cell.ctypes.data + 8 * k
     failed = np.zeros(1, dtype=np.int64)
@@ -137,16 +195,20 @@ def issue(entries, rows, columns, function, config, attributes, first):
     for k in range(rows.shape[0]):
         which, one, end, stream = rows[k, 0], rows[k, 1], rows[k, 2], rows[k, 3]
         failed[0] = -1
+        code = 0
         if which == RECORD:
             code = _call(entries[RECORD], (one, stream))
         elif which == WAIT:
             code = _call(entries[WAIT], (stream, one, 0))
         elif which == LAUNCH:
-            cell[0], config[STREAM_WORD] = one, stream
-            code = _call(entries[LAUNCH], (config.ctypes.data, function, cell.ctypes.data + 24, 0))
+            cell[0] = one
+            for word in range(7):
+                cell[6 + word] = launches[end, 1 + word]
+            cell[6 + STREAM_WORD] = stream
+            code = _call(entries[LAUNCH], (config, launches[end, 0], arguments, 0))
         elif which == COPY:
             code = _call(entries[COPY], (columns[1, one], columns[0, one], columns[2, one], stream))
-        else:
+        elif which == BATCH:
             at, count = 8 * one, end - one
             code = _call(
                 entries[BATCH],
@@ -154,17 +216,96 @@ def issue(entries, rows, columns, function, config, attributes, first):
             )
             if failed[0] >= count:
                 failed[0] = -1
+        elif which == COPY_2D:
+            code = _call(entries[COPY_2D], (boxes.ctypes.data + 128 * one, stream))
+            if code == INVALID:  # nothing was issued, so each row gets a copy
+                code, height = 0, boxes[one, 15]
+                for line in range(height):
+                    if not code:
+                        there, here = boxes[one, 11] + line * boxes[one, 13], boxes[one, 4] + line * boxes[one, 6]
+                        code = _call(entries[COPY], (there, here, boxes[one, 14], stream))
+                publish(state + 8 * ADDED, observe(state + 8 * ADDED) + height - 1)
+        elif which == SYNC:
+            code = _call(entries[SYNC], (one,))
+        else:
+            while observe(one + 8 * PLAYED) < end and not observe(one + 8 * ENDED):
+                _call(entries[NAP], (NAP_MICROSECONDS,))
         if code:
-            return k, code, one + failed[0] if failed[0] >= 0 else -1
-    return rows.shape[0], 0, -1
+            publish(state + 8 * FAILED_ROW, base + k)
+            publish(state + 8 * FAILED_COPY, one + failed[0] if failed[0] >= 0 else -1)
+            publish(state + 8 * FAILED, code)
+            publish(state + 8 * ENDED, 1)
+            return False
+        publish(state + 8 * PLAYED, base + k + 1)
+    return True
+
+
+@_brief
+def play_briefly(entries, rows, columns, launches, boxes, attributes, first, state, base):
+    """Do as :func:`play`, for few calls: the calling thread keeps the interpreter."""
+    return play(entries, rows, columns, launches, boxes, attributes, first, state, base)
 
 
 @_compiled
+def serve(entries, attributes, first, queue, taken, semaphore, wait):
+    """Play the lists of a queue in order, until the slot that ends the thread.
+
+    Args:
+        entries, attributes, first: see :func:`kvplan.cuda.calls.play`.
+        queue: (slots, 4) int64: the lists, one per slot; slots are used in turn.
+        taken: address of the number of lists that have been played.
+        semaphore: address of a semaphore that counts the lists in the queue.
+        wait: address of sem_wait.
+    """
+    number = 0
+    while True:
+        if _call(wait, (semaphore,)):
+            continue  # a signal
+        slot = queue[number % queue.shape[0]]
+        if not slot[TABLE]:
+            return
+        state, base, played = slot[STATE], 0, True
+        table = carray(pointer(slot[TABLE]), (slot[SEGMENTS], SEGMENT_WORDS), np.int64)
+        for k in range(slot[SEGMENTS]):
+            if played:
+                at = table[k]
+                rows = carray(pointer(at[ROWS]), (at[ROWS + 1], 4), np.int64)
+                columns = carray(pointer(at[COLUMNS]), (3, at[COLUMNS + 1]), np.int64)
+                launches = carray(pointer(at[LAUNCHES]), (at[LAUNCHES + 1], 8), np.int64)
+                boxes = carray(pointer(at[BOXES]), (at[BOXES + 1], 16), np.int64)
+                played = play(entries, rows, columns, launches, boxes, attributes, first, state, base)
+                base += at[ROWS + 1]
+        publish(state + 8 * ENDED, 1)
+        number += 1
+        publish(taken, number)
+
+
+@_compiled
+def watch(state, rows, nap, naps):
+    """Wait until rows of a list have been played or the list has ended, for at most ``naps`` naps.
+
+    Args:
+        state: address of the list's state.
+        rows: the number of rows.
+        nap: address of usleep.
+        naps: number of naps.
+
+    Returns:
+        Whether the wait is over.
+    """
+    for _ in range(naps):
+        if observe(state + 8 * PLAYED) >= rows or observe(state + 8 * ENDED):
+            return True
+        _call(nap, (NAP_MICROSECONDS,))
+    return False
+
+
+@_brief
 def launch_recorded(entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes):
     """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
 
     Args:
-        entries: (5,) int64: addresses of the functions :data:`NAMES`.
+        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
         begin, end: the first and the second event.
         function: kernel that is launched, with ``argument`` and two null pointers as arguments.
         programs, threads, shared: number of programs; threads, and bytes of shared memory, of each program.
@@ -197,9 +338,13 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
 
 def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
-    empty, slot = np.empty(0, np.int64), np.zeros(1, np.int64)
+    slot = np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
-    copy_each(0, empty, empty, empty, 0)
-    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
-    issue(np.zeros(5, np.int64), rows[:0], columns, 0, np.zeros(7, np.int64), 0, 0)
+    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
+    state = np.zeros(STATE_WORDS, np.int64)
+    launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
+    play_briefly(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
+    state[ENDED] = 1
+    watch(state.ctypes.data, 1, 0, 1)
+    serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))
     launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
-from threading import get_ident
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.cuda import peer_access
+from kvplan.cuda.call_list import ENDED, FAILED, Segment
+from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.driver import (
     ACCESS_FLAGS,
     DEFAULT_SHARED,
@@ -49,11 +50,15 @@ from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 
+if TYPE_CHECKING:
+    from kvplan.cuda.issuer import Issuer
+
 __all__ = [
     "ACCESS_FLAGS", "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY",
     "PORTABLE", "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
 ]  # fmt: skip
 
+WATCH_NAPS = 50  # naps of 20 us after which a waiting thread lets Python handle signals
 MAX_SHAPES = 64  # launch shapes that a thread keeps: to convert their numbers takes longer than the call
 
 
@@ -78,7 +83,6 @@ class Device:
         self.multiprocessors = self.attribute(MULTIPROCESSORS)
         self.max_pitch = self.attribute(MAX_PITCH)
         self._cell = threading.local()
-        self._patient: set[int] = set()
         self._others: dict[int, Device] = {}
         self._peers: dict[int, str] = {ordinal: ""}  # by ordinal: why this GPU cannot reach the memory, or ""
 
@@ -155,17 +159,13 @@ class Device:
 
     def record(self, event: int, stream: int) -> None:
         """Record an event on a stream, behind all work issued on it so far."""
-        cu = self.driver
-        patient = self._patient and get_ident() in self._patient
-        code = (cu.cuEventRecord_patient if patient else cu.cuEventRecord)(event, stream)
+        code = self.driver.cuEventRecord(event, stream)
         if code:
             self.driver.check("cuEventRecord", code)
 
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for the last record of an event."""
-        cu = self.driver
-        patient = self._patient and get_ident() in self._patient
-        code = (cu.cuStreamWaitEvent_patient if patient else cu.cuStreamWaitEvent)(stream, event, 0)
+        code = self.driver.cuStreamWaitEvent(stream, event, 0)
         if code:
             self.driver.check("cuStreamWaitEvent", code)
 
@@ -175,14 +175,9 @@ class Device:
         self.driver.check("cuEventElapsedTime", self.driver.cuEventElapsedTime(taken, begin, end))  # see is_current()
         return max(taken.value, 0.0) / 1e3
 
-    @contextmanager
-    def patient(self) -> Iterator[None]:
-        """Let other threads run, within a ``with``, while the calling thread waits for room in the driver's queue."""
-        self._patient.add(get_ident())
-        try:
-            yield
-        finally:
-            self._patient.discard(get_ident())
+    def synchronize(self, event: int) -> None:
+        """Block the calling thread, without the interpreter, until an event has passed."""
+        self.driver.check("cuEventSynchronize", self.driver.cuEventSynchronize(event))
 
     def capturing(self, stream: int) -> bool:
         """Return whether a stream is being captured into a graph."""
@@ -266,7 +261,7 @@ class Device:
             self.record(end, stream)
             return
         which, code = self._calls.launch_recorded(
-            self._entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
+            self.entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
         )
         if code:
             what = f"{nbytes} bytes from {source:#x} to {argument:#x}"
@@ -292,37 +287,40 @@ class Device:
             at = failed.value if failed.value < count else None
             self.driver.check("cuMemcpyBatchAsync", code, f"of {count} copies" if at is None else "", at)
 
-    def copy_each(self, dst: Int64Array, src: Int64Array, size: Int64Array, stream: int) -> None:
-        """Make one call for each of (n,) copies, in a compiled loop.
+    def play(self, segments: Iterable[Segment], state: Int64Array) -> None:
+        """Make the calls of a list in the calling thread, until a call fails.
 
-        Raises:
-            DriverError: a copy failed; ``at`` is its index. All copies before it are issued.
-        """
-        entry = ctypes.cast(self.driver.cuMemcpyAsync, c_void_p).value
-        at, code = self._calls.copy_each(entry, dst, src, size, stream)
-        if code:
-            self.driver.check("cuMemcpyAsync", code, f"of {size.size} copies", at)
-
-    def issue(self, rows: Int64Array, columns: Int64Array, kernel: tuple[int, int, int], programs: int) -> None:
-        """Make the calls that rows describe, in a compiled loop.
+        In a process that has loaded the planner's loops it is one compiled call per segment, which keeps the
+        interpreter: the list is short.
 
         Args:
-            rows: (n, 4) int64, the calls; see :mod:`kvplan.cuda.calls`.
-            columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
-            kernel: the kernel that they launch: function, threads per program, bytes of shared memory.
-            programs: number of programs per launch.
-
-        Raises:
-            DriverError: a call failed; all calls before it are issued. ``at`` is the descriptor that a batch names.
+            segments: the list.
+            state: (8,) int64: the list's state, written; see :mod:`kvplan.cuda.calls`.
         """
-        function, threads, shared = kernel
-        config = np.frombuffer(LaunchConfig(programs, 1, 1, threads, 1, 1, shared), dtype=np.int64)
-        row, code, at = self._calls.issue(self._entries, rows, columns, function, config, _ATTRIBUTES_AT, _FIRST_AT)
-        if code:
-            which, first, last, _ = rows[row].tolist()
-            call = self._calls.NAMES[which]
-            what = f"of {last - first} copies" if which == self._calls.BATCH and at < 0 else ""
-            self.driver.check(call, code, what, at if at >= 0 else None)
+        base = 0
+        for segment in segments:
+            if loops.loaded is None:
+                play_slowly(self, segment, state, base)
+            else:
+                self._calls.play_briefly(self.entries, *segment, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
+            if state[FAILED]:
+                return
+            base += len(segment.rows)
+        state[ENDED] = 1
+
+    def issuer(self, name: str, inside: set[int]) -> Issuer:
+        """Make a thread that plays lists of calls, in the device's context, without the interpreter."""
+        from kvplan.cuda.issuer import Issuer
+
+        return Issuer(self, name, inside)
+
+    def watch(self, state: Int64Array, rows: int) -> bool:
+        """Block, without the interpreter, until rows of a list have been played or it has ended; at most about 3 ms.
+
+        Returns:
+            Whether the wait is over. Otherwise, Python may handle signals, and the caller calls again.
+        """
+        return bool(self._calls.watch(state.ctypes.data, rows, self.entries[self._calls.NAP], WATCH_NAPS))
 
     def load_loops(self) -> None:
         """Load the compiled loops. Compile them if that has not been done."""
@@ -336,16 +334,22 @@ class Device:
         return calls
 
     @cached_property
-    def _entries(self) -> Int64Array:
+    def entries(self) -> Int64Array:
         """Return the addresses of the functions that the loops call; 0 for a function that the driver does not have."""
-        entries = [getattr(self.driver, name) for name in self._calls.NAMES]
+        entries = [*(getattr(self.driver, name) for name in self._calls.NAMES), _USLEEP]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
+
+    @property
+    def attributes(self) -> tuple[int, int]:
+        """Return the addresses of the attributes of batched copies, and of the index of the first copy."""
+        return _ATTRIBUTES_AT, _FIRST_AT
 
     def copy_2d(self, parameters: int, stream: int) -> int:
         """Make a 2-D copy, and return the driver's code. ``parameters`` is the address of a CUDA_MEMCPY2D."""
         return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
+_USLEEP = ctypes.CDLL(None).usleep
 _ATTRIBUTES = Attributes(ORDER_STREAM)
 _FIRST = c_size_t(0)
 _ATTRIBUTES_AT, _FIRST_AT = ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)

@@ -132,10 +132,6 @@ class Driver:
             entry = getattr(brief if name in _BRIEF else library, name)
             entry.argtypes, entry.restype = types, c_int
             setattr(self, name, entry)
-        for name in ("cuEventRecord", "cuStreamWaitEvent"):
-            entry = getattr(library, name)
-            entry.argtypes, entry.restype = _SIGNATURES[name], c_int
-            setattr(self, f"{name}_patient", entry)
         self.check("cuInit", self.cuInit(0))
         version = c_int()
         self.check("cuDriverGetVersion", self.cuDriverGetVersion(byref(version)))

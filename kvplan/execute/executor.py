@@ -49,7 +49,7 @@ class _Backend(Protocol):
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
         """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
 
-    def candidates_of(self, plan: Plan) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """Return the candidates of a plan; see :meth:`Executor.candidates`."""
 
     def in_flight(self) -> int:
@@ -193,19 +193,33 @@ class Executor:
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
         return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
-    def candidates(self, plan: Plan) -> list[Candidate]:
+    def candidates(self, plan: Plan, *, by_layer: bool = False) -> list[Candidate]:
         """Return each path with its predicted cost for a plan: first the path that ``auto`` takes, last unusable paths.
 
         No bytes are moved. :func:`kvplan.cost.explain.explain` formats the list as text.
+
+        Args:
+            plan: the plan.
+            by_layer: whether the plan would be submitted ``by_layer``. The transfer is then cut into groups of layers,
+                which have more and shorter copies, so another path may be the cheapest.
 
         Raises:
             KVPlanError: ``plan`` is not a plan.
             LayoutError: the destination is read-only, or addresses are not this process's.
             PathError: this is a CPU executor, which has no cost model.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
+        >>> with Executor() as executor:
+        ...     try:
+        ...         executor.candidates(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True)
+        ...     except kvplan.PathError as error:
+        ...         print(error)
+        Plan(host of 1 units, 128 bytes) has one path on the CPU, 'host', and no cost model; give an executor of a GPU
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
-        return self._backend.candidates_of(plan)
+        return self._backend.candidates_of(plan, by_layer=by_layer)
 
     def stats(self) -> ExecutorStats:
         """Return the sums of transfers, bytes, seconds and descriptors so far, by path, and the error of predictions.

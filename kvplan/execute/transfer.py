@@ -16,7 +16,6 @@ from kvplan.base.threads import Standby, error_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.layout.holding import check_held
-from kvplan.plan.layers import layers_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -91,9 +90,10 @@ class Transfer(ABC):
     def wait(self, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for this transfer.
 
-        On a GPU the stream waits, and the call returns at once. The CPU waits only for a transfer that the executor's
-        own thread must issue and has not issued yet. Such a transfer has an ``after=`` that is not a CUDA object,
-        touches pageable memory, or has thousands of descriptors for the copy engine.
+        On a GPU the stream waits, and the call returns at once. The CPU waits only until the driver calls of the
+        transfer have been made. For a short transfer the submit makes them. For a long one, or one that touches
+        pageable memory, a thread makes them that needs no interpreter. If ``after=`` is not a CUDA object, a Python
+        thread waits for it first.
 
         The host path has no streams: the call returns when the bytes have arrived, whatever the stream.
 
@@ -109,6 +109,8 @@ class Transfer(ABC):
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
 
+        The CPU waits only until the driver calls for the layers up to this one have been made.
+
         Args:
             layer: global number of the layer.
             stream: a stream, as in :meth:`wait`.
@@ -118,24 +120,29 @@ class Transfer(ABC):
             TransferError: the transfer failed.
         """
 
-    @property
-    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the layers that arrive together, group by group, in the order in which the groups arrive.
-
-        A caller need only wait for the first layer of each group, in this order. One group has all layers if the
-        transfer was not submitted ``by_layer``, or is not cut.
-        """
-        return (layers_of(self.plan),)
-
+    @abstractmethod
     def await_issue(self) -> None:
-        """Block until every driver call of the transfer has been made. This does not wait for the GPU.
+        """Block until every driver call of the transfer has been made. The GPU may still be copying.
 
-        The host path has no driver calls: the call returns at the end of the transfer.
+        After that, a wait of a stream returns at once. Without a GPU it blocks until the bytes have arrived.
 
         Raises:
             TransferError: a driver call failed.
         """
-        self.synchronize()
+
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the layers that arrive together, group by group, in the order in which the groups arrive.
+
+        A stream that has waited for one layer of a group has waited for all layers of this group and of earlier ones.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
+        >>> with kvplan.Executor() as executor:
+        ...     executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True).layer_groups
+        ((0, 1),)
+        """
+        return (self.plan.layers,)
 
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
@@ -228,10 +235,9 @@ def check_layer(plan: Plan, layer: Any) -> int:
     Raises:
         LayoutError: the plan does not move the layer, or ``layer`` is not a number.
     """
-    moved = layers_of(plan)
     number = integer("layer", layer)
-    if number not in moved:
-        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(moved)}")
+    if number not in plan.layers:
+        raise LayoutError(f"layer {number} is not moved by {plan!r}; its layers are {number_ranges(plan.layers)}")
     return number
 
 
@@ -243,6 +249,10 @@ class StreamlessTransfer(Transfer):
     def wait(self, stream: Any = None) -> None:
         """Block the CPU until the transfer has finished, whatever the stream; see :meth:`Transfer.wait`."""
         del stream
+        self.synchronize()
+
+    def await_issue(self) -> None:
+        """Block the CPU until the transfer has finished; see :meth:`Transfer.await_issue`."""
         self.synchronize()
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:

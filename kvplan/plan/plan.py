@@ -85,6 +85,18 @@ class Plan:
             return self.parts
         return together([part for part in self.parts if part.units.shape[1]])
 
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Return the global numbers of the layers that the plan moves, in ascending order.
+
+        >>> import kvplan, numpy as np
+        >>> a = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((3, 8, 64), np.int8), layer_start=4)
+        >>> b = kvplan.KVLayout.from_tensors("block layer dim", np.zeros((8, 3, 64), np.int8), layer_start=4)
+        >>> kvplan.compile(a, b).plan([5], [1]).layers
+        (4, 5, 6)
+        """
+        return tuple(sorted({layer for src, _ in self.layouts for layer in src.layers}))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
 

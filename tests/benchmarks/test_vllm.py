@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.gpu import required, vllm_jobs
+from benchmarks import readme
+from benchmarks.gpu import required, vllm_jobs, vllm_rows
 from benchmarks.gpu.sizes import KIB
 from benchmarks.gpu.vllm_jobs import JOBS, MODELS, MOST_NBYTES, SMOKE_JOBS, Model, times_vllm
-from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, rows_alone, rows_beside
+from benchmarks.gpu.vllm_rows import COPY, OURS, Peer, Sample, Work, packed, rows_alone, rows_beside
 from kvplan.measure.flights import AtOnce
 from kvplan.measure.workload import DIRECTIONS
 from tests.benchmarks.stepped_gpu import Steps
@@ -25,7 +26,7 @@ SMALL = Model("small", 80, 8 * KIB, (16,), (16,))
 
 
 def test_examples_are_true():
-    assert doctest.testmod(vllm_jobs).failed == 0
+    assert [doctest.testmod(module).failed for module in (vllm_jobs, vllm_rows, readme)] == [0, 0, 0]
 
 
 def test_the_jobs_are_those_of_the_requirement():
@@ -90,6 +91,60 @@ def found(ours, theirs, **detail):
     }
 
 
+def in_both_layouts(default_ms, blhnc_ms, theirs_ms, theirs_blhnc_ms):
+    each = {OURS: default_ms, packed(OURS): blhnc_ms, VLLM.name: theirs_ms, packed(VLLM.name): theirs_blhnc_ms}
+    medians = {name: Sample(ms / 1e3, 5e-5, ms / 1e4, 0.0) for name, ms in each.items()}
+    return list(rows_alone(Work(SMALL, "load", 16, 55.0), VLLM, medians, {"path": ["kernel"]}))
+
+
+def test_rows_of_both_layouts_name_the_best_that_vllm_s_user_can_set():
+    speed, whole, cpu, packed_speed, packed_cpu, best = in_both_layouts(0.50, 0.40, 1.0, 0.60)
+    assert [row.what for row in (packed_speed, packed_cpu)] == [f"{speed.what}, BLHNC", f"{speed.what}, BLHNC: CPU"]
+    nbytes = 16 * 80 * 8192
+    theirs = {VLLM.name: nbytes / 1e6, packed(VLLM.name): nbytes / 0.6e6}
+    assert speed.beside == packed_speed.beside == pytest.approx(theirs | {COPY: 55.0})
+    assert speed.limit == pytest.approx(1.3 * theirs[VLLM.name]), "limits are of vLLM's default layout"
+    assert (packed_speed.limit, packed_cpu.limit) == (None, None)
+    assert whole.beside == pytest.approx({VLLM.name: 1.0, packed(VLLM.name): 0.6})
+    assert cpu.beside == pytest.approx({VLLM.name: 0.1, packed(VLLM.name): 0.06})
+    assert packed_speed.detail["peer_ms"]["wall"] == pytest.approx(0.6)
+    assert (best.what, best.ours) == (f"{speed.what}: over the best of {VLLM.name}", pytest.approx(1.5))
+    assert (best.detail["ours"], best.detail["best"]) == (packed(OURS), packed(VLLM.name))
+    assert best.detail["times"] == pytest.approx({OURS: 1.2, packed(OURS): 1.5})
+
+
+def test_no_best_is_made_of_impossible_figures():
+    rows = in_both_layouts(0.50, 0.01, 1.0, 0.60)
+    assert not [row for row in rows if "over the best" in row.what]
+    assert len([row for row in rows if "BROKEN" in row.what]) == 1
+
+
+def test_the_best_of_vllm_s_layouts_is_the_baseline_in_tables():
+    row = {"unit": "GB/s", "ours": 50.0, "beside": {"vLLM": 40.0}}
+    assert readme._line("words", row, "vLLM") == "| words | 50 GB/s | vLLM: 40 GB/s | 1.25 |", "of an old result file"
+    row["beside"]["vLLM, BLHNC"] = 48.0
+    assert readme._line("words", row, "vLLM") == "| words | 50 GB/s | vLLM, BLHNC: 48 GB/s | 1.04 |"
+    slow = {"unit": "ms", "ours": 1.0, "beside": {"vLLM": 1.5, "vLLM, BLHNC": 2.0}}
+    assert readme._line("words", slow, "vLLM") == "| words | 1 ms | vLLM: 1.5 ms | 1.50 |"
+
+
+def test_the_table_of_the_docs_shows_both_layouts_if_they_are_recorded(tmp_path, monkeypatch):
+    record = json.loads(readme.VLLM_RESULT.read_text())
+    assert "BLHNC" not in readme.vllm_table()
+    for row in list(record["rows"]):
+        theirs = {f"{name}, BLHNC": 1.01 * value for name, value in row["beside"].items() if name.startswith("vLLM")}
+        row["beside"] |= theirs
+        head, colon, rest = row["what"].partition(":")
+        record["rows"].append(row | {"what": f"{head}, BLHNC{colon}{rest}"})
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    made = tmp_path / "made.json"
+    made.write_text(json.dumps(record))
+    table = readme.vllm_table(made)
+    assert "The baseline is the best of vLLM's layouts." in table
+    assert "| Llama-8B: load, 512 x 64 KiB, 1.1 GB, BLHNC | 49.3 GB/s | vLLM 0.33.0, BLHNC: " in table
+    assert "| Llama-70B TP 8: load, 16 x 8 KiB, 10 MB, BLHNC: CPU |" in table
+
+
 def test_beside_decode_a_load_must_be_twice_as_fast():
     work = Work(SMALL, "load", 16, 55.0)
     speed, slower = rows_beside(work, VLLM, "decode", found(41.0, 21.0))
@@ -114,8 +169,19 @@ def test_a_smoke_run_moves_every_job_and_saves_its_rows(tmp_path, capsys):
     assert vllm_worker.main(["--smoke", "--device", "cpu", "--output", str(made)]) == 0
     rows = json.loads(made.read_text())["rows"]
     assert {row["group"] for row in rows} == {model.name for model in SMOKE_JOBS.models}
-    assert len(rows) == sum(len(model.blocks) * 2 * 2 for model in SMOKE_JOBS.models)
-    assert all(row["detail"]["path"] == ["host"] for row in rows)
+    assert len(rows) == sum(len(model.blocks) * 2 * 5 for model in SMOKE_JOBS.models)
+    best = [row for row in rows if "over the best of" in row["what"]]
+    assert len(best) == len(rows) // 5
+    for row in best:
+        times = row["detail"]["times"]
+        assert row["ours"] == pytest.approx(max(times.values()))
+        assert set(times) == {OURS, packed(OURS)}
+        assert len(row["detail"]["gbps"]) == 4
+    speeds = [row for row in rows if row not in best]
+    assert all(row["detail"]["path"] == ["host"] for row in speeds)
+    assert all(row["detail"]["paths"] == {OURS: ["host"], packed(OURS): ["host"]} for row in speeds)
+    assert all(len(row["beside"]) == 2 for row in speeds), "each layout of the other worker"
+    assert all(row["limit"] is None for row in rows if "BLHNC" in row["what"])
     assert "not measured" not in capsys.readouterr().err
 
 
@@ -138,12 +204,15 @@ def test_a_run_beside_compute_has_its_ceilings_first(monkeypatch):
     assert ceilings[2:] == [f"one large copy, {way} beside {kind}" for kind in ("decode", "prefill")
                             for way in DIRECTIONS]  # fmt: skip
     rows = list(vllm_worker.jobs(setup, Model("tiny", 3, 64, (5,), (5,))))
+    best = f": over the best of {setup.peer.name}"
     assert [row.what for row in rows] == [
-        *(f"{way}, 5 x 64 B, 960 B{more}" for way in DIRECTIONS for more in ("", ": CPU")),
+        *(f"{way}, 5 x 64 B, 960 B{more}" for way in DIRECTIONS
+          for more in ("", ": CPU", ", BLHNC", ", BLHNC: CPU", best)),
         *(f"{way} beside {kind}, 5 x 64 B, 960 B{more}" for kind in ("decode", "prefill") for way in DIRECTIONS
-          for more in ("", ": compute slower")),
+          for more in ("", ": compute slower", ", BLHNC", ", BLHNC: compute slower", best)),
     ]  # fmt: skip
-    assert all(row.detail["transfers"] >= SMOKE.transfers for row in rows if "beside" in row.what)
+    assert all(row.detail["transfers"] >= SMOKE.transfers for row in rows
+               if "beside" in row.what and best not in row.what)  # fmt: skip
 
 
 @pytest.fixture
@@ -157,8 +226,8 @@ def caches():
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_both_workers_move_every_byte(caches, direction):
-    assert len(caches.workers) == 2
+def test_all_workers_move_every_byte(caches, direction):
+    assert list(caches.workers) == [OURS, caches.setup.peer.name, packed(OURS), packed(caches.setup.peer.name)]
     for name in caches.workers:
         for specs in caches.specs(5):
             caches.verify(name, direction, specs)
@@ -166,20 +235,22 @@ def test_both_workers_move_every_byte(caches, direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("fault", ["left out", "elsewhere"])
-def test_a_wrong_byte_is_seen(caches, direction, fault):
-    worker = caches.workers[caches.setup.peer.name]
+@pytest.mark.parametrize("layout", ["default", "BLHNC"])
+def test_a_wrong_byte_is_seen(caches, direction, fault, layout):
+    name = caches.setup.peer.name if layout == "default" else packed(caches.setup.peer.name)
+    worker = caches.workers[name]
     whole = worker._enqueue
 
     def wrong(columns, order):
         if fault == "left out":
             columns.size[3] -= 1
         else:
-            columns.dst[[2, 7]] = columns.dst[[7, 2]]
+            columns.dst[[2, 4]] = columns.dst[[4, 2]]
         return whole(columns, order)
 
     worker._enqueue = wrong
     with pytest.raises(RuntimeError, match=f"not every byte of {direction} of 5 blocks is right"):
-        caches.verify(caches.setup.peer.name, direction, caches.specs(5)[0])
+        caches.verify(name, direction, caches.specs(5)[0])
 
 
 def test_a_job_that_failed_is_no_measurement(caches):

@@ -128,6 +128,14 @@ destination  block layer kv token head dim | layer=80 kv=2 block=1024 token=16
 """
 
 
+def test_explain_prices_a_plan_by_layer(capsys):
+    pair = GPU, HOST, "--blocks", "0-63", "--profile", "h200"
+    whole, groups = (document(capsys, "explain", *pair, *more)["plan"]["candidates"] for more in ((), ("--by-layer",)))
+    assert {one["groups"] for one in whole if not one["refused"]} == {1}
+    assert {one["groups"] for one in groups if not one["refused"]} == {16}
+    assert "layers:  16 groups, one after another" in answer(capsys, "explain", *pair, "--by-layer")
+
+
 def test_explain_fits_80_columns_without_a_terminal(capsys, monkeypatch):
     assert answer(capsys, "explain", GPU, HOST) == EXPLAINED
     monkeypatch.delenv("COLUMNS", raising=False)

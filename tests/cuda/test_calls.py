@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvplan.cuda import calls
 from kvplan.cuda import device as cuda
+from kvplan.cuda.call_errors import error_of
+from kvplan.cuda.call_list import Segment, launch_words, new_state
 from kvplan.cuda.device import DriverError
-from tests.profiles import examples
-
-
-@examples(250)
-@given(
-    moves=st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.integers(0, 1 << 40)), max_size=20),
-    stream=st.integers(0, 1 << 60),
-    failing=st.integers(0, 20),
-)
-def test_copies_one_by_one_are_the_driver_s_own_calls_until_one_fails(moves, stream, failing):
-    seen = []
-
-    def copy(dst, src, nbytes, stream):
-        seen.append((dst, src, nbytes, stream))
-        return 719 if len(seen) == failing + 1 else 0
-
-    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)(copy)
-    dst, src, size = np.array(moves, np.int64).reshape(-1, 3).T.copy()
-    at, code = calls.copy_each(ctypes.cast(entry, ctypes.c_void_p).value, dst, src, size, stream)
-    issued = [(*move, stream) for move in moves[: failing + 1]]
-    assert seen == issued
-    assert (at, code) == ((failing, 719) if failing < len(moves) else (len(moves), 0))
-
-
-def test_a_copy_of_many_that_fails_is_named(device):
-    refuses = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)(lambda dst, src, nbytes, stream: 719 * (dst == 7))
-    device.driver.cuMemcpyAsync = refuses
-    three = np.array([5, 7, 9])
-    with pytest.raises(DriverError, match=r"cuMemcpyAsync returned CUDA_ERROR_PLAYED \(719.*: of 3 copies") as caught:
-        device.copy_each(three, three, three, 4)
-    assert (caught.value.at, caught.value.code) == (1, 719)
-    device.copy_each(three[:1], three[:1], three[:1], 4)
-
+from kvplan.execute.gpu.copy_engine import parameters
 
 ENTRIES = {"cuEventRecord": 2, "cuStreamWaitEvent": 3, "cuLaunchKernelEx": 4, "cuMemcpyAsync": 4,
-           "cuMemcpyBatchAsync": 9}  # fmt: skip
+           "cuMemcpyBatchAsync": 9, "cuMemcpy2DAsync_v2": 2, "cuEventSynchronize": 1}  # fmt: skip
 
 
 def words_at(address, count):
@@ -59,7 +28,7 @@ def words_at(address, count):
 @pytest.fixture
 def seen(device):
     """What the driver is called with, past the interpreter; the call that fails, what it returns, its descriptor."""
-    seen = SimpleNamespace(calls=[], failing=-1, at=99)
+    seen = SimpleNamespace(calls=[], failing=-1, at=99, code=719)
 
     def entry(name, *given):
         if name == "cuLaunchKernelEx":
@@ -70,7 +39,7 @@ def seen(device):
             ctypes.c_int64.from_address(given[7]).value = seen.at
             given = [words_at(column, given[3]) for column in given[:3]], given[8]
         seen.calls.append((name, *given))
-        return 719 if len(seen.calls) == seen.failing + 1 else 0
+        return seen.code if len(seen.calls) == seen.failing + 1 else 0
 
     seen.entries = []
     for name, count in ENTRIES.items():
@@ -81,32 +50,77 @@ def seen(device):
 
 
 ROWS = np.array([[calls.COPY, 1, 0, 80], [calls.BATCH, 2, 4, 81], [calls.RECORD, 5, 0, 77], [calls.WAIT, 6, 0, 78],
-                 [calls.LAUNCH, 0x5000, 0, 79]])  # fmt: skip
+                 [calls.LAUNCH, 0x5000, 1, 79], [calls.COPY_2D, 0, 0, 82], [calls.SYNC, 5, 0, 0]])  # fmt: skip
 COLUMNS = np.array([[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]])  # source, destination, bytes
+LAUNCHES = np.stack([launch_words((1, 32, 0), 1), launch_words((0x78, 512, 64), 132)])
+BOX = parameters(np.array([[0x1000, 0x2000, 8, 3, 16, 32]]))
+LIST = Segment(ROWS, COLUMNS, LAUNCHES, BOX)
+CONFIG = np.array([132, 1, 1, 512, 1, 1, 64, 0], np.uint32).view(np.int64).tolist()
+EXPECTED = [
+    ("cuMemcpyAsync", 21, 11, 31, 80),
+    ("cuMemcpyBatchAsync", [[22, 23], [12, 13], [32, 33]], 81),
+    ("cuEventRecord", 5, 77),
+    ("cuStreamWaitEvent", 78, 6, 0),
+    ("cuLaunchKernelEx", 0x78, 0x5000, [*CONFIG, 79, 0, 0], 0),
+    ("cuMemcpy2DAsync_v2", BOX.ctypes.data, 82),
+    ("cuEventSynchronize", 5),
+]
+loaded = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
 
 
-def test_calls_that_are_written_down_are_the_driver_s_own(device, seen):
-    device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
-    config = np.array([132, 1, 1, 512, 1, 1, 64, 0], np.uint32).view(np.int64).tolist()
-    assert seen.calls == [
-        ("cuMemcpyAsync", 21, 11, 31, 80),
-        ("cuMemcpyBatchAsync", [[22, 23], [12, 13], [32, 33]], 81),
-        ("cuEventRecord", 5, 77),
-        ("cuStreamWaitEvent", 78, 6, 0),
-        ("cuLaunchKernelEx", 0x78, 0x5000, [*config, 79, 0, 0], 0),
-    ]
+@pytest.fixture
+def played(device, seen, monkeypatch):
+    """Play the list, by the compiled loop or one by one; return its state and the error's text."""
+
+    def play(*, compiled, failing=-1, code=719):
+        monkeypatch.setattr(cuda.loops, "loaded", calls if compiled else None)
+        monkeypatch.setattr(device, "_cell", threading.local())
+        for name, count in {} if compiled else ENTRIES.items():  # Python passes None for a null pointer
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)
+            monkeypatch.setattr(device.driver, name, ctypes.cast(seen.entries[list(ENTRIES).index(name)], kind))
+        seen.failing, seen.code, state = failing, code, new_state()
+        device.play([LIST], state)
+        return state, str(error_of(device, [LIST], state)) if state[calls.FAILED] else ""
+
+    return play
 
 
-@pytest.mark.parametrize(("failing", "name"), [
-    (0, "cuMemcpyAsync"), (1, "cuMemcpyBatchAsync"), (2, "cuEventRecord"), (3, "cuStreamWaitEvent"),
-    (4, "cuLaunchKernelEx"),
+@loaded
+def test_a_list_is_played_by_the_driver_s_own_calls(played, seen, compiled):
+    """Law 8: the compiled loop makes the calls that Python makes."""
+    state, error = played(compiled=compiled)
+    assert seen.calls == EXPECTED
+    assert not error
+    assert state[[calls.PLAYED, calls.FAILED, calls.ENDED, calls.ADDED]].tolist() == [len(ROWS), 0, 1, 0]
+
+
+@loaded
+@pytest.mark.parametrize(("failing", "what"), [
+    (0, r"cuMemcpyAsync returned CUDA_ERROR_PLAYED.*descriptor 1 of 4, 31 bytes from 0xb to 0x15"),
+    (1, r"cuMemcpyBatchAsync returned CUDA_ERROR_PLAYED.*of 2 copies"), (2, "cuEventRecord returned"),
+    (3, "cuStreamWaitEvent returned"), (4, "cuLaunchKernelEx returned"),
+    (5, r"cuMemcpy2DAsync returned.*2-D copy 0 of 1, 3 rows of 8 bytes from 0x1000 to 0x2000"),
+    (6, "cuEventSynchronize returned"),
 ])  # fmt: skip
-def test_of_calls_that_are_written_down_the_one_that_fails_is_named_and_the_last(device, seen, failing, name):
-    seen.failing = failing
-    with pytest.raises(DriverError, match=f"{name} returned CUDA_ERROR_PLAYED") as caught:
-        device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
-    assert (caught.value.call, caught.value.code, caught.value.at) == (name, 719, None)
-    assert len(seen.calls) == failing + 1
+def test_the_call_of_a_list_that_fails_is_the_last_and_its_error_names_it(played, seen, compiled, failing, what):
+    state, error = played(compiled=compiled, failing=failing)
+    assert seen.calls == EXPECTED[: failing + 1]
+    assert state[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW]].tolist() == [failing, 719, failing]
+    assert re.search(what, error)
+
+
+@loaded
+def test_a_batch_that_fails_names_its_descriptor(played, seen, compiled):
+    seen.at = 1
+    assert "descriptor 3 of 4, 33 bytes from 0xd to 0x17" in played(compiled=compiled, failing=1)[1]
+
+
+@loaded
+def test_rows_of_several_allocations_are_copied_one_by_one(played, seen, compiled):
+    state, _ = played(compiled=compiled, failing=5, code=1)
+    lines = [("cuMemcpyAsync", 0x2000 + 32 * k, 0x1000 + 16 * k, 8, 82) for k in range(3)]
+    assert seen.calls == [*EXPECTED[:6], *lines, EXPECTED[6]]
+    assert state[[calls.PLAYED, calls.FAILED, calls.ENDED, calls.ADDED]].tolist() == [len(ROWS), 0, 1, 2]
 
 
 LAUNCH = {"begin": 5, "end": 6, "kernel": (0x78, 512, 64), "programs": 132, "stream": 79, "argument": 0x5000}
@@ -145,10 +159,3 @@ def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, co
         ("cuEventRecord", 6, 79),
     ]
     assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
-
-
-def test_a_batch_that_fails_names_its_descriptor(device, seen):
-    seen.failing, seen.at = 1, 1
-    with pytest.raises(DriverError) as caught:
-        device.issue(ROWS, COLUMNS, (0x78, 512, 64), 132)
-    assert caught.value.at == 3

@@ -11,6 +11,8 @@ from numba.core.dispatcher import Dispatcher
 import kvplan
 from kvplan.cuda import calls
 from kvplan.execute.gpu import ring_loops
+from kvplan.execute.gpu.by_layer import loops as layer_loops
+from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba, placing_numba
 from tests.simulated import Device, Tensor
@@ -19,7 +21,7 @@ from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (loops_numba, placing_numba, calls, ring_loops, memcpy)
+    for module in (loops_numba, placing_numba, calls, ring_loops, layer_loops, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }
@@ -41,9 +43,10 @@ def move(case):
     for direction in ("load", "store"):
         for path in ("copy_engine", "staged"):
             drawn = Drawn(case, device := Device(), direction)
-            with executor_on(device, path) as executor:
+            with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
                 executor.candidates(drawn.plan)
                 executor.submit(drawn.plan).synchronize()
+                executor.submit(drawn.plan, by_layer=True).synchronize()
             drawn.plan.descriptors(max_nbytes=24)
 
 
@@ -55,10 +58,11 @@ def main() -> None:
     other = kvplan.KVLayout.from_tensors("block token head dim", cache, seams=[cache.ctypes.data + 1000])
     program = kvplan.compile(host, other)
     with executor_on(device) as executor:
-        executor.prepare(kvplan.compile(host, there).plan([0], [0]))
+        executor.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
     check_loaded(
-        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops"
-    )
+        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops",
+        "kvplan.execute.gpu.by_layer.loops",
+    )  # fmt: skip
     with kvplan.Executor() as executor:
         executor.prepare(program.plan([0], [0]))
     check_loaded("kvplan.execute.host.memcpy")

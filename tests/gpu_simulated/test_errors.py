@@ -53,7 +53,7 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, di
     for spare in (0, 1, 2, 3, 5, 9, 14):
         device = Device(spare)
         pair = pair_on(device, direction)
-        sizes = {**TINY, "batch_nbytes": inlined, **({"slow_copies": 0} if late else {})}
+        sizes = {**TINY, "batch_nbytes": inlined, **({"inline_effort": 0} if late else {})}
         with executor_on(device, path, streams=2, limits=Limits(**sizes)) as executor:
             if call != "cuModuleLoadData":
                 executor.submit(pair.plan(Move([0], [1]))).synchronize()

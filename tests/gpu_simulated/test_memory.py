@@ -95,7 +95,7 @@ def test_two_thousand_submits_take_no_more_memory_than_the_first_hundred(path):
 def test_a_ring_grows_with_what_goes_through_it_and_the_old_one_is_used_again(direction):
     device = Device(7, eager=False)
     with executor_on(
-        device, "staged", limits=Limits(chunk_nbytes=256, small_chunk_nbytes=1, slow_chunks=10_000)
+        device, "staged", limits=Limits(chunk_nbytes=256, small_chunk_nbytes=1, inline_effort=10_000)
     ) as executor:
         large = OnDevice(DEVICE_NOTATION, dim=4096)
         pairs = [pair_on(device, direction), pair_on(device, direction, large, Paged(POOL.notation, dim=4096))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.execute.gpu.by_layer.ring import Ring
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.gpu.staged import Ring
 from tests.simulated import Device
 from tests.simulated.executors import POOL, both_ways, executor_on, pair_on
 from tests.simulated.overwrites import TINY_RING, overwrites

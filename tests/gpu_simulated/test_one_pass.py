@@ -115,13 +115,13 @@ def test_one_file_writes_the_state_of_a_transfer(file, name, known):
 @pytest.mark.parametrize("kind", [*backend.PATHS, ToyPath])
 def test_every_path_keeps_the_protocol(kind):
     """It defines what it must, and has no public member that another file would have to know, but its plan's cost."""
-    required = {"prepare", "issue"}
+    required = {"prepare", "write"}
     public = {name for name in (*vars(path.Path), *path.Path.__annotations__) if not name.startswith("_")}
     assert required <= vars(kind).keys()
     assert isinstance(kind.name, str)
     assert path.Path in kind.__mro__
     more = {name for name in vars(kind) if not name.startswith("_")} - public
-    assert more <= {"slow_for", "replan"}, "the executor knows the Protocol alone"
+    assert more <= {"replan"}, "the executor knows the Protocol alone"
 
 
 def test_a_new_path_is_one_name_in_one_list():

@@ -12,7 +12,7 @@ import kvplan
 from kvplan.execute.gpu.lane import Lane
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move, Pair
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -24,6 +24,7 @@ from tests.simulated.executors import (
     every_path,
     executor_on,
     pair_on,
+    until_issued,
 )
 from tests.simulated.overwrites import TINY_RING, overwrites, renewal
 
@@ -180,18 +181,18 @@ def test_a_timeout_of_what_is_in_flight_says_so_and_it_goes_on():
 
 @every_path
 @both_ways
-def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(path, direction):
+def test_calls_that_the_driver_s_queue_may_not_hold_are_made_by_the_issuer(path, direction):
     device = Device(3, eager=False)
     pair, later = pair_on(device, direction), []
 
-    def issue_later(lane, transfer, *arguments):
+    def give(lane, transfer, *arguments):
         later.append(transfer)
         queue_up(lane, transfer, *arguments)
 
-    queue_up = Lane.issue_later
+    queue_up = Lane._give
     with (
         executor_on(device, path, limits=Limits(lane_calls=20)) as executor,
-        mock.patch.object(Lane, "issue_later", issue_later),
+        mock.patch.object(Lane, "_give", give),
     ):  # fmt: skip
         lane, user = executor._backend.lanes[direction], device.stream()
         gate = device.gate(user)
@@ -201,9 +202,10 @@ def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(pat
             calls.append(executor.submit(pair.plan(MOVE)))
         assert sum(transfer.launches for transfer in calls[:-2]) <= 20
         assert sum(transfer.launches for transfer in calls[:-1]) > 20
-        assert all(transfer._issued is None for transfer in calls[:-1])
+        assert later[0].unplayed
         gate.set()
-        later[0]._issued.wait()
+        until_issued(later[0])
+        until(lambda: lane.issuer.idle)
         device.run()
         executor.submit(
             pair.plan(MOVE)
@@ -216,14 +218,14 @@ def test_what_the_driver_s_queue_may_not_hold_is_issued_by_the_lane_s_thread(pat
 def test_a_transfer_of_many_calls_waits_for_its_own_where_the_driver_s_queue_would_be_full(path, call):
     device = Device(3, eager=False)
     pair = pair_on(device, "load")
-    with executor_on(device, path, limits=Limits(calls_in_flight=2, slow_calls=0)) as executor:
+    with executor_on(device, path, limits=Limits(calls_in_flight=2, inline_effort=0)) as executor:
         user = device.stream()
         gate = device.gate(user)
         plan = pair.plan(MOVE)
         transfer = executor.submit(plan, after=Stream(user))
         assert device.blocked.wait(PATIENCE)
-        assert not transfer._issued.is_set()
-        assert device.calls.count(call) == 4
+        assert transfer.unplayed
+        assert 0 < device.calls.count(call) <= 4
         gate.set()
         transfer.synchronize()
         assert transfer.result().launches > 4

@@ -11,10 +11,10 @@ from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Paged
 from tests.patience import PATIENCE
 from tests.simulated import Device, Stream
-from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, pair_on
+from tests.simulated.executors import MOVE, POOL, OnDevice, both_ways, executor_on, is_apart, pair_on
 
 CALLS = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx")
-LATE = {"slow_copies": 0, "slow_calls": 0, "slow_chunks": 0}
+LATE = {"inline_effort": 0, "lane_calls": -1}
 SMALL_CHUNKS = {"chunk_nbytes": 256, "small_chunk_nbytes": 1, "small_chunks": 100}
 
 
@@ -24,16 +24,16 @@ def calls_of(gpu: Device) -> int:
 
 @both_ways
 @pytest.mark.parametrize("path", ["copy_engine", "staged"])
-def test_without_batches_many_copies_are_issued_by_the_lane_s_thread(path, direction):
+def test_without_batches_many_copies_are_made_by_the_issuer(path, direction):
     gpu = Device(3, eager=False)
     gpu.opener = threading.current_thread()
     gpu.driver.cuMemcpyBatchAsync = None
     pair = pair_on(gpu, direction)
-    with executor_on(gpu, path, limits=Limits(calls_in_flight=1, slow_calls=3)) as executor:
+    with executor_on(gpu, path, limits=Limits(calls_in_flight=1, inline_effort=3)) as executor:
         user = gpu.stream()
         gate = gpu.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
-        assert transfer._issued is not None
+        assert is_apart(executor)
         gate.set()
         transfer.synchronize()
         pair.check()
@@ -57,25 +57,24 @@ def test_two_dimensional_copies_are_counted_as_they_are_issued(direction, far, b
         executor.submit(plan, by_layer=by_layer).synchronize()
         issued = gpu.calls.count("cuMemcpy2DAsync")
         assert bool(issued) == (far == "none" or (by_layer and far == "some"))
-    few = Limits(layer_group_nbytes=1, slow_calls=issued or 100_000)
-    with executor_on(gpu, "copy_engine_2d", limits=few) as executor:
-        assert executor.submit(plan, by_layer=by_layer)._issued is None
-        executor.submit(plan).synchronize()
-    many = Limits(layer_group_nbytes=1, slow_calls=max(issued - 1, 0))
-    with executor_on(gpu, "copy_engine_2d", limits=many) as executor:
-        late = executor.submit(plan, by_layer=by_layer)._issued is not None
-    assert late == bool(issued or direction == "load")  # of stores, what is flat is one batch
+    for effort in (10_000, 2):
+        limits = Limits(layer_group_nbytes=1, inline_effort=effort)
+        with executor_on(gpu, "copy_engine_2d", limits=limits) as executor:
+            assert executor.submit(plan, by_layer=by_layer).result().launches >= issued
+            assert is_apart(executor) == (effort == 2)
     pair.check()
 
 
-def test_many_small_loads_beside_a_large_one_are_issued_by_the_lane_s_thread():
+def test_many_small_loads_beside_a_large_one_are_made_by_the_issuer():
     gpu = Device(3, eager=False)
     small = pair_on(gpu, "load")
     large = pair_on(gpu, "load", OnDevice(DEVICE_NOTATION, dim=9600), Paged(POOL.notation, dim=9600))
-    with executor_on(gpu, "copy_engine", limits=Limits(batch_nbytes=1000, slow_calls=8)) as executor:
+    with executor_on(gpu, "copy_engine", limits=Limits(batch_nbytes=1000, inline_effort=24)) as executor:
         plans = [pair.plan(MOVE) for pair in (small, large)]
-        assert executor.submit(kvplan.join(plans))._issued is not None
-        assert executor.submit(plans[1])._issued is None or executor._backend.lanes["load"].busy
+        executor.submit(plans[1]).synchronize()
+        assert not is_apart(executor)
+        executor.submit(kvplan.join(plans)).synchronize()
+        assert is_apart(executor)
         executor.submit(plans[1]).synchronize()
         for pair in (small, large):
             pair.check()
@@ -90,7 +89,7 @@ def test_rows_that_go_one_by_one_do_not_make_a_submit_wait():
         gate = gpu.gate(user)
         gpu.faults["cuMemcpy2DAsync"] = [1] * 100  # an invalid value: rows of several allocations
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user))
-        assert transfer._issued is None
+        assert not is_apart(executor)
         gate.set()
         transfer.synchronize()
         pair.check()
@@ -110,7 +109,7 @@ def test_the_calls_of_a_transfer_wait_for_its_own_however_it_is_cut(path, inline
         gate = gpu.gate(user)
         transfer = executor.submit(pair.plan(MOVE), after=Stream(user), by_layer=by_layer)
         assert gpu.blocked.wait(PATIENCE)
-        assert not transfer._issued.is_set()
+        assert transfer.unplayed
         issued = calls_of(gpu)
         gate.set()
         transfer.synchronize()

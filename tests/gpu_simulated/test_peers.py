@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.simulated import Device, Event, Stream, Tensor
-from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, pair_on
+from tests.simulated.executors import MOVE, PATHS, POOL, SMALL, OnDevice, executor_on, is_apart, pair_on
 
 PEER_PATHS = [path for path in PATHS if path != "staged"]
 pushes_and_pulls = pytest.mark.parametrize("route", ["push", "pull"])
@@ -207,7 +206,7 @@ class OtherStream(Stream):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("route", ["push", "pull"])
-@pytest.mark.parametrize("late", [False, True], ids=["in the submit", "in the lane's thread"])
+@pytest.mark.parametrize("late", [False, True], ids=["in the submit", "in the issuer's thread"])
 def test_a_transfer_waits_for_a_stream_of_the_other_gpu(seed, route, late):
     first = Device(seed, eager=False)
     second = Device(seed, ordinal=1, beside=first, eager=False)
@@ -223,11 +222,11 @@ def test_a_transfer_waits_for_a_stream_of_the_other_gpu(seed, route, late):
 
     second.put(stream.cuda_stream, write)
     with (
-        executor_on(first, "kernel") as executor,
-        mock.patch.object(KernelPath, "slow", return_value=late),
+        executor_on(first, "kernel", limits=Limits(lane_calls=-1 if late else 192)) as executor,
     ):
         transfer = executor.submit(pair.plan(MOVE), after=stream)
         transfer.synchronize()
+        assert is_apart(executor) == late
     pair.check()
 
 

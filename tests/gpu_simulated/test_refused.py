@@ -13,7 +13,7 @@ from kvplan.execute.gpu import reaper
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import DEVICE_NOTATION, Move
 from tests.simulated import Device, Stream
-from tests.simulated.executors import MOVE, OnDevice, executor_on, pair_on
+from tests.simulated.executors import MOVE, OnDevice, executor_on, pair_on, until_issued
 from tests.simulated.lifetime import tensors_of, wait_until_gone
 
 
@@ -85,7 +85,7 @@ def test_what_was_refused_for_a_failed_after_is_not_held_by_it():
     with executor_on(device, "kernel") as executor:
         pair = pair_on(device, "load")
         failed = executor.submit(pair.plan(MOVE), after=Broken())
-        failed._issued.wait()
+        until_issued(failed)
         pair = pair_on(device, "load")
         references = [weakref.ref(each) for each in tensors_of(pair)]
         for k in range(3):

@@ -19,6 +19,7 @@ from tests.simulated.executors import (
     executor_on,
     pair_on,
     paths_in_turn,
+    until_issued,
 )
 from tests.simulated.overwrites import renewal
 
@@ -53,7 +54,7 @@ def test_a_failed_transfer_stands_in_line_for_those_behind_it(direction, failing
     names = ["copy_engine", "copy_engine", "kernel", "kernel"]
     with executor_on(device) as executor, paths_in_turn(names):
         broken = executor.submit(pair.program.plan([2], [6]), after=Broken())
-        broken._issued.wait()
+        until_issued(broken)
         gate = device.gate(executor._backend.lanes[direction].copy)
         executor.submit(pair.plan(MOVE), after=Stream(device.stream()))
         if failing == "prepare":
@@ -80,7 +81,7 @@ def test_to_wait_for_a_transfer_that_failed_raises_before_its_end_has_passed(pat
         transfer = executor.submit(pair.program.plan(MOVE.src, MOVE.dst), after=happened, by_layer=True)
         device.fail(CALLS[path], code=719)
         happened.set()
-        transfer._issued.wait()
+        until_issued(transfer)
         assert not transfer.done()
         for ask in (lambda: transfer.wait(user), lambda: transfer.wait_layer(1, user)):
             with pytest.raises(kvplan.TransferError, match=rf"{CALLS[path]} returned CUDA_ERROR_SIMULATED \(719\)"):
@@ -105,7 +106,7 @@ def test_an_event_counts_as_it_was_recorded_at_the_submit_however_late_the_issue
         transfer = executor.submit(pair.plan(MOVE), after=event)
         device.record(event.cuda_event, other)
         happened.set()
-        transfer._issued.wait()
+        until_issued(transfer)
         device.run()
         assert not transfer.done()
         gate.set()
@@ -128,7 +129,7 @@ def test_after_takes_what_has_only_the_protocol_of_streams(path, late):
         transfer = executor.submit(pair.plan(MOVE), after=Protocol(user))
         happened.set()
         if late:
-            transfer._issued.wait()
+            until_issued(transfer)
         device.run()
         assert not transfer.done()
         gate.set()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.cost.by_layer import LayerCut, statistics_by_layer
+from kvplan.cost.statistics import statistics_of
 from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
+from kvplan.plan.halves import halves_of
+from kvplan.plan.layers import split_layers
 from tests.compiled_cases import by_dst, compiled
 from tests.plan.slow_twins import uncompiled, without_numba
 from tests.profiles import examples
@@ -131,3 +137,26 @@ def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
         for move in program._moves:
             move._whole = None
         assert written([program.plan(*case.ids, *case.skips)]) == fast
+
+
+@examples(150)
+@given(
+    several=st.lists(st.one_of(cases(max_blocks=3), neighbour_cases()), min_size=1, max_size=2),
+    count=st.integers(1, 5),
+    direction=st.sampled_from(("load", "store", "device")),
+)
+def test_groups_of_layers_are_counted_without_splitting_the_plan(several, count, direction):
+    """Law 8: the statistics of a transfer by layers are those of the plans that it is cut into."""
+    plan = replace(kvplan.join([compiled(case)[3] for case in several]), direction=direction)
+    pieces = [part for _, part in split_layers(plan, count) if part.nbytes]
+    assert statistics_by_layer(plan, groups=count) == tuple(map(statistics_of, pieces))
+    cut = LayerCut.of(plan, count)
+    if not cut.merges:
+        counts = cut.counted(plan)
+        assert [one.copies.total for one in cut.statistics(direction, counts)] == [
+            sum(part.group.packed.shape[1] * part.units.shape[1] for part in piece.moving) for piece in pieces
+        ]
+        assert all(granules == -(-units // facts.granule_units) for _, facts, units, _, (granules, *_) in counts)
+    for made, part in zip(cut.halves(direction, cut.counted(plan)), pieces, strict=True):
+        halves = halves_of(part) if direction != "device" else (None, None)
+        assert made == tuple(half and statistics_of(half) for half in halves)

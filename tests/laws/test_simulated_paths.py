@@ -16,7 +16,7 @@ from tests.simulated.executors import ALL_PATHS, PATHS, TIGHT, Drawn, executor_o
 from tests.strategies import cases
 
 WAYS = [(path, route) for path in ALL_PATHS for route in ROUTES if path != "staged" or route in HOST_ROUTES]
-LATE = {"slow_copies": 0, "slow_calls": 0, "slow_chunks": 0}
+LATE = {"inline_effort": 0, "lane_calls": -1}
 
 
 def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:

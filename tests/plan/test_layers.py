@@ -42,11 +42,11 @@ def test_layers_that_would_be_cut_into_other_units_stay_one_plan():
 
     cache = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 4, 2, 8), np.int8))
     plan = kvplan.compile(cache, cache.slice()).plan([1], [2])
-    whole = module._parts
+    whole = module._cuts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_parts", lambda *given: None)
+        patch.setattr(module, "_cuts", lambda *given: None)
         assert split_layers(plan, 2) == [(frozenset({0, 1}), plan)]
-    assert module._parts is whole
+    assert module._cuts is whole
     assert len(split_layers(plan, 2)) == 2
 
 

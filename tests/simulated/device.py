@@ -9,20 +9,23 @@ says.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from kvplan.cuda import calls
+from kvplan.cuda.call_list import ENDED, FAILED, PLAYED, Segment
+from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, SUCCESS, DriverError
 from kvplan.cuda.driver import RELAXED
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
 from tests.simulated.graph import Graph
+from tests.simulated.issuer import Issuer
 from tests.simulated.kernel import kernel, words
 from tests.simulated.streams import Streams
 
@@ -98,10 +101,6 @@ class Device(Streams):
             self.enabled.append(ordinal)
         return why
 
-    @contextlib.contextmanager
-    def patient(self) -> Iterator[None]:
-        yield
-
     def is_current(self) -> bool:
         return True
 
@@ -139,37 +138,31 @@ class Device(Streams):
         self.random.shuffle(moves)  # copies of a batch have no order
         self.put(stream, lambda: [ctypes.memmove(*move) for move in moves])
 
-    def issue(self, rows: np.ndarray, columns: np.ndarray, kernel: tuple[int, int, int], programs: int) -> None:
-        function, threads, shared = kernel
-        src, dst, size = (column.ctypes.data for column in columns)
-        for which, one, end, stream in rows.tolist():
-            if which == calls.RECORD:
-                self.record(one, stream)
-            elif which == calls.WAIT:
-                self.wait(stream, one)
-            elif which == calls.LAUNCH:
-                self.launch(function, programs, threads, shared, stream, one)
-            elif which == calls.COPY:
-                source, target, nbytes = columns[:, one].tolist()
-                self.copy(target, source, nbytes, stream)
-            else:
-                assert which == calls.BATCH
-                try:
-                    self.copy_batch(dst + 8 * one, src + 8 * one, size + 8 * one, end - one, stream)
-                except DriverError as error:
-                    error.at += one
-                    raise
+    def play(self, segments: Iterable[Segment], state: np.ndarray) -> None:
+        base = 0
+        for segment in segments:
+            play_slowly(self, segment, state, base)
+            if state[FAILED]:
+                break
+            base += len(segment.rows)
+        state[ENDED] = 1
+
+    def synchronize(self, event: int) -> None:
+        self.check("cuEventSynchronize")
+        self.run_until(event)
+
+    def issuer(self, name: str, inside: set[int]) -> Issuer:
+        return Issuer(self, name, inside)
+
+    def watch(self, state: np.ndarray, rows: int) -> bool:
+        for _ in range(20):
+            if state[PLAYED] >= rows or state[ENDED]:
+                return True
+            time.sleep(1e-4)
+        return False
 
     def load_loops(self) -> None:
         calls.load()
-
-    def copy_each(self, dst: np.ndarray, src: np.ndarray, size: np.ndarray, stream: int) -> None:
-        for k, move in enumerate(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True)):
-            try:
-                self.copy(*move, stream)
-            except DriverError as error:
-                error.at = k
-                raise
 
     def copy_2d(self, parameters: int, stream: int) -> int:
         code = self.fault("cuMemcpy2DAsync")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -125,7 +125,8 @@ def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
 
-    def take(selection: Selection, plan: kvplan.Plan) -> Choice:
+    def take(selection: Selection, plan: kvplan.Plan, groups: int) -> Choice:
+        del groups
         selection._sides(plan)  # which lets the GPU reach its peers
         return Choice(selection._paths[next(todo)], None, pageable=False)
 
@@ -229,3 +230,14 @@ def layout_on(cache: oracle.Cache, device: Device, place: int | None) -> KVLayou
 
 def _tensors(nested: Any, name: str) -> Any:
     return [_tensors(each, name) for each in nested] if isinstance(nested, list) else Tensor(nested, name)
+
+
+def is_apart(executor: kvplan.Executor) -> bool:
+    """Whether the thread that plays lists was given one."""
+    return any(lane.issuer is not None and lane.issuer.given for lane in executor._backend.lanes.values())
+
+
+def until_issued(transfer: kvplan.Transfer) -> None:
+    """Wait until the calls of a transfer have been made, or one has failed."""
+    with suppress(kvplan.TransferError):
+        transfer.await_issue()

@@ -18,8 +18,7 @@ def overwrites(device: Device, executor: kvplan.Executor, pair: Pair, names: lis
     with paths_in_turn(names):
         moves = [Move(rng.permutation(9)[:5], rng.permutation(5)) for _ in names]
         for transfer in [executor.submit(pair.plan(move)) for move in moves]:
-            if transfer._issued is not None:
-                transfer._issued.wait()
+            transfer.await_issue()
     device.run()
     pair.check()
 

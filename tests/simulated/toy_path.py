@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvplan.cuda.call_list import CallList
 from kvplan.errors import HostMemoryError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams
@@ -20,17 +21,12 @@ class ToyPath(Path):
             return HostMemoryError, f"path 'toy' reaches pinned memory only: {sides.pageable}; pin it"
         return None
 
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        copies = sum(part.units.shape[1] * part.group.packed.shape[1] for part in transfer.plan.parts)
-        return copies > self._resources.limits.slow_calls
-
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[Descriptors, int]:
         made = flat(plan.moving, self._resources.reach.seams(plan), None)
         transfer.count(made.size.size, made.size.size)
         return made, lane.copy
 
-    def issue(self, transfer: DeviceTransfer, prepared: tuple[Descriptors, int]) -> None:
+    def write(self, transfer: DeviceTransfer, prepared: tuple[Descriptors, int], calls: CallList) -> None:
         made, stream = prepared
         for dst, src, nbytes in zip(*(column.tolist() for column in (made.dst, made.src, made.size)), strict=True):
-            self._resources.device.copy(dst, src, nbytes, stream)
-            transfer.pace(1, stream)
+            calls.copy(dst, src, nbytes, stream)

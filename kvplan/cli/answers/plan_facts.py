@@ -76,7 +76,9 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
     )
 
 
-def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80) -> tuple[dict[str, Any], str]:
+def candidates_of(
+    plan: Plan, name: str | None, policy: Policy, width: int = 80, *, by_layer: bool = False
+) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Return the candidates of a plan as facts, and as text after a line about the plan.
 
     Args:
@@ -84,9 +86,12 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
         name: name of a profile; None for this GPU's profile, or a shipped one without a GPU, which the text says.
         policy: limits, and the compute that runs at the same time.
         width: width of the text in columns.
+        by_layer: whether the plan is submitted ``by_layer``.
     """
     from kvplan.cost import model as cost
+    from kvplan.cost.by_layer import LayerCut, candidates_by_layer
     from kvplan.cost.explain import explain, facts
+    from kvplan.cost.policy import layer_groups
     from kvplan.cost.statistics import statistics_of
     from kvplan.plan.halves import halves_of
 
@@ -104,6 +109,12 @@ def candidates_of(plan: Plan, name: str | None, policy: Policy, width: int = 80)
     refused, most = {}, policy.staging_bytes
     if most is not None and statistics.granule_nbytes > most:
         refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
+    cut = LayerCut.of(plan, layer_groups(plan.nbytes)) if by_layer and plan.nbytes else None
+    if cut is not None and len(cut.pieces) > 1:
+        counts = cut.counted(plan)
+        pieces, split = cut.statistics(plan.direction, counts), cut.halves(plan.direction, counts)
+        in_order = candidates_by_layer(pieces, profile, policy, refused, split), pieces, profile, policy
+        return {**about, **facts(*in_order)}, f"{text}{explain(*in_order, width)}"
     large, small = halves_of(plan)
     halves = (statistics_of(large), statistics_of(small)) if large and small else None
     given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy

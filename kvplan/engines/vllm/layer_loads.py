@@ -234,11 +234,10 @@ class LayerLoads:
         return _Route(steps, tuple(layers[0] for layers in cut), early)
 
     def _wait_until(self, flight: _Flight, step: int) -> None:
-        """Let the stream wait for the layer groups up to a step, the ones between included: a layer may be skipped."""
+        """Let the stream wait for a group of layers. All earlier groups arrive before it, even those of skipped layers."""
         try:
             stream = current_stream(self._worker.device)
-            for layer in flight.route.firsts[flight.waited : step]:
-                flight.transfer.wait_layer(layer, stream)
+            flight.transfer.wait_layer(flight.route.firsts[step - 1], stream)
         except Exception as error:  # noqa: BLE001  # the forward pass goes on; settle reports the job
             flight.job.fail(error)
         flight.waited = step

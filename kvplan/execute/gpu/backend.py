@@ -112,11 +112,11 @@ class GpuBackend:
         if self.closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
         self.check_open()
         with self.resources.device.current():
-            return self.selection.all(plan)
+            return self.selection.all(plan, self.selection.groups(plan, by_layer=by_layer))
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
@@ -128,12 +128,12 @@ class GpuBackend:
                 self.check_open()
                 self._preparing[me] = get_ident()
             groups = self.resources.limits.layer_groups if by_layer else 1
-            warm_up(self.resources.device, plan, self.selection.likely, groups)
+            warm_up(self.resources.device, plan, partial(self.selection.likely, by_layer=by_layer), groups)
         finally:
             self._preparing.pop(me, None)
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
-        """Issue a plan, or let the lane's own thread issue it if that takes long. Return the transfer at once."""
+        """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
         device = self.resources.device
         if device.is_current():  # as in most submits; then there is nothing to restore
             return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
@@ -144,42 +144,40 @@ class GpuBackend:
         """Submit while the device is current."""
         resources = self.resources
         capturing = self.graphs.capturing(after)
-        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None)
+        groups = self.selection.groups(plan, by_layer=by_layer)
+        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
         if capturing is not None:
             return self._capture(plan, path, after, capturing, urgent=urgent)
-        groups = 0
-        if by_layer:
-            limits = resources.limits
-            groups = min(limits.layer_groups, max(plan.nbytes // limits.layer_group_nbytes, 1))
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
         lane, other = self._lanes_of[urgent, plan.direction]
         # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
         # done. So this call only queues its transfer, and does not wait.
         if self._owned() or lane.owned() or (acting and get_ident() in acting):
             self.check_open()
-            self._put(transfer, path, lane, other, after, late=True)
+            self._put(transfer, path, lane, other, after, blocking=pageable, late=True)
             return transfer
         with lane.lock:
             self.check_open()
-            self._put(transfer, path, lane, other, after, late=pageable or path.slow(transfer))
+            self._put(transfer, path, lane, other, after, blocking=pageable)
         return transfer
 
     def _put(
-        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, late: bool
+        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, blocking: bool,
+        late: bool = False,
     ) -> None:  # fmt: skip
-        """Issue a transfer, or queue it for the lane's own thread."""
+        """Issue a transfer; or queue it for the lane's own thread, if the CPU must wait before it begins."""
         try:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
-            late = late or waits is None or lane.busy or (lane.calls > self.resources.limits.lane_calls and lane.full())
+            late = late or waits is None or lane.busy
             late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if late:
-                lane.issue_later(transfer, path, after, waits, behind)
+                lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return
             lane.issuing = transfer
             try:
-                lane.issue(transfer, path, waits or [], behind)
+                lane.issue(transfer, path, waits or [], behind, blocking=blocking)
             finally:
                 lane.issuing = None
         except BaseException as error:
@@ -251,7 +249,7 @@ class GpuBackend:
     def _ended(self) -> bool:
         """Return whether all lanes and transfers have ended, and all calls of prepare have returned."""
         lanes = self.lanes.values()
-        return all(lane.thread.join(0) for lane in lanes) and not self.reap() and not self._preparing
+        return all(lane.joined() for lane in lanes) and not self.reap() and not self._preparing
 
     def _left(self) -> tuple[int, int]:
         """Return the number of transfers, and of calls of prepare, that have not ended."""

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.base.latch import Latch, waking
 from kvplan.base.process import check_process, generation
+from kvplan.cuda.call_errors import error_of
+from kvplan.cuda.call_list import ADDED, ENDED, FAILED, CallList, Segment, new_state
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.resources import Loans, Resources
 from kvplan.execute.gpu.waits import Awaited
 from kvplan.execute.transfer import TransferResult, cancellation
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.layers import Layers, split_layers
 from kvplan.plan.plan import Plan
 
 WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
+
+
+class Mark(NamedTuple):
+    """The event behind the bytes of a group of layers.
+
+    Attributes:
+        layers: global numbers of the layers.
+        event: the event.
+        rows: rows of the transfer's list of calls up to the event's record.
+    """
+
+    layers: Layers
+    event: int
+    rows: int
 
 
 class Callbacks(NamedTuple):
@@ -25,11 +42,12 @@ class Callbacks(NamedTuple):
 
     Attributes:
         reap: takes back the loans of ended transfers; the device is current.
-        expected: returns the predicted seconds of a plan on a path; None if there is no model for them.
+        expected: returns the predicted seconds of a plan on a path; None if there is no model for them. The number is
+            that of the most groups of layers that the plan is cut into.
     """
 
     reap: Callable[[], int]
-    expected: Callable[[Plan, str], float | None]
+    expected: Callable[[Plan, str, int], float | None]
 
 
 class Flights:
@@ -48,11 +66,14 @@ class Flights:
 
     def reap(self) -> int:
         """Remove ended transfers, and return how many are left. The executor's lock is held, and the device current."""
+        for one in tuple(self.flying):  # a transfer may hold the events of an earlier one, so later ones end first
+            if not one._retire():
+                break
         while True:
             if not self.flying:  # checked at each turn, since a signal handler may have removed the last transfer
                 break
             first = self.flying[0]
-            if not first._retire() or not first._settled:
+            if not first._settled:
                 break
             if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
                 self.calls -= first.launches  # no signal handler runs from here to the end of popleft
@@ -83,11 +104,14 @@ class DeviceTransfer(Loans, Awaited):
     kept: Any = None
     captures: list[Any] | None = None
     _begin = _end = 0
+    _groups: tuple[tuple[int, ...], ...] = ()  # layers that arrive together; empty if it is not cut
     _issued: Latch | None = None  # set when the lane's own thread has issued it; None if the submit issues it
     _job: Callable[[], None] | None = None  # the call by which that thread issues it
     _begun = False  # the lane's own thread is issuing it, or has issued it
     _cancelled = _over = False
-    _unmarked = _mark = 0  # calls since pace() last recorded an event, and that event
+    _segments: Sequence[Segment] = ()  # the calls that issue it, if they were written into a list
+    _state: Int64Array | None = None  # the state of this list
+    _close: Callable[[], None] | None = None  # the lane's call that ends a transfer whose list has failed
     _result: TransferResult | None = None
     _error: BaseException | None = None
 
@@ -104,7 +128,8 @@ class DeviceTransfer(Loans, Awaited):
         self._borrowed = []
         self._pieces = []
         self._blockers: list[object] = []  # one object per thread that blocks on the end event
-        self._marks: list[tuple[Layers, int]] = []  # layers, and the event behind their bytes
+        self._holds: list[DeviceTransfer] = []  # transfers whose events its calls name
+        self._marks: list[Mark] = []
         self._cut: list[tuple[Layers, Plan]] = []  # plans that it was cut into, which hold the run tables
 
     # For paths and lanes, while they issue it.
@@ -124,43 +149,50 @@ class DeviceTransfer(Loans, Awaited):
             self._cut = split_layers(self.plan, self.by_layer) if self.by_layer else [(WHOLE, self.plan)]
         return self._cut
 
-    @property
-    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`Transfer.layer_groups`."""
-        if not self.by_layer:
-            return super().layer_groups
-        pieces = self._cut or split_layers(self.plan, self.by_layer)
-        return tuple(tuple(sorted(layers)) for layers, _ in pieces)
+    def set_marks(self, marks: list[Mark]) -> None:
+        """Set the events behind the bytes of its groups of layers, before its calls are made."""
+        self._marks = marks
+        self._groups = tuple([tuple(sorted(mark.layers)) for mark in marks])
 
-    def mark(self, layers: Layers) -> int:
-        """Borrow the event that the lane records behind the bytes of some layers."""
-        event = self.event()
-        self._marks.append((layers, event))
-        return event
-
-    @property
-    def room(self) -> int:
-        """Return the number of driver calls that may be issued before the next call of :meth:`pace`."""
-        return self.resources.limits.calls_in_flight - self._unmarked
-
-    def pace(self, calls: int, stream: int) -> None:
-        """Block the lane's own thread if the calls of this transfer would fill the driver's queue.
-
-        After every ``calls_in_flight`` calls it records an event, and waits for the event before.
+    def take_list(self, segments: Sequence[Segment], close: Callable[[], None] | None = None) -> Int64Array:
+        """Keep the list of calls that issues it, and return the state of the list.
 
         Args:
-            calls: number of driver calls issued just now.
-            stream: the stream on which they were issued.
+            segments: the list.
+            close: a function that records the transfer's end if a thread without the interpreter made the calls, and a
+                call has failed.
         """
-        self._unmarked += calls
-        if self._unmarked < self.resources.limits.calls_in_flight:
-            return
-        self._unmarked = 0
-        device, before, self._mark = self.resources.device, self._mark, self.event()
-        device.record(self._mark, stream)
-        if before and self._issued is not None:  # a submit must not wait for the GPU
-            with Uncaptured(device):
-                device.driver.cuEventSynchronize(before)
+        self._segments, self._close = segments, close
+        state = self._state = new_state()
+        return state
+
+    def play(self, calls: CallList) -> None:
+        """Make the calls of a list in the calling thread.
+
+        Raises:
+            TransferError: a call failed.
+        """
+        calls.close()
+        device, state = self.resources.device, self.take_list(calls.segments)
+        device.play(calls.segments, state)
+        if state[FAILED]:
+            raise error_of(device, calls.segments, state)
+
+    def shift_marks(self, front: int, inserted: Sequence[int]) -> None:
+        """Count the rows added to its list: ``front`` rows before all, and two before each row of ``inserted``."""
+        self._marks = [
+            mark._replace(rows=mark.rows + front + 2 * sum([row < mark.rows + front for row in inserted]))
+            for mark in self._marks
+        ]
+
+    def unplay(self) -> None:
+        """Forget its list, none of whose calls is made any more."""
+        self._state = None
+
+    def hold(self, other: DeviceTransfer) -> None:
+        """Keep the events of another transfer until this one ends. The executor's lock is held."""
+        self._holds.append(other)  # no signal handler runs from here to the end of append
+        other._blockers.append(self)
 
     # For lanes, graphs and the reaper: queue, issue, capture and end it.
 
@@ -237,6 +269,11 @@ class DeviceTransfer(Loans, Awaited):
 
     # The methods of Transfer.
 
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Transfer.layer_groups`."""
+        return self._groups or (self.plan.layers,)
+
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
         if self._over:
@@ -256,7 +293,7 @@ class DeviceTransfer(Loans, Awaited):
         if self._result is None:
             raise TransferError("the transfer finished without a result")
         if self._result.predicted is None and self.resources.generation == generation():  # the policy names the path
-            self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path))
+            self._result = TransferResult(*self._result, self._callbacks.expected(self.plan, self.path, self.by_layer))
         return self._result
 
     def cancel(self) -> bool:
@@ -314,6 +351,8 @@ class DeviceTransfer(Loans, Awaited):
         if self._over:
             self._give_back()
             return True
+        if not self._is_played():
+            return False
         device = self.resources.device
         code = device.driver.cuEventQuery(self._end)
         if code == NOT_READY:
@@ -324,7 +363,8 @@ class DeviceTransfer(Loans, Awaited):
             )
         elif self._error is None:
             seconds = device.seconds(self._begin, self._end)
-            result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, self.launches, self.predicted)
+            launches = self.launches + (0 if self._state is None else int(self._state[ADDED]))
+            result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, launches, self.predicted)
             ended, count = (result, self.plan.direction), self.resources.tally.ends.append
             if not self._over:  # otherwise a signal handler has ended it
                 self._result, self._over = result, True  # no signal handler runs from here to the end of count()
@@ -333,11 +373,33 @@ class DeviceTransfer(Loans, Awaited):
         self._give_back()
         return True
 
+    def _is_played(self) -> bool:
+        """Return whether its calls have been made. If one has failed, fail it, and let the lane record its end."""
+        state = self._state
+        if state is None:
+            return True
+        if not state[ENDED]:
+            return False
+        close, self._close = self._close, None
+        if close is not None and state[FAILED]:
+            close()
+        return True
+
     def _give_back(self) -> None:
         """Give all loans back, unless a thread blocks on its end. The lock is held. The call can be repeated."""
         if not self._blockers:
             self._return_loans()
-            self._marks, self._cut, self.kept = [], [], None
+            self._marks, self._cut, self.kept, self._segments = [], [], None, ()
+            holds, self._holds = self._holds, []
+            for other in holds:
+                other.release(self)
+
+    def release(self, holder: object) -> None:
+        """Give the loans back that ``holder`` has kept; see :meth:`hold`. The executor's lock is held."""
+        if holder in self._blockers:
+            self._blockers.remove(holder)
+        if self._over:
+            self._give_back()
 
     @property
     def _settled(self) -> bool:

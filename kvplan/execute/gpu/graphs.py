@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from kvplan.cuda.call_list import CallList
 from kvplan.cuda.device import Uncaptured
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.errors import KVPlanError, PathError, TransferError
@@ -111,7 +112,9 @@ class Graphs:
             if behind:
                 device.wait(fork, behind)
             if transfer.plan.nbytes:
-                path.issue(transfer, path.prepare(transfer, transfer.plan, Fork(fork)))
+                calls = CallList()
+                path.write(transfer, path.prepare(transfer, transfer.plan, Fork(fork)), calls)
+                transfer.play(calls)
             device.record(end, fork)
             transfer.set_events(begin, end)
 

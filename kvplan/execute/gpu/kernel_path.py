@@ -11,8 +11,10 @@ import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
+from kvplan.cuda.call_list import CallList
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.by_layer.kernel import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
@@ -21,12 +23,12 @@ from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-SLOW_COPIES = 1 << 14  # flat descriptors; to merge this number takes the CPU milliseconds
 HEADER = 9  # words
 PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, without a Python object per word
 
@@ -81,21 +83,13 @@ class KernelPath(Path):
         super().__init__(resources)
         device, policy = resources.device, resources.policy
         self._here = f"cuda:{device.ordinal}"
+        self._layers = KernelLayers(resources)
         self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
         del plan
         return None if sides.by_kernels else refuse_kernels(self.name, sides)
-
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`."""
-        plan = transfer.plan
-        return len(plan.parts) > 1 and self.slow_for(plan)
-
-    def slow_for(self, plan: Plan) -> bool:
-        """Return whether it takes the CPU long to issue a plan, because it has many flat descriptors."""
-        return len(plan.parts) > self._resources.limits.launch_groups and copies_of(plan) > SLOW_COPIES
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
@@ -122,9 +116,7 @@ class KernelPath(Path):
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         if len(parts) > resources.limits.launch_groups:
             return self._prepare_flat(transfer, plan, size), lane.kernel
-        tile = size.tile
-        if plan.nbytes < EVEN_TILES * tile * size.programs:
-            tile = min(tile, EVEN_TILE)
+        tile = _tile(plan.nbytes, size)
         held: dict[Shape, list[tuple[Part, Table]]] = {}
         for part in parts:
             group = part.group
@@ -137,15 +129,27 @@ class KernelPath(Path):
             held.setdefault(table.shape, []).append((part, table))
         return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
 
-    def issue(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int]) -> None:
-        """Launch the kernels; see :meth:`Path.issue`."""
+    def write(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], calls: CallList) -> None:
+        """Launch the kernels; see :meth:`Path.write`."""
         del transfer
         ready, stream = prepared
-        device = self._resources.device
-        for (function, threads, shared), programs, header, (source, nbytes) in ready:
+        for kernel, programs, header, (source, nbytes) in ready:
             if nbytes:
-                device.copy(header, source, nbytes, stream)
-            device.launch(function, programs, threads, shared, stream, header)
+                calls.copy(header, source, nbytes, stream)
+            calls.launch(kernel, programs, header, stream)
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Launch a kernel for each piece; see :meth:`Path.write_layers`."""
+        plan, before = transfer.plan, calls.count
+        size = self._size(plan)
+        tile = _tile(plan.nbytes // len(cuts.groups), size)
+        written = self._layers.write(transfer, plan, cuts, lane.kernel, size, tile, marks)
+        if written is None:
+            return None
+        calls.extend(written.calls)
+        return [before + rows for rows in written.marked]
 
     def issue_recorded(
         self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
@@ -291,6 +295,11 @@ def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[i
     return Ready(table.kernel, _programs(size, rows, table.shape), base, copied)
 
 
+def _tile(nbytes: int, size: KernelSize) -> int:
+    """Return the bytes in flight per program, for a launch that moves ``nbytes`` bytes."""
+    return min(size.tile, EVEN_TILE) if nbytes < EVEN_TILES * size.tile * size.programs else size.tile
+
+
 def _programs(size: KernelSize, rows: int, shape: Shape) -> int:
     """Return the number of programs: at most one for each tile of rows, and at least one."""
     return min(size.programs, -(-rows // shape.rows)) or 1
@@ -300,11 +309,6 @@ def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
     longest = min(int(columns[2].max()), MAX_WIDTH)
     return shape_of(alignment_of(columns), longest, size.tile, size.warps)
-
-
-def copies_of(plan: Plan) -> int:
-    """Count the contiguous copies of a plan, before merging."""
-    return sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.parts)
 
 
 def write_units(

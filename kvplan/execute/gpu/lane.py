@@ -6,20 +6,26 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.line import Line
 from kvplan.base.threads import Standby, Worker, aside
+from kvplan.cuda.call_errors import error_of
+from kvplan.cuda.call_list import CallList, paced
 from kvplan.errors import TransferError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights, Mark
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import Awaited, Wait, recorded, wait_for_issue
+from kvplan.execute.gpu.waits import LAST_ROW, Awaited, Wait, recorded, wait_for_issue
 from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
+from kvplan.plan.layers import cuts_of
 from kvplan.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from kvplan.cuda.issuer import Issuer
 
 STREAMS = ("copy", "kernel", "other", "gate")
 
@@ -67,7 +73,8 @@ class Lane(Flights):
         waiting: the transfer whose ``after=`` the lane's thread now waits for, on the CPU.
         lock: held by a thread that submits; the same lock for both lanes of a direction.
         owned: returns whether the calling thread holds the lock.
-        thread: the thread that issues pending transfers.
+        issuer: the thread that makes the calls of long transfers without the interpreter; None before the first one.
+        thread: the thread that issues pending transfers, those that wait on the CPU for their ``after=``.
         standby: a thread that waits in its place for objects that CUDA does not know.
     """
 
@@ -95,6 +102,8 @@ class Lane(Flights):
         self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
         self.wake: Wake = SimpleQueue()
         self.stir: Callable[[], object] = partial(self.wake.put, None)
+        self.issuer: Issuer | None = None
+        self._issuer_stopped = False
         self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", resources.inside)
         self.standby = Standby(resources.inside)
 
@@ -156,17 +165,12 @@ class Lane(Flights):
         self._reap_all()
         return self.calls > most
 
-    def _wait_for_room(self) -> None:
-        """Wait on the CPU, in the lane's thread, until the driver's queue has room."""
-        while self.full():
-            with self._resources.lock:
-                first = self.flying[0] if self.flying else None
-            if first is not None:
-                first.block()
-
     # Issuing.
 
-    def issue(self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer]) -> None:
+    def issue(
+        self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer], *,
+        blocking: bool = False,
+    ) -> None:  # fmt: skip
         """Issue a transfer. The device is current, and no other thread issues on this lane.
 
         Args:
@@ -174,50 +178,158 @@ class Lane(Flights):
             path: the path that moves its plan.
             waits: events and transfers that ``after=`` stands for.
             behind: transfers of the direction's other lane that this transfer conflicts with.
+            blocking: whether the driver's calls may wait for the copying, as for pageable memory.
 
         Raises:
             BaseException: the path or the driver raises it. The transfer stays in flight until its issued work ends.
         """
-        device, lock = self._device, self._resources.lock
         enter, leave = path.streams(self, transfer.plan.direction)
         begin, end = transfer.event(), transfer.event()
+        given, plan = 0 if self.issuer is None else self.issuer.given, transfer.plan
+        apart = blocking or self._issuing_apart or self.full()
         try:
-            steps = []
-            if transfer.by_layer and transfer.plan.nbytes:
-                for layers, plan in transfer.pieces():
-                    mark = transfer.mark(layers)
-                    steps.append((path.prepare(transfer, plan, self), mark))
-            elif transfer.plan.nbytes:
-                steps = [(path.prepare(transfer, transfer.plan, self), 0)]
-            for wait in waits:
-                if isinstance(wait, Awaited):
-                    wait.precede(enter)
-                else:
-                    device.wait(enter, wait)
-            for one in behind:
-                with lock:
-                    if not one._over and one._end:
-                        device.wait(enter, one._end)
-            last = self.last
-            if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
-                with lock:
-                    if not last._over:
-                        device.wait(enter, last._end)
-            whole = len(steps) == 1 and enter == leave and not steps[0][1]
-            if not (whole and path.issue_recorded(transfer, steps[0][0], begin, end)):
-                device.record(begin, enter)
-                for prepared, mark in steps:
-                    path.issue(transfer, prepared)
-                    if mark:
-                        device.record(mark, leave)
-                if enter != leave and not steps:
-                    device.wait(leave, begin)
-                device.record(end, leave)
+            if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
+                prepared = path.prepare(transfer, plan, self)
+                front = self._front(transfer, path, enter, waits, behind)
+                if front.count:
+                    transfer.play(front)
+                if path.issue_recorded(transfer, prepared, begin, end):
+                    self._fly(transfer, begin, end)
+                    return
+                calls = CallList()
+                calls.record(begin, enter)
+                path.write(transfer, prepared, calls)
+                waits, behind = [], []
+            else:
+                calls = CallList()
+                calls.record(begin, enter)
+                self._write(transfer, path, leave, calls)
+                if enter != leave and not plan.nbytes:
+                    calls.wait(leave, begin)
+            calls.record(end, leave)
+            calls.close()
+            apart = apart or calls.effort > self._resources.limits.inline_effort
+            front = self._front(transfer, path, enter, waits, behind, apart=apart)
+            if apart:
+                self._give(transfer, front, calls, begin, end)
+                return
+            if front.count:
+                transfer.play(front)
+            transfer.play(calls)
             self._fly(transfer, begin, end)
         except BaseException as error:
-            if not transfer._end:
+            if self.issuer is not None and self.issuer.given != given:
+                raise  # the list is played to its end
+            if transfer._end:
+                transfer.fail(error)
+                self._record_end(transfer, end)
+                transfer.unplay()
+            else:
                 self._end_broken(transfer, begin, end, error)
             raise
+
+    def _front(
+        self, transfer: DeviceTransfer, path: Path, enter: int, waits: list[Wait], behind: list[DeviceTransfer], *,
+        apart: bool = False,
+    ) -> CallList:  # fmt: skip
+        """Return the calls by which a stream waits for all earlier work that the transfer depends on.
+
+        If another thread makes the calls, the stream waits for an event as recorded now: its owner may record it again.
+        """
+        lock, last, calls = self._resources.lock, self.last, CallList()
+        for wait in waits:
+            if isinstance(wait, Awaited):
+                self._write_wait(transfer, enter, wait, calls, checked=True)
+            else:
+                again = apart and transfer.kept is not None
+                calls.wait(enter, recorded(wait, transfer, self.gate) if again else wait)
+        for one in behind:
+            self._write_wait(transfer, enter, one, calls)
+        if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
+            with lock:
+                if not last._over:
+                    transfer.hold(last)
+                    calls.wait(enter, last._end)
+        calls.close()
+        return calls
+
+    def _write_wait(
+        self, transfer: DeviceTransfer, enter: int, one: Awaited, calls: CallList, *, checked: bool = False
+    ) -> None:  # fmt: skip
+        """Let the first stream wait for another transfer; if ``checked``, its error is an error of this transfer."""
+        if not isinstance(one, DeviceTransfer) or one.resources is not self._resources:
+            one.await_issue()
+            if not one.done():
+                event = transfer.event()
+                one.precede(self.gate)
+                self._device.record(event, self.gate)
+                calls.wait(enter, event)
+            return
+        one._notice()
+        with self._resources.lock:
+            if checked:
+                one._raise_error()
+            if one._over or not one._end:
+                return
+            transfer.hold(one)
+            if one.unplayed and one._state is not None:
+                calls.await_rows(one._state, LAST_ROW)
+            calls.wait(enter, one._end)
+
+    def _write(self, transfer: DeviceTransfer, path: Path, leave: int, calls: CallList) -> None:
+        """Write down the calls of a transfer that is cut by layers, or has two streams."""
+        if not transfer.plan.nbytes:
+            return
+        cuts = cuts_of(transfer.plan, transfer.by_layer) if transfer.by_layer else None
+        if cuts is not None:
+            events = [transfer.event() for _ in cuts.layers]
+            rows = path.write_layers(transfer, cuts, self, events, calls)
+            if rows is not None:
+                transfer.set_marks(list(map(Mark, cuts.layers, events, rows)))
+                return
+        marks = []
+        for layers, plan in transfer.pieces():
+            path.write(transfer, path.prepare(transfer, plan, self), calls)
+            if transfer.by_layer:
+                event = transfer.event()
+                calls.record(event, leave)
+                marks.append(Mark(layers, event, calls.count))
+        transfer.set_marks(marks)
+
+    @property
+    def _issuing_apart(self) -> bool:
+        """Return whether the thread without the interpreter has calls to make, so that further calls must queue."""
+        return self.issuer is not None and not self.issuer.idle
+
+    def _give(self, transfer: DeviceTransfer, front: CallList, calls: CallList, begin: int, end: int) -> None:
+        """Let the thread without the interpreter make the calls of a transfer."""
+        issuer, limits = self.issuer, self._resources.limits
+        if issuer is None:
+            issuer = self.issuer = self._device.issuer(f"kvplan-issue-{self.name}", self._resources.inside)
+        if crowding := self._crowding(transfer):
+            front.synchronize(crowding._end)
+            front.close()
+        segments, inserted = [*front.segments, *calls.segments], list[int]()
+        if front.count + calls.count > limits.calls_in_flight:
+            segments, inserted = paced(segments, limits.calls_in_flight, (transfer.event(), transfer.event()))
+        transfer.shift_marks(front.count, inserted)
+        state = transfer.take_list(segments, partial(self._close_failed, transfer))
+        self._fly(transfer, begin, end)
+        issuer.push(segments, state)
+
+    def _crowding(self, transfer: DeviceTransfer) -> DeviceTransfer | None:
+        """Return the transfer in flight that must end before the driver's queue has room; None if there is room."""
+        most = self._resources.limits.lane_calls
+        with self._resources.lock:
+            left = self.calls
+            if left <= most:
+                return None
+            for one in self.flying:
+                left -= one.launches
+                if left <= most and not one._over:
+                    transfer.hold(one)
+                    return one
+        return None
 
     def _fly(self, transfer: DeviceTransfer, begin: int, end: int) -> None:
         alarm = self._alarm
@@ -232,6 +344,19 @@ class Lane(Flights):
     def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
         """Fail a transfer, and keep its loans until all work issued on the lane's streams has ended."""
         transfer.fail(error)
+        if self._record_end(transfer, end):
+            transfer.unplay()
+            self._fly(transfer, begin, end)
+
+    def _close_failed(self, transfer: DeviceTransfer) -> None:
+        """Fail a transfer whose list has failed in the thread without the interpreter. The executor's lock is held."""
+        state = transfer._state
+        if state is not None:
+            transfer.fail(error_of(self._device, transfer._segments, state))
+        self._record_end(transfer, transfer._end)
+
+    def _record_end(self, transfer: DeviceTransfer, end: int) -> bool:
+        """Record the end of a broken transfer behind all work of the lane; return False if the context is lost."""
         device = self._device
         try:
             for stream in self.streams:
@@ -241,24 +366,25 @@ class Lane(Flights):
             device.record(end, self.copy)
         except TransferError:  # the context is lost, with all work in flight
             transfer.lose()
-            return
-        self._fly(transfer, begin, end)
+            return False
+        return True
 
     def issue_later(
-        self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer]
-    ) -> None:
+        self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer],
+        *, blocking: bool = False,
+    ) -> None:  # fmt: skip
         """Queue a transfer for the lane's own thread, which holds no lock while it issues.
 
         While this thread has work, every submit queues its transfer here.
 
         Args:
-            transfer, path, behind: as in :meth:`issue`.
+            transfer, path, behind, blocking: as in :meth:`issue`.
             after: the object that the CPU waits for if ``waits`` is None.
             waits: as in :meth:`issue`; None if only the CPU can wait.
         """
         # The transfer waits for an event as recorded now: its owner may record it again before the transfer is issued.
         if waits is not None and transfer.kept is not None:
-            waits = [recorded(wait, transfer, self.gate) for wait in waits]
+            waits = [recorded(one, transfer, self.gate) if isinstance(one, int) else one for one in waits]
         earlier: list[Awaited] = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
         device = self._device
 
@@ -267,8 +393,8 @@ class Lane(Flights):
                 if not self._take(transfer, after if waits is None else None, earlier):
                     transfer.give_back()
                     return
-                with device.current(), device.patient():
-                    self.issue(transfer, path, waits or [], behind)
+                with device.current():
+                    self.issue(transfer, path, waits or [], behind, blocking=blocking)
             except BaseException as error:  # noqa: BLE001  # the transfer's error; the next transfer must still run
                 transfer.abandon(error)
 
@@ -298,8 +424,6 @@ class Lane(Flights):
             problem = wait_on_cpu(after, self.standby, self.wake, lambda: transfer._over)
             for one in earlier if problem is None else ():
                 wait_for_issue(one, transfer, self.wake)
-            if problem is None and not transfer._over:
-                self._wait_for_room()
         except BaseException as error:  # noqa: BLE001  # ignored if the transfer was cancelled
             problem = error
         self.waiting = None
@@ -324,6 +448,18 @@ class Lane(Flights):
             transfer.is_issued()
             del transfer
         self.standby.dismiss()
+
+    def joined(self) -> bool:
+        """Return whether both threads have ended, after :meth:`stop`."""
+        if not self.thread.join(0):
+            return False
+        issuer = self.issuer
+        if issuer is None:
+            return True
+        if not self._issuer_stopped:
+            self._issuer_stopped = True
+            issuer.stop()
+        return issuer.worker.join(0)
 
     def _next(self) -> DeviceTransfer | None:
         """Wait for the transfer to issue next, and return it; None if the lane is stopped and none is pending."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvplan.cost.model import MIXED
+from kvplan.cuda.call_list import CallList
 from kvplan.execute.gpu.copy_engine import CopyEnginePath
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import KernelPath
@@ -49,11 +50,6 @@ class MixedPath(Path):
         """See :meth:`Path.refuse`."""
         return self._engine.refuse(plan, sides) or self._kernel.refuse(plan, sides)
 
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`."""
-        large, small = halves_of(transfer.plan)
-        return bool((large and self._engine.slow_for(large)) or (small and self._kernel.slow_for(small)))
-
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
         del direction
@@ -72,14 +68,14 @@ class MixedPath(Path):
         by_kernel = self._kernel.prepare(transfer, small, lane) if small else None
         return Both(by_engine, by_kernel, lane.copy, lane.kernel, transfer.event(), transfer.event())
 
-    def issue(self, transfer: DeviceTransfer, prepared: Both) -> None:
-        """Issue both halves, each on its own stream, and join them; see :meth:`Path.issue`."""
-        device, (by_engine, by_kernel, copy, kernel, begun, copied) = self._resources.device, prepared
-        device.record(begun, copy)
-        device.wait(kernel, begun)
+    def write(self, transfer: DeviceTransfer, prepared: Both, calls: CallList) -> None:
+        """Write both halves down, each for its own stream, and join them; see :meth:`Path.write`."""
+        by_engine, by_kernel, copy, kernel, begun, copied = prepared
+        calls.record(begun, copy)
+        calls.wait(kernel, begun)
         if by_kernel is not None:  # before the copies, since a call for a batch of copies takes long
-            self._kernel.issue(transfer, by_kernel)
+            self._kernel.write(transfer, by_kernel, calls)
         if by_engine is not None:
-            self._engine.issue(transfer, by_engine)
-            device.record(copied, copy)
-            device.wait(kernel, copied)
+            self._engine.write(transfer, by_engine, calls)
+            calls.record(copied, copy)
+            calls.wait(kernel, copied)

@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.cost.policy import HOST_ROUTES
+from kvplan.cuda.call_list import CallList
 from kvplan.cuda.reach import Facts, ordinal_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
 
 Refusal = tuple[type[KVPlanError], str]  # the error that a refused plan raises: its class and its text
@@ -82,15 +84,15 @@ class Path(Protocol):
     For each submit the executor calls, in this order:
 
     1. :meth:`refuse`, in the submitting thread; not if ``auto`` has chosen this path for such plans before.
-    2. :meth:`slow`, in the submitting thread, to decide which thread issues the transfer.
-    3. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
-    4. :meth:`issue`, with each result of :meth:`prepare`, in the same order.
+    2. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
+    3. :meth:`write`, with each result of :meth:`prepare`, in the same order.
 
-    Steps 3 and 4 run in one thread. Only this thread issues on the lane, and the GPU is current there. Between the two
-    steps, the executor lets the first stream of :meth:`streams` wait for all earlier work that the transfer depends on.
-    It records an event on the first stream before :meth:`issue`, and one on the second stream after it.
+    Steps 2 and 3 run in one thread, and the GPU is current there. No step makes a driver call that moves bytes: a path
+    writes its calls down. The executor makes a short list of calls at once. A long list goes to a thread that stays in
+    compiled code. In front of the calls the executor lets the first stream of :meth:`streams` wait for all earlier work
+    that the transfer depends on, and records an event there. It records one on the second stream behind them.
 
-    An exception that :meth:`prepare` or :meth:`issue` raises is the error of the transfer. The path need not undo
+    An exception that :meth:`prepare` or :meth:`write` raises is the error of the transfer. The path need not undo
     anything: the executor waits until all issued work of the lane has ended, and then takes the transfer's loans back.
     So a path must borrow memory and events from the transfer: ``slot``, ``scratch``, ``event``.
 
@@ -112,15 +114,6 @@ class Path(Protocol):
         """Return why the path cannot serve a plan, or None if it can. The call must not change anything."""
         del plan, sides
         return None
-
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """Tell whether issuing takes the CPU so long that the lane's own thread should do it.
-
-        More than 256 driver calls, or 2,048 copies in batches, count as long. ``transfer.pieces()`` returns the plans
-        that the transfer is cut into.
-        """
-        del transfer
-        return False
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
@@ -144,26 +137,45 @@ class Path(Protocol):
             lane: the streams.
 
         Returns:
-            The argument ``prepared`` of :meth:`issue`.
+            The argument ``prepared`` of :meth:`write`.
         """
         raise NotImplementedError
 
-    def issue(self, transfer: DeviceTransfer, prepared: Any) -> None:
-        """Issue the work. Call ``transfer.pace`` after every few driver calls, so that the driver's queue never fills.
+    def write(self, transfer: DeviceTransfer, prepared: Any, calls: CallList) -> None:
+        """Write down the calls that move the bytes.
 
         Args:
             transfer: as in :meth:`prepare`.
             prepared: the result of :meth:`prepare`.
+            calls: the list to which the calls are added.
         """
         raise NotImplementedError
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Write down the calls of all pieces of a transfer by layer, if the path can do so at once.
+
+        The executor calls this in place of :meth:`prepare` and :meth:`write`, if the transfer's plan has one part.
+
+        Args:
+            transfer, lane, calls: as in :meth:`prepare` and :meth:`write`.
+            cuts: the pieces of the transfer's plan.
+            marks: for each piece, the event to record behind it, on the second stream of :meth:`streams`.
+
+        Returns:
+            For each piece, the number of calls in the list up to the record of its event; None if nothing is written.
+        """
+        del transfer, cuts, lane, marks, calls
+        return None
 
     def issue_recorded(self, transfer: DeviceTransfer, prepared: Any, begin: int, end: int) -> bool:
         """Record an event, issue all work of a transfer and record a second event, if one call does it all.
 
-        The executor calls this in place of :meth:`issue`, for a transfer that is not cut and has one stream.
+        The executor calls this in place of :meth:`write`, for a transfer that is not cut and has one stream.
 
         Args:
-            transfer, prepared: as in :meth:`issue`.
+            transfer, prepared: as in :meth:`write`.
             begin, end: the events before and behind the work.
 
         Returns:

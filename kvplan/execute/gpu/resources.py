@@ -11,7 +11,14 @@ from typing import Any
 from kvplan.base.latch import Wake
 from kvplan.base.process import generation
 from kvplan.base.threads import aside
-from kvplan.cost.policy import CHUNK_NBYTES, SMALL_CHUNK_NBYTES, SMALL_CHUNKS, Policy
+from kvplan.cost.policy import (
+    CHUNK_NBYTES,
+    LAYER_GROUP_NBYTES,
+    LAYER_GROUPS,
+    SMALL_CHUNK_NBYTES,
+    SMALL_CHUNKS,
+    Policy,
+)
 from kvplan.cuda.device import Device
 from kvplan.cuda.reach import Reach
 from kvplan.execute.gpu.arena import Arena, Held, Piece
@@ -36,10 +43,9 @@ class Limits:
             driver's queue holds about 1,000. If it is full, a call waits for the GPU and holds the driver's lock, so
             the calls of all other threads wait, too.
         lane_calls: calls in flight on a lane, without events and copies of addresses: up to four for each launch. If
-            there are more, the lane's own thread issues, since it may wait.
-        slow_calls: 2-D copies and single copies, 2 to 3 us each. If there are more, the lane's own thread issues.
-        slow_copies: copies in batches, 0.4 to 3 us each. If there are more, the lane's own thread issues.
-        slow_chunks: chunks of a staged transfer. If there are more, the lane's own thread issues.
+            there are more, a thread that needs no interpreter makes the calls, since it may wait.
+        inline_effort: most calls, and copies in batches, that the submitting thread makes itself, about a microsecond
+            each. A longer list goes to a thread that needs no interpreter.
         launch_groups: most run groups that the kernel path copies from run tables. If a plan has more, one launch
             copies flat descriptors: a run group costs the CPU as much as 30 flat descriptors.
         launch_rows: most rows per header, or of flat descriptors per launch. The kernel counts rows in 32 bits, and
@@ -62,15 +68,13 @@ class Limits:
     batch_nbytes: int = 28 << 10
     calls_in_flight: int = 256
     lane_calls: int = 192
-    slow_calls: int = 256
-    slow_copies: int = 2048
-    slow_chunks: int = 256
+    inline_effort: int = 96
     launch_groups: int = 16
     launch_rows: int = 1 << 30
     near_rows: int = 1024
     flat_nbytes: int = 64 << 10
-    layer_groups: int = 16
-    layer_group_nbytes: int = 2 << 20
+    layer_groups: int = LAYER_GROUPS
+    layer_group_nbytes: int = LAYER_GROUP_NBYTES
     chunk_nbytes: int = CHUNK_NBYTES
     small_chunks: int = SMALL_CHUNKS
     small_chunk_nbytes: int = SMALL_CHUNK_NBYTES

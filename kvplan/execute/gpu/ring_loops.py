@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
 
 
-@_compiled
+@_brief
 def write_units(words, base, at, first, units, table):
     """Write the header of a launch, and its units.
 

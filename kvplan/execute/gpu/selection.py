@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from kvplan.cost import model as cost
-from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
+from kvplan.cost.by_layer import LayerCut, candidates_by_layer, in_sequence, kernel_wins_by_layer
+from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, layer_groups
 from kvplan.cost.profile import DeviceProfile, route_paths
-from kvplan.cost.statistics import Counted, Statistics, counted, halves_statistics, scattered, total
+from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
@@ -17,7 +18,9 @@ from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
-MOST_PARTS = 8  # decisions are remembered for plans of at most this number of plan parts
+# Decisions are remembered for plans of at most this number of plan parts; by layers, a decision takes longer than the
+# look-up of any number.
+MOST_PARTS = 8
 
 
 class Choice(NamedTuple):
@@ -50,8 +53,11 @@ class Selection:
         self._profile = profile if profile is None or "load" in profile.costs else None
         self._given_pair = profile if profile is not None and "push" in profile.costs else None
         self._pairs: dict[int, DeviceProfile] = {}
-        # By the data that a decision depends on. Run groups and layouts are in the key by id, and held weakly.
-        self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice]] = {}
+        # By the data that a decision depends on: the decision, and the bytes of the plan that it was made for. Run
+        # groups and layouts are in the key by id, and held weakly.
+        self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice, int]] = {}
+        # By run groups, layouts and number of groups of layers, likewise: the run groups cut by layers.
+        self._cuts: dict[Any, tuple[tuple[ref[Any], ...], LayerCut]] = {}
         # By the ids of a plan's only pair of layouts, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Sides]] = {}
 
@@ -78,8 +84,18 @@ class Selection:
             found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
         return found
 
-    def choose(self, plan: Plan, *, capturing: bool) -> Choice:
+    def groups(self, plan: Plan, *, by_layer: bool) -> int:
+        """Return the largest number of groups of layers that a transfer is cut into; 0 if it is not by layers."""
+        limits = self._resources.limits
+        return layer_groups(plan.nbytes, limits.layer_groups, limits.layer_group_nbytes) if by_layer else 0
+
+    def choose(self, plan: Plan, *, capturing: bool, groups: int = 0) -> Choice:
         """Choose the path for a plan, before any bytes move.
+
+        Args:
+            plan: the plan.
+            capturing: whether the transfer becomes a part of a CUDA graph.
+            groups: largest number of groups of layers that the transfer is cut into; 0 or 1 if it is not cut.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
@@ -88,7 +104,7 @@ class Selection:
         """
         name = self._resources.policy.path
         if name == "auto" and not capturing:
-            return self._auto(plan)
+            return self._auto(plan, groups)
         sides = self._sides(plan)
         path = self._paths["kernel" if name == "auto" else name]
         if capturing and not path.capturable:
@@ -98,26 +114,29 @@ class Selection:
             raise refusal[0](refusal[1])
         return Choice(path, None, bool(sides.pageable))
 
-    def all(self, plan: Plan) -> list[cost.Candidate]:
+    def all(self, plan: Plan, groups: int = 0) -> list[cost.Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
         sides = self._sides(plan)
-        counts = counted(plan)
-        found = self._candidates(plan, sides, counts, total(sides.route, counts))
+        cut = self._cut(plan, groups)
+        found = self._candidates(plan, sides, counted(plan) if cut is None else cut.counted(plan), cut)
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
-    def likely(self, plan: Plan) -> list[Path]:
+    def likely(self, plan: Plan, *, by_layer: bool = False) -> list[Path]:
         """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
         chosen = self.choose(plan, capturing=False)
         if chosen.predicted is None:
             return [chosen.path]
-        return [self._paths[one.path] for one in self.all(plan) if not one.refused]
+        found = self.all(plan)
+        if by_layer:
+            found += self.all(plan, self._resources.limits.layer_groups)
+        return [self._paths[path] for path in dict.fromkeys(one.path for one in found if not one.refused)]
 
-    def expected(self, plan: Plan, name: str) -> float | None:
+    def expected(self, plan: Plan, name: str, groups: int = 0) -> float | None:
         """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
         if not plan.nbytes:
             return None
@@ -125,8 +144,10 @@ class Selection:
             sides = self._sides(plan)
         if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
             return None
-        statistics = total(sides.route, counted(plan))
-        return cost.predict(name, statistics, self.profile_of(sides), self._resources.policy).seconds
+        profile, policy, cut = self.profile_of(sides), self._resources.policy, self._cut(plan, groups)
+        if cut is None:
+            return cost.predict(name, total(sides.route, counted(plan)), profile, policy).seconds
+        return in_sequence(name, cut.statistics(sides.route, cut.counted(plan)), profile, policy).seconds
 
     def check(self, name: str, plan: Plan) -> None:
         """Check that a path can serve a plan.
@@ -143,14 +164,32 @@ class Selection:
             raise kind(text)
 
     def _candidates(
-        self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics
-    ) -> list[cost.Candidate]:
+        self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None
+    ) -> list[cost.Candidate]:  # fmt: skip
+        """Return the candidates of a plan from its counts, or from those of its pieces if it is cut by layers."""
         found = {name: _refusal(path, plan, sides) for name, path in self._paths.items()}
         refused = {name: refusal[1] for name, refusal in found.items() if refusal is not None}
         if sides.unserved:  # such a plan may have a route without costs
             return [cost.Candidate(name, refused=refused[name]) for name in GPU_PATHS]
-        halves = halves_statistics(plan.direction, counts)
-        return cost.candidates(statistics, self.profile_of(sides), self._resources.policy, refused, halves)
+        profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
+        if cut is not None:
+            pieces, halves = cut.statistics(route, counts), cut.halves(route, counts)
+            return candidates_by_layer(pieces, profile, policy, refused, halves)
+        return cost.candidates(
+            total(route, counts), profile, policy, refused, halves_statistics(plan.direction, counts)
+        )  # fmt: skip
+
+    def _cut(self, plan: Plan, groups: int) -> LayerCut | None:
+        """Return the run groups of a plan cut by layers, which are kept; None if its transfer is not cut."""
+        if groups < 2 or not plan.nbytes:
+            return None
+        layouts = (id(layout) for pair in plan.layouts for layout in pair)
+        key = groups, *layouts, *(id(part.group) for part in plan.moving)
+        known = self._cuts.get(key)
+        cut = LayerCut.of(plan, groups) if known is None else known[1]
+        if known is None:
+            self._keep(self._cuts, key, plan, cut)
+        return cut if len(cut.pieces) > 1 else None
 
     def _sides(self, plan: Plan) -> Sides:
         """Describe the memory of a plan. The driver is called once for each pair of layouts.
@@ -179,53 +218,57 @@ class Selection:
         facts = [self._resources.reach.facts(layout) for pair in plan.layouts for layout in pair]
         return sides_of(f"cuda:{self._resources.device.ordinal}", plan, facts)
 
-    def _auto(self, plan: Plan) -> Choice:
+    def _auto(self, plan: Plan, groups: int) -> Choice:
         """Choose the path with the least predicted time; for memory that no kernel reaches, by a fixed rule.
 
         Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
         only if the path may depend on them: counting takes as long as moving a small plan. If a sample of many units
-        shows that hardly any merge, the decision for such plans is taken.
+        shows that hardly any merge, the decision for such plans is taken. By layers, the number of units is rounded,
+        too: such a decision takes longer than the submit, and every request of an engine has another number of units.
         """
+        groups = groups if groups > 1 else 0
         unmerged: Any = None  # a key without merge counts
         apart: Any = None  # the key of plans whose units are scattered
         if len(plan.parts) == 1 and len(plan.layouts) == 1:
             part = plan.parts[0]
             src, dst = plan.layouts[0]
-            unmerged = id(part.group), id(src), id(dst), part.units.shape[1]
+            count = part.units.shape[1]
+            unmerged = id(part.group), id(src), id(dst), (groups, _rounded(count)) if groups else count
             known = self._decided.get(unmerged)
             if known is None and scattered(part.units):
                 apart = (*unmerged, "scattered")
                 known = self._decided.get(apart)
             if known is not None:
-                return known[1]
-        counts = counted(plan)
+                return _scaled(known, plan)
+        cut = self._cut(plan, groups)
+        counts = counted(plan) if cut is None else cut.counted(plan)
         key: Any = None
-        if unmerged is not None:
-            key = (*unmerged, *map(_rounded, counts[0][-1]))
-            known = self._decided.get(key)
-            if known is not None:
-                self._remember(apart, plan, known[1])
-                return known[1]
-        elif len(plan.parts) <= MOST_PARTS:
+        if unmerged is not None and cut is not None and not cut.merges:
+            key = unmerged
+        elif unmerged is not None:
+            key = (*unmerged, *(_rounded(merged) for *_, counts_of in counts for merged in counts_of))
+        elif groups or len(plan.parts) <= MOST_PARTS:
             layouts = (id(layout) for pair in plan.layouts for layout in pair)
-            key = (*layouts, *((id(part.group), units, *map(_rounded, merged)) for part, _, units, _, merged in counts))
-            known = self._decided.get(key)
-            if known is not None:
-                return known[1]
+            held = (id(part.group) for part in plan.moving)
+            numbers = (
+                (_rounded(units) if groups else units, *map(_rounded, merged)) for *_, units, _, merged in counts
+            )
+            key = (groups, *layouts, *held, *numbers)
+        known = None if key is None else self._decided.get(key)
+        if known is not None:
+            choice = _scaled(known, plan)
+            self._remember(apart, plan, choice)
+            return choice
         sides = self._sides(plan)
         name = _ruled(plan, sides)
         if name:
             self._check(self._paths[name], plan, sides)
             choice = Choice(self._paths[name], None, bool(sides.pageable))
         else:
-            statistics = total(sides.route, counts)
-            best = self._best(plan, sides, counts, statistics)
+            best = self._best(plan, sides, counts, cut)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
-            if (
-                unmerged is not None
-                and best.path == "kernel"
-                and self._whatever_merges(plan, sides, counts, statistics)
-            ):
+            depends = unmerged is not None and key is not unmerged  # on how many copies merge
+            if depends and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
                 key = unmerged
         if not sides.passing:
             self._remember(key, plan, choice)
@@ -233,29 +276,34 @@ class Selection:
         return choice
 
     def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:
-        """Keep a decision until a run group or a layout whose id is in its key is deleted; without a key, do not."""
-        if key is None:
-            return
-        if len(self._decided) >= self._resources.limits.decisions:
-            self._decided.clear()
+        """Keep a decision; without a key, do not."""
+        if key is not None:
+            self._keep(self._decided, key, plan, choice, plan.nbytes)
+
+    def _keep(self, kept: dict[Any, Any], key: Any, plan: Plan, *values: object) -> None:
+        """Keep values until a run group or a layout whose id is in their key is deleted."""
+        if len(kept) >= self._resources.limits.decisions:
+            kept.clear()
 
         def forget(_: object) -> None:  # runs before another object can get the id
-            self._decided.pop(key, None)
+            kept.pop(key, None)
 
         held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
-        self._decided[key] = (tuple(ref(thing, forget) for thing in held), choice)
+        kept[key] = (tuple(ref(thing, forget) for thing in held), *values)
 
-    def _whatever_merges(
-        self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics
-    ) -> bool:  # fmt: skip
+    def _whatever_merges(self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None) -> bool:
         """Return whether the kernel is the best path even if all copies of the other paths merge into one."""
+        refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
+        profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
+        if cut is not None:
+            split = any(None not in pair for pair in cut.halves(route, counts))
+            return not split and kernel_wins_by_layer(cut.statistics(route, counts), profile, policy, refused)
         if halves_statistics(plan.direction, counts) is not None:
             return False
-        refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
-        return cost.kernel_whatever_merges(statistics, self.profile_of(sides), self._resources.policy, refused)
+        return cost.kernel_whatever_merges(total(route, counts), profile, policy, refused)
 
-    def _best(self, plan: Plan, sides: Sides, counts: list[Counted], statistics: Statistics) -> cost.Candidate:
-        every = self._candidates(plan, sides, counts, statistics)
+    def _best(self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None) -> cost.Candidate:
+        every = self._candidates(plan, sides, counts, cut)
         if every[0].refused:
             if len({one.refused for one in every}) == 1:  # all paths have the same reason, which names them
                 raise PathError(every[0].refused)
@@ -277,6 +325,14 @@ def _ruled(plan: Plan, sides: Sides) -> str:
     if sides.passing or (sides.route in HOST_ROUTES and len(sides.devices) > 1):
         return "copy_engine"
     return "" if plan.nbytes else "kernel"
+
+
+def _scaled(known: tuple[object, Choice, int], plan: Plan) -> Choice:
+    """Return a decision for a plan, whose bytes may be a few more or less than those of the plan it was made for."""
+    _, choice, nbytes = known
+    if choice.predicted is None or nbytes == plan.nbytes:
+        return choice
+    return Choice(choice.path, choice.predicted * plan.nbytes / nbytes, choice.pageable)
 
 
 def _rounded(count: int) -> int:

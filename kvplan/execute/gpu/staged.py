@@ -6,79 +6,34 @@ speed of its memory. Chunks go through the slots of a ring, so that both work at
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.cuda.device import DriverError
+from kvplan.cuda.call_list import APART, BATCH, CallList, Segment, copy_rows, launch_words
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.copy_engine import alone, copy_all, long_to_issue, refuse
+from kvplan.execute.gpu.by_layer.ring import SLOTS, TILE, WARPS, Ring, granules_of, ringed
+from kvplan.execute.gpu.by_layer.staged import StagedLayers
+from kvplan.execute.gpu.copy_engine import alone, batched_from
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
-from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits, Resources
+from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.execute.gpu.tables import Kernel
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, cut
+from kvplan.plan.layers import LayerCuts
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
-from kvplan.plan.staging import GRAIN, Staging, staging_of
+from kvplan.plan.staging import GRAIN, staging_of
 
-SLOTS = 4
-TILE = 32 << 10  # bytes
-WARPS = 16
 CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # shape of the kernel that copies headers and unit addresses to the GPU
 NOTHING = np.empty(0, dtype=np.int64)
-
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-class Ring:
-    """Slots in GPU memory that chunks use in turn.
-
-    Args:
-        events: two events for each slot.
-
-    Attributes:
-        piece: the memory of all slots.
-        slots, slot_nbytes: number of slots, and bytes per slot.
-        filled, freed: (slots,) int64: for each slot, the event after its last write, and after its last read.
-        users: for each slot, a weak reference to the last transfer through it: a transfer holds its plan's memory.
-    """
-
-    def __init__(self, events: list[int], piece: Piece, slots: int, slot_nbytes: int) -> None:
-        self.piece = piece
-        self.slots = slots
-        self.slot_nbytes = slot_nbytes
-        self.filled, self.freed = np.array(events, dtype=np.int64).reshape(2, slots)
-        self.users: list[Callable[[], DeviceTransfer | None]] = [lambda: None] * slots
-        self.next = 0
-
-    @property
-    def events(self) -> list[int]:
-        """Return all events of the ring."""
-        return [*self.filled.tolist(), *self.freed.tolist()]
-
-    def enter(self, transfer: DeviceTransfer, chunks: int) -> tuple[int, BoolArray]:
-        """Reserve the next slots for the chunks of a transfer.
-
-        Returns:
-            The first slot; and whether a transfer in flight still uses a slot, in the order of the chunks.
-        """
-        first, self.next = self.next, (self.next + chunks) % self.slots
-        user, busy = ref(transfer), np.zeros(self.slots, dtype=np.bool_)
-        for k in range(min(chunks, self.slots)):
-            slot = (first + k) % self.slots
-            before = self.users[slot]()
-            busy[k] = before is not None and not before._over
-            self.users[slot] = user
-        return first, busy
 
 
 class Chunks(NamedTuple):
@@ -88,7 +43,6 @@ class Chunks(NamedTuple):
         rows: (n, 4) int64: the calls, one per row, in the format of :mod:`kvplan.cuda.calls`.
         made: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
         kernel: the kernel that the calls launch.
-        leave: the stream on which the transfer ends.
         carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
         apart: whether there are chunks whose copies cannot be one batch.
@@ -98,7 +52,6 @@ class Chunks(NamedTuple):
     rows: Int64Array
     made: Int64Array
     kernel: Kernel
-    leave: int
     carry: int
     kernels: int
     apart: bool
@@ -119,6 +72,7 @@ class StagedPath(Path):
         # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = resources.device.multiprocessors
         self._programs = min(policy.max_programs or processors, processors)
+        self._layers = StagedLayers(resources, self._programs)
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """Refuse also if a granule is larger than the ring that the policy allows; see :meth:`Path.refuse`."""
@@ -141,15 +95,6 @@ class StagedPath(Path):
                 )
         return None
 
-    def slow(self, transfer: DeviceTransfer) -> bool:
-        """See :meth:`Path.slow`."""
-        plan, resources = transfer.plan, self._resources
-        if plan.nbytes > resources.limits.slow_chunks * self._chunk_nbytes:
-            return True
-        way = plan.direction
-        held = [(part.units.shape[1], staging_of(part.group, way).extents[2]) for part in plan.parts]
-        return long_to_issue(resources, way, held, resources.limits.batch_copies)
-
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
         return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
@@ -159,7 +104,7 @@ class StagedPath(Path):
         tables, host_is_src = self._resources.tables, plan.direction == "load"
         ring_loops().load()
         for part in plan.parts:
-            items = _ringed(staging_of(part.group, plan.direction), load=host_is_src)
+            items = ringed(staging_of(part.group, plan.direction), load=host_is_src)
             tables.warm_up(part.group, *items, TILE, key=("ring", host_is_src), max_warps=WARPS)
         if not host_is_src:
             tables.function(CARRIER)
@@ -173,21 +118,30 @@ class StagedPath(Path):
             if part.units.shape[1]
         ]
 
-    def issue(self, transfer: DeviceTransfer, prepared: list[Chunks]) -> None:
-        """Send chunks through the ring, on both of the lane's streams; see :meth:`Path.issue`."""
+    def write(self, transfer: DeviceTransfer, prepared: list[Chunks], calls: CallList) -> None:
+        """Send chunks through the ring, on the lane's streams; see :meth:`Path.write`."""
         for chunks in prepared:
             if chunks.carry:
-                function, threads, shared = self._resources.tables.function(CARRIER)
-                self._resources.device.launch(function, 1, threads, shared, chunks.kernels, chunks.carry)
-            rows = chunks.rows
+                calls.launch(self._resources.tables.function(CARRIER), 1, chunks.carry, chunks.kernels)
+            rows, columns = chunks.rows, chunks.made
             if chunks.apart:
-                begun = 0
-                for at in np.flatnonzero(rows[:, 0] == calls().APART).tolist():
-                    self._run(transfer, chunks, rows[begun:at])
-                    self._copy(transfer, chunks, *rows[at, 1:].tolist())
-                    begun = at + 1
-                rows = rows[begun:]
-            self._run(transfer, chunks, rows)
+                rows, columns = self._taken_apart(transfer.plan.direction, chunks)
+            calls.extend(Segment(rows, columns, launch_words(chunks.kernel, self._programs)[None]))
+
+    def write_layers(
+        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
+    ) -> list[int] | None:  # fmt: skip
+        """Send the chunks of all pieces through the ring; see :meth:`Path.write_layers`."""
+        ring_of = partial(self._ring, transfer, lane.name)
+        written = self._layers.write(transfer, transfer.plan, cuts, lane, ring_of, marks)
+        if written is None:
+            return None
+        if written.carried is not None:
+            carry = self._carry(transfer, *written.carried)
+            calls.launch(self._resources.tables.function(CARRIER), 1, carry, lane.kernel)
+        before = calls.count
+        calls.extend(written.calls)
+        return [before + rows for rows in written.marked]
 
     def _prepare_part(
         self, transfer: DeviceTransfer, part: Part, skips: tuple[int, int], plan: Plan, seams: Int64Array,
@@ -203,7 +157,7 @@ class StagedPath(Path):
         chunks = last // granules + 1
         first_slot, busy = ring.enter(transfer, chunks)
         table = resources.tables.get(
-            part.group, *_ringed(staging, load=load), TILE, lane.kernel, key=("ring", load), max_warps=WARPS
+            part.group, *ringed(staging, load=load), TILE, lane.kernel, key=("ring", load), max_warps=WARPS
         )
         head = staging.part(skip, end + 1 if last == 0 else per)
         tail = staging.part(0, end + 1)
@@ -233,11 +187,10 @@ class StagedPath(Path):
         written, apart = calls().schedule(
             load, edges, limits.batch_copies if at_once else 0, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
-            carried.address, 8 * HEADER, rows,
+            carried.address, 8 * HEADER, 0, rows,
         )  # fmt: skip
-        leave = self.streams(lane, plan.direction)[1]
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
-        return Chunks(rows[:written], made, table.kernel, leave, carry, lane.kernel, bool(apart), seams)
+        return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, bool(apart), seams)
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
         """Prepare a kernel launch that copies a pinned slot to GPU memory, and return the address of its header.
@@ -250,25 +203,24 @@ class StagedPath(Path):
         write_flat(header, columns, -(-int(columns[2, 0]) // CARRIER.width))
         return header.address
 
-    def _run(self, transfer: DeviceTransfer, chunks: Chunks, rows: Int64Array) -> None:
-        """Issue these rows in steps, and pace the transfer after each step."""
-        device = self._resources.device
-        while left := len(rows):
-            step = transfer.room
-            some, rows = (rows, rows[:0]) if left <= step else (rows[:step], rows[step:])
-            try:
-                device.issue(some, chunks.made, chunks.kernel, self._programs)
-            except DriverError as error:
-                refuse(error, tuple(chunks.made), range(chunks.made.shape[1]))
-            transfer.pace(len(some), chunks.leave)
-
-    def _copy(self, transfer: DeviceTransfer, chunks: Chunks, first: int, last: int, stream: int) -> None:
-        """Issue the copies of a chunk that cannot be one batch."""
-        made, seams = Descriptors(*(column[first:last] for column in chunks.made)), chunks.seams
-        if seams.size:
-            load = transfer.plan.direction == "load"
-            made = cut(made, Seams(seams, NOTHING) if load else Seams(NOTHING, seams), None)
-        copy_all(transfer, made, 0, made.size.size, stream)
+    def _taken_apart(self, direction: str, chunks: Chunks) -> tuple[Int64Array, Int64Array]:
+        """Return rows and columns in which chunks that cannot be one batch have several calls."""
+        limits, seams = self._resources.limits, chunks.seams
+        least, rows, columns = batched_from(self._resources, direction), list[Int64Array](), [chunks.made]
+        width, begun = chunks.made.shape[1], 0
+        for at in np.flatnonzero(chunks.rows[:, 0] == APART).tolist():
+            _, first, last, stream = chunks.rows[at].tolist()
+            made = Descriptors(*(column[first:last] for column in chunks.made))
+            if seams.size:
+                made = cut(made, Seams(seams, NOTHING) if direction == "load" else Seams(NOTHING, seams), None)
+            some = np.stack(made)
+            apart = copy_rows(some, 0, some.shape[1], stream, least, limits.batch_copies)
+            apart[:, 1] += width
+            apart[:, 2] += width * (apart[:, 0] == BATCH)
+            rows += [chunks.rows[begun:at], apart]
+            columns.append(some)
+            begun, width = at + 1, width + some.shape[1]
+        return np.concatenate([*rows, chunks.rows[begun:]]), np.concatenate(columns, axis=1)
 
     def close(self) -> None:
         """Give the events of all rings back. No transfer is in flight."""
@@ -282,8 +234,6 @@ class StagedPath(Path):
         if ring is not None and ring.slot_nbytes >= granule:
             return ring
         resources = self._resources
-        # This loads the compiled loop. Otherwise it would load between the transfer's first event and its copies.
-        resources.device.issue(np.empty((0, 4), dtype=np.int64), np.empty((3, 0), dtype=np.int64), (0, 0, 0), 1)
         slot = max(self._chunk_nbytes // GRAIN * GRAIN, granule)
         most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
@@ -293,26 +243,6 @@ class StagedPath(Path):
         old_events, old = ([], []) if ring is None else (ring.events, [resources.memory.held(ring.piece)])
         transfer.exchange(len(events), old_events, old, self._rings, lane, made)
         return made
-
-
-def _ringed(staging: Staging, *, load: bool) -> tuple[Int64Array, int]:
-    """Return the items that the kernels copy between ring and cache, and their alignment in bytes."""
-    return staging.runs if load else staging.runs[[1, 0, 2]], staging.alignment
-
-
-def granules_of(nbytes: int, granule: int, slot: int, limits: Limits = DEFAULT_LIMITS) -> int:
-    """Return the number of granules per chunk.
-
-    Args:
-        nbytes: bytes of the plan.
-        granule, slot: bytes per granule, and bytes per slot of the ring; a slot holds at least one granule.
-        limits: limits of small chunks.
-
-    >>> [-(-16 // granules_of(16 * granule, granule, 42 << 20)) for granule in (147456, 655360, 1310720)]
-    [1, 2, 3]
-    """
-    few = max(min(nbytes // limits.small_chunk_nbytes, limits.small_chunks), 1)
-    return min(slot // granule, -(-nbytes // (few * granule)))
 
 
 @cache

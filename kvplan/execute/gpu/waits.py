@@ -9,12 +9,15 @@ from typing import Any
 
 from kvplan.base.latch import Latch, Wake, sleep
 from kvplan.base.process import check_process
+from kvplan.cuda.call_list import ENDED, FAILED, PLAYED
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer, check_layer
-from kvplan.plan.layers import Layers
+from kvplan.layout.strides import Int64Array
+
+LAST_ROW = 1 << 62  # more rows than any list has: its end
 
 
 class Awaited(Transfer):
@@ -27,7 +30,8 @@ class Awaited(Transfer):
     _over: bool
     _end: int
     _error: BaseException | None
-    _marks: list[tuple[Layers, int]]
+    _marks: list[Any]
+    _state: Int64Array | None
 
     @abstractmethod
     def event(self) -> int:
@@ -40,6 +44,16 @@ class Awaited(Transfer):
     @abstractmethod
     def block(self) -> None:
         """Block the CPU until the transfer ends. It is issued."""
+
+    @abstractmethod
+    def _is_played(self) -> bool:
+        """Return whether its calls have been made; if one has failed, note it. The executor's lock is held."""
+
+    @property
+    def unplayed(self) -> bool:
+        """Return whether a thread without the interpreter still makes its calls."""
+        state = self._state
+        return state is not None and not state[ENDED]
 
     @property
     def queued(self) -> bool:
@@ -55,13 +69,6 @@ class Awaited(Transfer):
         number = check_layer(self.plan, layer)
         self._order(self._streams(stream), number)
 
-    def await_issue(self) -> None:
-        """See :meth:`Transfer.await_issue`."""
-        if self._issued is not None:
-            self._issued.wait()
-        with self.resources.lock:
-            self._raise_error()
-
     def precede(self, stream: int) -> None:
         """Let the stream with this handle wait for the end of this transfer."""
         self._order([(stream, self.resources.device.ordinal)], None)
@@ -73,6 +80,8 @@ class Awaited(Transfer):
             check_process(self.resources.generation)
         if self._issued is not None and not self._issued.wait(timeout):
             raise self._late(timeout)
+        if not self._await_rows(LAST_ROW, timeout, started):
+            raise self._late(timeout)
         if not self._over:
             if timeout is None:
                 self.block()
@@ -82,6 +91,32 @@ class Awaited(Transfer):
                         raise self._late(timeout)
                     time.sleep(20e-6)
         self._raise_error()
+
+    def await_issue(self) -> None:
+        """See :meth:`Transfer.await_issue`."""
+        check_process(self.resources.generation)
+        if self._issued is not None:
+            self._issued.wait()
+        self._await_rows(LAST_ROW)
+        self._notice()
+        self._raise_error()
+
+    def _notice(self) -> None:
+        """If a call of its list has failed, note the error."""
+        state = self._state
+        if state is not None and state[FAILED] and not self._over:
+            with self.resources.device.current(), self.resources.lock:
+                self._is_played()
+
+    def _await_rows(self, rows: int, timeout: float | None = None, started: float = 0.0) -> bool:
+        """Block until rows of its list have been played, or the list has ended; return False after a timeout."""
+        state = self._state
+        if state is None or state[ENDED] or state[PLAYED] >= rows:
+            return True
+        while not self.resources.device.watch(state, rows):
+            if timeout is not None and time.monotonic() - started > timeout:
+                return False
+        return True
 
     def _late(self, timeout: float | None) -> TransferError:
         return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
@@ -109,13 +144,14 @@ class Awaited(Transfer):
         check_process(resources.generation)
         if self._issued is not None:
             self._issued.wait()
+        mark = None if layer is None else next((one for one in self._marks if layer in one.layers), None)
+        self._await_rows(LAST_ROW if mark is None else mark.rows)
+        self._notice()
         with resources.lock:
             self._raise_error()
             if self._over:
                 return
-            event = self._end
-            if layer is not None:
-                event = next((mark for layers, mark in self._marks if layer in layers), event)
+            event = self._end if mark is None else mark.event
             for stream, ordinal in streams if event else ():
                 # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
                 with (device if ordinal == device.ordinal else device.beside(ordinal)).current():
@@ -161,20 +197,18 @@ def waits_of(after: Any, transfer: Awaited) -> list[Wait] | None:
     return [theirs] if theirs else []  # an event that was never recorded counts as passed
 
 
-def recorded(wait: Wait, transfer: Awaited, gate: int) -> Wait:
-    """Record an event of the transfer behind another owner's event as recorded now; return a transfer unchanged.
+def recorded(event: int, transfer: Awaited, gate: int) -> int:
+    """Record an event of the transfer behind another owner's event as recorded now.
 
     Args:
-        wait: event or transfer from :func:`waits_of`.
+        event: the other owner's event.
         transfer: the transfer that waits.
         gate: the stream on which the event is recorded.
     """
-    if isinstance(wait, Awaited):
-        return wait
-    device, event = transfer.resources.device, transfer.event()
-    device.wait(gate, wait)
-    device.record(event, gate)
-    return event
+    device, mine = transfer.resources.device, transfer.event()
+    device.wait(gate, event)
+    device.record(mine, gate)
+    return mine
 
 
 def wait_for_issue(one: Awaited, transfer: Awaited, wake: Wake) -> None:

@@ -30,6 +30,10 @@ def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence
         device.load_loops()
         if plan is None or not plan.nbytes:
             return
+        if layer_groups > 1:
+            from kvplan.execute.gpu.by_layer import loops as by_layer  # imports numba
+
+            by_layer.load()
         parts = [part for _, part in split_layers(plan, layer_groups)] if layer_groups > 1 else [plan]
         for part in parts:
             for path in paths:

@@ -92,8 +92,9 @@ class HostPath:
         if self.waiting.closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """Raise PathError: the CPU has one path and no cost model."""
+        del by_layer
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:

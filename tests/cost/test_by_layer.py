@@ -1,0 +1,198 @@
+"""The cost of a transfer by layers: pieces one after another, by hand; and measured transfers on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import PathError, Policy
+from kvplan.cost.by_layer import (
+    NEXT_GROUP,
+    candidates_by_layer,
+    in_sequence,
+    kernel_wins_by_layer,
+    mixed_in_sequence,
+    statistics_by_layer,
+)
+from kvplan.cost.explain import explain, facts, shares
+from kvplan.cost.model import JOIN, MIXED, Candidate, candidates, mixed, predict
+from kvplan.cost.policy import layer_groups
+from kvplan.cost.profile import TERMS, Beside, PathCosts, route_paths
+from kvplan.cost.statistics import LARGE, Pieces, Statistics, statistics_of
+from kvplan.cost.store import by_name
+from tests.cost.priced_profiles import PLAN, profile
+
+COSTS = {
+    "kernel": (5000.0, 10.0, 0.05),
+    "copy_engine": (3000.0, 1000.0, 0.1, 500.0, 0.02),
+    "copy_engine_2d": (4000.0, 300.0, 20.0, 0.05),
+    "staged": (20_000.0, 2.0, 1000.0, 0.1, 500.0, 0.02),
+}
+# Microseconds of PLAN on the GPU, and of the part that a later piece does not take: a launch begins anew, copies queue.
+ALONE = {"kernel": 56.0, "copy_engine": 84.0, "copy_engine_2d": 63.5, "staged": 51.2}
+SAVED = {"kernel": 0.0, "copy_engine": 3.0 - JOIN * 1e6, "copy_engine_2d": 4.0, "staged": 20.0}
+SMALL, LARGE_RUNS = (
+    replace(PLAN, nbytes=nbytes, copies=Pieces.of(count, nbytes), runs=count)
+    for count, nbytes in ((10, 10_000), (2, 990_000))
+)
+
+
+def near(microseconds: float) -> object:
+    return pytest.approx(microseconds * 1e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize("path", TERMS)
+def test_one_piece_is_the_plan(path):
+    assert in_sequence(path, [PLAN], profile(COSTS), Policy()) == predict(path, PLAN, profile(COSTS), Policy())
+    assert candidates_by_layer([PLAN], profile(COSTS), Policy()) == candidates(PLAN, profile(COSTS), Policy())
+
+
+@pytest.mark.parametrize("path", TERMS)
+def test_three_pieces_by_hand(path):
+    made = in_sequence(path, [PLAN] * 3, profile(COSTS), Policy())
+    gpu = 3 * ALONE[path] - 2 * SAVED[path]
+    prepared = 2 * NEXT_GROUP * 1e6
+    assert (made.seconds, made.wall) == (near(gpu), near(gpu + 1 + prepared))
+    assert (made.groups, made.first_group) == (3, near(ALONE[path] + 1 + prepared))
+    assert made.cpu_seconds == near(0.5 + prepared)  # a piece costs this profile's CPU nothing but its fixed share
+    assert made.score == pytest.approx(made.wall + max(made.first_group - made.wall / 3, 0))
+
+
+def test_pieces_end_no_earlier_than_they_are_issued():
+    """40 small copies of 10 us of the CPU each take longer than the 84 us that they take the GPU."""
+    some = profile(COSTS)
+    costs = some.costs["load"]["copy_engine"]
+    dear = replace(costs, cpu=dict(costs.cpu) | {"small_copy": 10_000.0}, wall=dict(costs.wall) | {"fixed": 1e6})
+    some = replace(some, costs={"load": dict(some.costs["load"]) | {"copy_engine": dear}})
+    made = in_sequence("copy_engine", [PLAN] * 4, some, Policy())
+    prepared = 3 * NEXT_GROUP * 1e6
+    assert made.cpu_seconds == near(0.5 + prepared + 4 * 400)
+    assert made.wall == made.cpu_seconds
+
+
+def test_compute_beside_slows_every_piece():
+    some = profile(COSTS, {"kernel": Beside(rate=0.5, slower=1.25)})
+    alone = in_sequence("kernel", [PLAN] * 4, some, Policy())
+    # The policy for decode has 4 programs and the profile was measured with 8: 2 us and 50 us, each piece.
+    made = in_sequence("kernel", [PLAN] * 4, some, Policy(overlap="decode", max_programs=8))
+    assert made.seconds == pytest.approx(4 * predict("kernel", PLAN, some, Policy(max_programs=8)).seconds)
+    one = predict("kernel", PLAN, some, Policy(overlap="decode", max_programs=8))
+    assert made.wall == pytest.approx(one.wall + 3 * one.seconds / 0.5 + 3 * NEXT_GROUP)
+    assert made.compute_seconds == pytest.approx(4 * one.compute_seconds)
+    assert alone.compute_seconds == 0
+
+
+def test_the_lag_of_the_first_group_counts():
+    late = Candidate("staged", wall=100.0, groups=4, first_group=40.0)
+    assert (late.lag, late.score) == (15.0, 115.0)
+    assert Candidate("staged", wall=100.0, groups=4, first_group=20.0).lag == 0
+    assert Candidate("staged", wall=100.0).score == 100.0
+
+
+def test_mixed_pieces():
+    some, policy = profile(COSTS), Policy()
+    both = LARGE_RUNS, SMALL
+    assert mixed_in_sequence([both], some, policy) == mixed(*both, some, policy)
+    made = mixed_in_sequence([both, (LARGE_RUNS, None), both], some, policy)
+    engine = in_sequence("copy_engine", [LARGE_RUNS] * 3, some, policy)
+    kernel = in_sequence("kernel", [SMALL] * 2, some, policy)
+    link = (3 * LARGE_RUNS.nbytes + 2 * SMALL.nbytes) / 10e9
+    assert made.seconds == pytest.approx(3 * JOIN + max(engine.seconds, kernel.seconds, link))
+    assert made.groups == 3
+    assert 0 < made.first_group < made.wall
+    offered = [one.path for one in candidates_by_layer([PLAN] * 2, some, policy, {}, [both, (None, SMALL)])]
+    assert MIXED in offered
+    for halves in ([], [(None, SMALL)] * 2, [(LARGE_RUNS, None)] * 2):
+        assert MIXED not in [one.path for one in candidates_by_layer([PLAN] * 2, some, policy, {}, halves)]
+    assert MIXED not in [one.path for one in candidates_by_layer([PLAN], some, policy, {"kernel": "no"}, [both])]
+
+
+def test_refused_paths_and_routes_without_costs():
+    made = candidates_by_layer([PLAN] * 2, profile(COSTS), Policy(), {"staged": "no"})
+    assert [one.path for one in made if one.refused] == ["staged"]
+    assert {one.groups for one in made if not one.refused} == {2}
+    with pytest.raises(PathError, match="no costs for route 'push'"):
+        candidates_by_layer([replace(PLAN, route="push")] * 2, profile(COSTS), Policy())
+
+
+def test_the_kernel_wins_whatever_merges():
+    cheap = profile({"kernel": (1.0, 0.0, 0.0)})
+    assert kernel_wins_by_layer([PLAN] * 4, cheap, Policy(), ())
+    assert not kernel_wins_by_layer([PLAN] * 4, profile(COSTS), Policy(), ())
+    assert kernel_wins_by_layer([PLAN] * 4, profile(COSTS), Policy(), ("copy_engine", "copy_engine_2d", "staged"))
+
+
+@pytest.mark.parametrize(("nbytes", "groups"), [(0, 1), (1 << 20, 1), (4 << 20, 2), (31 << 20, 15), (1 << 30, 16)])
+def test_how_many_groups(nbytes, groups):
+    assert layer_groups(nbytes) == groups
+
+
+def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:
+    """Random blocks of a pool that keeps all layers of a block together, into a cache with a tensor for each layer."""
+    told = {"sizes": {"layer": layers, "block": blocks, "token": 16, "dim": page // 16}, "dtype": "uint8"}
+    gpu = kvplan.KVLayout.from_spec(told | {"notation": "layer: block token dim", "device": "cuda:0"})
+    host = kvplan.KVLayout.from_spec(told | {"notation": "block layer token dim", "device": "cpu"})
+    chance = np.random.default_rng(0)
+    return kvplan.compile(host, gpu).plan(chance.permutation(blocks), chance.permutation(blocks))
+
+
+# Layers, bytes of a page, blocks; bytes of a piece on the host as a whole and by layer; milliseconds measured by layer
+# on an H200. Pieces of 40 KiB are a fifth faster than the profile's line through pieces of 32 KiB to 1 MiB.
+MEASURED = [
+    (32, 64 << 10, 375, 2 << 20, 128 << 10, {"staged": (15.3, 0.06), "kernel": (16.5, 0.06)}),
+    (80, 8 << 10, 375, 640 << 10, 40 << 10, {"staged": (5.1, 0.25), "kernel": (5.1, 0.05)}),
+]
+
+
+@pytest.mark.parametrize(("layers", "page", "blocks", "whole", "cut", "measured"), MEASURED)
+def test_loads_by_layer_as_measured(layers, page, blocks, whole, cut, measured):
+    plan = load_of(layers, page, blocks)
+    pieces = statistics_by_layer(plan)
+    assert len(pieces) == 16
+    assert blocks - 3 <= statistics_of(plan).extents.large <= blocks, "hardly any rows touch"
+    assert statistics_of(plan).granule_nbytes == whole
+    assert {piece.extents for piece in pieces} == {Pieces.of(blocks, blocks * cut)}
+    made = {one.path: one for one in candidates_by_layer(pieces, by_name("H200"), Policy())}
+    for path, (milliseconds, error) in measured.items():
+        assert made[path].seconds == pytest.approx(milliseconds / 1e3, rel=error)
+
+
+def test_pieces_of_a_row_may_be_small_where_the_row_is_not():
+    """Pages of 4 KiB: rows of 320 KiB, and 20 KiB of 5 layers. A small copy costs the CPU and the GPU 3 us."""
+    plan, policy = load_of(80, 4 << 10, 375), Policy(overlap="decode")
+    pieces = statistics_by_layer(plan)
+    assert pieces[0].extents.small_nbytes == 375 * (20 << 10) < 375 * LARGE
+    whole = candidates(statistics_of(plan), by_name("H200"), policy)
+    by_layer = candidates_by_layer(pieces, by_name("H200"), policy)
+    assert (whole[0].path, by_layer[0].path) == ("staged", "kernel")
+    staged = next(one for one in by_layer if one.path == "staged")
+    assert staged.wall > 5 * by_layer[0].wall
+
+
+def test_the_text_tells_the_groups():
+    some = replace(profile(COSTS), gpu="A GPU", how="made up", note="")
+    pieces = [PLAN] * 3
+    found = candidates_by_layer(pieces, some, Policy(), {"staged": "no"})
+    text = explain(found, pieces, some, Policy())
+    assert "layers:  3 groups, one after another" in text
+    assert "until the first layers arrive" in text
+    assert "layers:" not in explain(candidates(PLAN, some, Policy()), PLAN, some, Policy())
+    kernel = {share.term: share.times for share in shares("kernel", pieces, some)}
+    assert kernel == {"fixed": 1, "run": 300, "byte": 3_000_000}
+    told = facts(found, pieces, some, Policy())["candidates"][0]
+    assert (told["groups"], told["first_group"]) == (3, found[0].first_group)
+    assert sum(term["seconds"] for term in told["terms"]) == pytest.approx(found[0].wall)
+
+
+def test_no_bytes_cost_nothing_more_by_layer():
+    """Costs without a fixed part, and a piece of nothing: no division by zero."""
+    nothing = Statistics("load", 0, 1, 0, 16, Pieces(), 0, 0, Pieces(), Pieces(), 0)
+    free = PathCosts(*(dict.fromkeys(TERMS["staged"], 0.0),) * 3)
+    some = profile(COSTS)
+    some = replace(some, costs={"load": dict(some.costs["load"]) | {"staged": free}})
+    for path in route_paths("load"):
+        made = in_sequence(path, [nothing, nothing], some, Policy(overlap="decode"))
+        assert made.wall >= made.seconds >= 0

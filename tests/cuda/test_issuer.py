@@ -1,0 +1,120 @@
+"""The thread that plays lists of calls: it needs no interpreter, keeps the order, and tells what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from types import SimpleNamespace
+
+import numba
+import numpy as np
+import pytest
+
+from kvplan.cuda import calls, issuer
+from kvplan.cuda.call_list import CallList, new_state
+from kvplan.cuda.issuer import Issuer
+from tests.patience import PATIENCE, until
+
+C = ctypes.CDLL(None)
+C_WITH_THE_INTERPRETER = ctypes.PyDLL(None)  # its calls keep it: no other thread of Python runs meanwhile
+REFUSED = 13  # the event whose record fails
+
+
+@numba.cfunc("int32(int64, int64)")
+def record(event, stream):
+    return 719 if event == REFUSED else 0
+
+
+@numba.cfunc("int32(int64, int64, int64, int64)")
+def copy(dst, src, nbytes, stream):
+    return 0
+
+
+class Machine:
+    """The parts of a device that an issuer needs; its driver is compiled, and copies nothing."""
+
+    attributes = (0, 0)
+    driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda mode: 0)
+
+    def __init__(self) -> None:
+        nap = ctypes.cast(C.usleep, ctypes.c_void_p).value
+        self.entries = np.array([record.address, 0, 0, copy.address, 0, 0, 0, nap], dtype=np.int64)
+
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def watch(self, state: np.ndarray, rows: int) -> bool:
+        return bool(calls.watch(state.ctypes.data, rows, self.entries[calls.NAP], 50))
+
+
+@pytest.fixture
+def thread():
+    made = Issuer(Machine(), "issuer", set())
+    yield made
+    made.stop()
+    assert made.worker.join(PATIENCE)
+
+
+def listed(*events: int) -> CallList:
+    made = CallList()
+    for event in events:
+        made.record(event, 5)
+    made.close()
+    return made
+
+
+def test_lists_are_played_while_a_thread_keeps_the_interpreter(thread):
+    thread.push(listed(1).segments, new_state())
+    until(lambda: thread.idle)  # the thread has started, and its loop is loaded
+    states = [new_state() for _ in range(20)]
+    for state in states:
+        thread.push(listed(*range(14, 114)).segments, state)
+    words = (ctypes.c_int64 * 20)(*(state.ctypes.data for state in states))
+    C_WITH_THE_INTERPRETER.usleep(200_000)  # no bytecode runs for 0.2 s
+    played = [ctypes.c_int64.from_address(address + 8 * calls.PLAYED).value for address in words]
+    assert played == [100] * 20
+    assert all(state[calls.ENDED] for state in states)
+
+
+def test_a_list_that_fails_ends_and_the_next_one_is_played(thread):
+    broken, whole = new_state(), new_state()
+    thread.push([*listed(1, 2).segments, *listed(3, REFUSED, 4).segments], broken)
+    thread.push(listed(1, 2).segments, whole)
+    until(lambda: thread.idle)
+    assert broken[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW, calls.ENDED]].tolist() == [3, 719, 3, 1]
+    assert whole[[calls.PLAYED, calls.FAILED, calls.ENDED]].tolist() == [2, 0, 1]
+
+
+def test_a_list_waits_for_rows_of_another_list(thread):
+    other, mine = new_state(), new_state()
+    waiting = CallList()
+    waiting.await_rows(other, 2)
+    waiting.record(1, 5)
+    waiting.close()
+    thread.push(waiting.segments, mine)
+    time.sleep(0.01)
+    assert not mine[calls.PLAYED]
+    other[calls.PLAYED] = 2
+    until(lambda: thread.idle)
+    assert mine[calls.PLAYED] == 2
+
+
+def test_a_queue_that_is_full_takes_more_lists_later(thread, monkeypatch):
+    monkeypatch.setattr(issuer, "SLOTS", len(thread._queue))
+    other, states = new_state(), [new_state() for _ in range(3 * issuer.SLOTS)]
+    first = CallList()
+    first.await_rows(other, 1)
+    first.close()
+    thread.push(first.segments, new_state())
+    for state in states[: issuer.SLOTS - 3]:
+        thread.push(listed(1).segments, state)
+    other[calls.ENDED] = 1
+    for state in states[issuer.SLOTS - 3 :]:
+        thread.push(listed(1).segments, state)
+    until(lambda: thread.idle)
+    assert all(state[calls.ENDED] for state in states)
+
+
+def test_a_thread_that_was_never_started_has_nothing_to_stop():
+    Issuer(Machine(), "issuer", set()).stop()

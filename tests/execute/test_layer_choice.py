@@ -1,0 +1,171 @@
+"""The path of a transfer by layers on a simulated GPU: chosen by its groups of layers, and remembered."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import Policy
+from kvplan.cost.by_layer import candidates_by_layer, in_sequence
+from kvplan.cost.profile import GPU_ROUTES, TERMS, PathCosts, default, route_paths
+from kvplan.cost.statistics import counted, halves_statistics, statistics_of
+from kvplan.execute.gpu import selection
+from kvplan.execute.gpu.resources import Limits
+from kvplan.plan.layers import split_layers
+from tests.paged_caches import Move, Paged
+from tests.profiles import examples
+from tests.simulated import Device
+from tests.simulated.executors import MOVE, OnDevice, both_ways, executor_on, favouring, pair_on
+
+ALWAYS_CUT = Limits(layer_group_nbytes=1)
+LAYERS = 6
+CACHE = OnDevice("layer: block kv token head dim", layer=LAYERS)
+POOLS = [Paged("block layer kv token head dim", layer=LAYERS), Paged("layer block kv token head dim", layer=LAYERS)]
+
+
+def priced(chance: np.random.Generator) -> kvplan.cost.profile.DeviceProfile:
+    """Random costs, in which no path wins for all plans."""
+    costs = {}
+    for name, terms in TERMS.items():
+        each = {term: 0.0 if term.endswith("byte") else chance.uniform(0, 2000) for term in terms}
+        each["fixed"] = chance.uniform(0, 50_000)
+        costs[name] = PathCosts(each, each, each, each if name == "kernel" else {})
+    return replace(default(), costs={way: {path: costs[path] for path in route_paths(way)} for way in GPU_ROUTES})
+
+
+@contextmanager
+def asked() -> Iterator[mock.Mock]:
+    """Counts how often the model is asked about groups of layers."""
+    with mock.patch.object(selection, "candidates_by_layer", wraps=candidates_by_layer) as asking:
+        yield asking
+
+
+@both_ways
+@pytest.mark.parametrize("pool", POOLS)
+@examples(40)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 6), groups=st.integers(2, 7))
+def test_the_choice_by_layer_is_that_of_the_list_of_pieces(direction, pool, seed, count, groups):
+    chance, device = np.random.default_rng(seed), Device()
+    pair, profile = pair_on(device, direction, CACHE, pool), priced(chance)
+    plan = pair.plan(Move(*(chance.permutation(8)[:count].tolist() for _ in range(2))))
+    limits = Limits(layer_groups=groups, layer_group_nbytes=1)
+    pieces = [part for _, part in split_layers(plan, groups)]
+    assert len(pieces) == min(groups, LAYERS)
+    statistics = [statistics_of(part) for part in pieces]
+    assert all(halves_statistics(direction, counted(part)) is None for part in pieces)
+    expected = candidates_by_layer(statistics, profile, Policy())
+    with executor_on(device, profile=profile, limits=limits) as executor:
+        assert executor.candidates(plan, by_layer=True) == expected
+        assert executor.candidates(plan)[0].groups == 1
+        result = executor.submit(plan, by_layer=True).result()
+        assert (result.path, result.predicted) == (expected[0].path, expected[0].seconds)
+        pair.check()
+
+
+@both_ways
+def test_a_plan_and_the_same_plan_by_layer_may_take_other_paths(direction):
+    """A pool that keeps all layers of a block together: the groups of layers are more and shorter copies."""
+    device = Device()
+    pair = pair_on(device, direction, CACHE, POOLS[0])
+    plan = pair.plan(MOVE)
+    costs = {name: dict.fromkeys(terms, 0.0) | {"fixed": 1e9} for name, terms in TERMS.items()}
+    costs["staged"] |= {"fixed": 0.0, "small_extent": 1e6, "large_extent": 1e6}  # a millisecond for each extent
+    costs["kernel"]["fixed"] = 1e6 * plan.units * 2 / LAYERS  # as long as two extents, if it is launched 6 times
+    made = {name: PathCosts(each, each, each, each if name == "kernel" else {}) for name, each in costs.items()}
+    profile = replace(default(), costs={way: {path: made[path] for path in route_paths(way)} for way in GPU_ROUTES})
+    with executor_on(device, profile=profile, limits=ALWAYS_CUT) as executor:
+        for _ in range(2):
+            taken = [executor.submit(plan, by_layer=by_layer).result().path for by_layer in (False, True)]
+            assert [executor.candidates(plan, by_layer=by_layer)[0].path for by_layer in (False, True)] == taken
+        pair.check()
+    assert taken[1] == "kernel"
+
+
+def test_a_decision_by_layer_is_remembered_for_a_class_of_sizes():
+    device = Device()
+    cache, pool = replace(CACHE, block=48), replace(POOLS[0], block=48)
+    pair = pair_on(device, "load", cache, pool)
+    profile = favouring("staged")
+    chance = np.random.default_rng(0)
+    with executor_on(device, profile=profile, limits=ALWAYS_CUT) as executor, asked() as asking:
+        with mock.patch.object(selection.LayerCut, "of", wraps=selection.LayerCut.of) as cutting:
+            counts = []
+            for count in (32, 33, 32, 36, 40):
+                plan = pair.program.plan(chance.permutation(48)[:count], chance.permutation(48)[:count])
+                executor._backend.selection.choose(plan, capturing=False, groups=6)
+                counts.append(asking.call_count)
+            assert cutting.call_count == 1, "run groups are cut once"
+        assert counts[0] == counts[1] == counts[2] == 1, "33 blocks are as 32"
+        assert counts[3:] == [2, 3]
+        with mock.patch.object(selection, "counted") as counting:
+            executor._backend.selection.choose(plan, capturing=False, groups=6)
+        assert not counting.call_count
+        executor._backend.selection.choose(plan, capturing=False)
+        assert asking.call_count == 3, "the whole plan is another decision"
+
+
+def test_a_prediction_is_scaled_within_a_class_of_sizes():
+    device = Device()
+    cache, pool = replace(CACHE, block=48), replace(POOLS[0], block=48)
+    pair = pair_on(device, "load", cache, pool)
+    odd, even = np.arange(48)[::-2], np.arange(48)[::2]
+    with executor_on(device, profile=favouring("kernel"), limits=ALWAYS_CUT) as executor:
+        choose = executor._backend.selection.choose
+        made = [choose(pair.program.plan(odd[:count], even[:count]), capturing=False, groups=6) for count in (16, 17)]
+    assert made[0].path is made[1].path
+    assert made[0].predicted is not None
+    assert made[1].predicted == pytest.approx(made[0].predicted * 17 / 16)
+
+
+def test_joined_plans_by_layer_are_decided_once():
+    device = Device()
+    pairs = [pair_on(device, "load", CACHE, POOLS[0], seed=seed) for seed in (1, 2)]
+    with executor_on(device, limits=ALWAYS_CUT) as executor, asked() as asking:
+        for _ in range(2):
+            executor.submit(kvplan.join([pair.plan(MOVE) for pair in pairs]), by_layer=True).synchronize()
+        assert asking.call_count == 1
+        for pair in pairs:
+            pair.check()
+
+
+def test_a_decision_by_layer_ends_with_its_layouts():
+    device = Device()
+    with executor_on(device, limits=ALWAYS_CUT) as executor:
+        chosen = executor._backend.selection
+        pair = pair_on(device, "load", CACHE, POOLS[0])
+        executor.submit(pair.plan(MOVE), by_layer=True).synchronize()
+        assert (len(chosen._decided), len(chosen._cuts)) == (1, 1)
+        del pair
+        gc.collect()
+        assert (len(chosen._decided), len(chosen._cuts)) == (0, 0)
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+def test_a_named_path_predicts_its_pieces(path):
+    device = Device()
+    pair = pair_on(device, "load", CACHE, POOLS[0])
+    plan, profile = pair.plan(MOVE), priced(np.random.default_rng(0))
+    pieces = [statistics_of(part) for _, part in split_layers(plan, 16)]
+    with executor_on(device, path, profile, limits=ALWAYS_CUT) as executor:
+        predicted = executor.submit(plan, by_layer=True).result().predicted
+        whole = executor.submit(plan).result().predicted
+    assert predicted == in_sequence(path, pieces, profile, Policy(path=path)).seconds
+    assert whole != predicted
+
+
+def test_a_small_transfer_by_layer_is_one_group():
+    device = Device()
+    pair = pair_on(device, "load", CACHE, POOLS[0])
+    with executor_on(device) as executor, asked() as asking:
+        assert executor.candidates(pair.plan(MOVE), by_layer=True) == executor.candidates(pair.plan(MOVE))
+        executor.submit(pair.plan(Move([1], [2])), by_layer=True).synchronize()
+    assert not asking.call_count
