@@ -234,7 +234,7 @@ class LayerLoads:
         return _Route(steps, tuple(layers[0] for layers in cut), early)
 
     def _wait_until(self, flight: _Flight, step: int) -> None:
-        """Let the stream wait for a group of layers. All earlier groups arrive before it, even those of skipped layers."""
+        """Let the stream wait for a group of layers. Earlier groups, as those of skipped layers, arrive before it."""
         try:
             stream = current_stream(self._worker.device)
             flight.transfer.wait_layer(flight.route.firsts[step - 1], stream)
