@@ -33,7 +33,7 @@ class Job:
     def queued(self) -> bool:
         """Whether a thread of kvplan has yet to issue the job, and needs the interpreter for that."""
         lines = self._worker._lines.values() if isinstance(self._worker, Worker) else ()
-        return any(getattr(one, "queued", True) for line in lines for job in line._jobs for one in job.transfers)
+        return any(getattr(one, "queued", True) for line in lines for job in line.jobs for one in job.transfers)
 
     def done(self) -> bool:
         """Whether the worker has reported it.

@@ -31,7 +31,7 @@ def gate(monkeypatch):
         PATIENCE, gate.event.set
     )  # a test that waits for what comes after the gate fails, not hangs
     patience.start()
-    monkeypatch.setattr("kvplan.engines.vllm.worker.current_stream", lambda device: gate.event if gate.shut else None)
+    monkeypatch.setattr("kvplan.engines.vllm.lines.current_stream", lambda device: gate.event if gate.shut else None)
     yield gate
     patience.cancel()
     gate.event.set()

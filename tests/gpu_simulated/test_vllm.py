@@ -1,79 +1,19 @@
-"""vLLM's offloading on a simulated GPU: by every path, after the engine's stream, and when the driver refuses."""
+"""vLLM's offloading on a simulated GPU: by every path, after the engine's stream, by layer, with refused calls."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import accumulate
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
 
-from kvplan.engines.vllm import worker as vllm_worker
-from kvplan.engines.vllm.worker import Worker
-from kvplan.execute.gpu.resources import Limits
-from tests.simulated import Device, Stream
-from tests.simulated.executors import TIGHT, every_path, executor_on
-from tests.simulated.objects import Tensor
-from tests.simulated.overwrites import TINY_RING
+from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
+from tests.simulated import Device
+from tests.simulated.executors import every_path
+from tests.simulated.vllm_worker import LAYERS, PAGE, chunks, one, spec, worker_on
 
-PAGE, LAYERS, BLOCKS, CHUNKS, PER_CHUNK = 96, 3, 16, 6, 3
-
-
-class Rows(Tensor):
-    """Pages of one tensor, with what else is read of torch's rows."""
-
-    ndim = 2
-
-    def storage_offset(self):
-        return 0
-
-    def as_strided(self, shape, strides, offset):
-        return Tensor(as_strided(self.array.reshape(-1)[offset:] if self.array.flags.c_contiguous
-                                 else self.array[0, offset:], shape, strides), self.device)  # fmt: skip
-
-
-def side(root, sizes, device):
-    ends = list(accumulate(sizes))
-    return [Rows(root[:, end - size : end], device) for size, end in zip(sizes, ends, strict=True)]
-
-
-def spec(blocks, first=0):
-    return SimpleNamespace(block_ids=blocks, group_sizes=[len(blocks)], block_indices=[first])
-
-
-def chunks(*ids):
-    return SimpleNamespace(block_ids=list(ids))
-
-
-@contextmanager
-def worker_on(device, path):
-    """A worker of one group, its cache, its pool as (chunk, layer, block, byte), and the engine's stream."""
-    rng = np.random.default_rng(1)
-    cache = rng.integers(-128, 128, (BLOCKS, LAYERS * PAGE), dtype=np.int8)
-    pool = np.zeros((CHUNKS, LAYERS * PER_CHUNK * PAGE), np.int8)
-    device.pin(pool)
-    group = [SimpleNamespace(tensor_idx=k, page_size_bytes=PAGE, mapping=None) for k in range(LAYERS)]
-    stream, limits = device.stream(), Limits(**TIGHT | TINY_RING)
-    with (
-        executor_on(device, path, limits=limits) as regular,
-        executor_on(device, path, limits=limits) as expedited,
-        mock.patch.object(vllm_worker, "Executor", side_effect=[regular, expedited]),
-        mock.patch.object(vllm_worker, "current_stream", return_value=Stream(stream)),
-    ):  # fmt: skip
-        worker = Worker([group], side(cache, [PAGE] * LAYERS, "cuda:0"),
-                        side(pool, [PAGE * PER_CHUNK] * LAYERS, "cpu"), PER_CHUNK)  # fmt: skip
-        yield worker, cache, pool.reshape(CHUNKS, LAYERS, PER_CHUNK, PAGE), stream
-        worker.shutdown()
-
-
-def one(worker, job):
-    worker.wait({job})
-    (result,) = worker.get_finished()
-    assert result.job_id == job
-    return result
+NAMES = [f"model.layers.{k}.attn" for k in range(LAYERS)]
+BLOCKS_OF_JOB, CHUNKS_OF_JOB = [7, 2, 9, 4, 11], (3, 0)
 
 
 def test_transfers_are_made_ready_at_the_start(prepared):
@@ -138,3 +78,230 @@ def test_a_call_that_the_driver_refuses_is_a_job_that_failed(path, call, caplog)
         worker.submit_store(3, spec([4, 5, 6]), chunks(1))
         assert one(worker, 3).success
         assert np.array_equal(pool[1].swapaxes(0, 1).reshape(3, -1), cache[4:7])
+
+
+# ---- loads by layer ----
+
+
+def test_the_rate_of_loads_is_the_prediction_of_the_profile():
+    device = Device()
+    with worker_on(device, "auto") as (worker, *_):
+        calls = len(device.calls)
+        rate = worker.load_rate()
+        assert 1e6 < rate < 1e11
+        assert "cuMemcpyBatchAsync" not in device.calls[calls:]
+
+
+@contextmanager
+def engine_on(device, path, names=NAMES):
+    """A worker whose hooks are known, and a function that runs the model and returns what each layer reads."""
+    with worker_on(device, path) as (worker, cache, pool, stream):
+        worker.keep_failures()
+        layers = LayerLoads(worker, places_of([NAMES], worker.groups))
+
+        def forward(order=NAMES, *, hooks=names, read=None):
+            """Launch a model; each layer reads its rows when the stream comes to it."""
+            for name in order:
+                if name in hooks and layers.waiting:
+                    layers.wait_layer(name)
+                k = NAMES.index(name)
+
+                def reads(k=k):
+                    if read is not None:
+                        read[k] = cache[BLOCKS_OF_JOB, k * PAGE : (k + 1) * PAGE].copy()
+
+                device.put(stream, reads)
+
+        layers.begin_forward()
+        forward()
+        layers.leave_forward()
+        layers.settle()
+        pool[:] = np.random.default_rng(2).integers(-128, 128, pool.shape, dtype=np.int8)
+        # Of chunk 3, blocks 1 and 2; of chunk 0, all three.
+        wanted = [np.concatenate([pool[3, k, 1:], pool[0, k]]) for k in range(LAYERS)]
+        yield worker, layers, forward, wanted, stream
+
+
+def job(number=1):
+    return number, chunks(*CHUNKS_OF_JOB), spec(BLOCKS_OF_JOB, first=4)
+
+
+@every_path
+@pytest.mark.parametrize("seed", range(3))
+def test_each_layer_reads_what_was_loaded(path, seed):
+    device = Device(seed, eager=False)
+    with engine_on(device, path) as (worker, layers, forward, wanted, _):
+        read = {}
+        layers.begin_forward()
+        layers.load([job()], hooked=True)
+        forward(read=read)
+        layers.leave_forward()
+        layers.settle()
+        device.run()
+        assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+        assert one(worker, 1).success
+        assert worker.take_failures() == []
+
+
+def test_the_stream_waits_for_one_event_before_each_layer(monkeypatch):
+    device = Device(0, eager=False)
+    with engine_on(device, "copy_engine") as (_, layers, forward, _, stream):
+        seen, wait, put = [], device.wait, device.put
+        layers.begin_forward()
+        layers.load([job()], hooked=True)
+        (flight,) = layers._flights
+        transfer, wait_layer = flight.transfer, flight.transfer.wait_layer
+        assert transfer.layer_groups == ((0,), (1,), (2,))
+        monkeypatch.setattr(transfer, "wait_layer", lambda *asked: (seen.append(asked[0]), wait_layer(*asked)))
+        monkeypatch.setattr(
+            device,
+            "wait",
+            lambda on, event: (seen.append("waits for an event") if on == stream else 0, wait(on, event)),
+        )
+        monkeypatch.setattr(device, "put", lambda on, work: (seen.append("reads"), put(on, work)))
+        forward()
+        layers.leave_forward()
+        monkeypatch.undo()
+        layers.settle()
+        assert seen == [step for layer in range(3) for step in (layer, "waits for an event", "reads")]
+        assert not layers.waiting
+
+
+def test_an_early_layer_is_read_before_the_last_has_arrived():
+    early = 0
+    for seed in range(6):
+        device = Device(seed, eager=False)
+        with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
+            read = {}
+            layers.begin_forward()
+            layers.load([job()], hooked=True)
+            forward(read=read)
+            layers.leave_forward()
+            layers.settle()
+            while 0 not in read and device.advance(1):
+                pass
+            early += not worker.get_finished()
+            device.run()
+            assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+    assert early
+
+
+def test_layers_in_another_order_and_skipped_layers_lose_no_wait():
+    for order in ([2, 0, 1], [1], [1, 0], [2]):
+        device = Device(0, eager=False)
+        with engine_on(device, "copy_engine") as (_, layers, forward, wanted, stream):
+            read = {}
+            layers.begin_forward()
+            layers.load([job()], hooked=True)
+            forward([NAMES[k] for k in order], read=read)
+            layers.leave_forward()
+            layers.settle()
+            device.put(stream, lambda read=read: read.update(later=True))  # the next step's work
+            device.run()
+            assert all(np.array_equal(read[k], wanted[k]) for k in order)
+
+
+def test_a_replayed_graph_waits_for_all_layers_before():
+    device = Device(0, eager=False)
+    with engine_on(device, "copy_engine") as (_, layers, forward, wanted, _):
+        read = {}
+        layers.begin_forward()
+        layers.load([job()], hooked=False)
+        assert not layers.waiting
+        (flight,) = layers._flights
+        assert flight.transfer.layer_groups == ((0, 1, 2),)
+        forward(hooks=(), read=read)
+        layers.leave_forward()
+        layers.settle()
+        device.run()
+        assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+
+
+def test_layers_without_a_hook_are_awaited_before_the_forward_pass():
+    device = Device(0, eager=False)
+    with worker_on(device, "copy_engine") as (worker, _, _, stream):
+        worker.keep_failures()
+        layers = LayerLoads(worker, places_of([NAMES], worker.groups))
+        layers.begin_forward()
+        layers.wait_layer(NAMES[0])  # a first step, in which layers 0 and 2 call their hooks
+        layers.wait_layer(NAMES[2])
+        layers.leave_forward()
+        layers.begin_forward()
+        waits, wait = [], device.wait
+        device.wait = lambda on, event: (waits.append(on), wait(on, event))
+        layers.load([job()], hooked=True)
+        assert waits.count(stream) == 1  # layer 1 has no hook, and layer 0 arrives before it
+        layers.wait_layer(NAMES[0])
+        assert waits.count(stream) == 1
+        layers.wait_layer(NAMES[2])
+        assert waits.count(stream) == 2
+        device.wait = wait
+        layers.leave_forward()
+        layers.settle()
+
+
+def test_a_forward_pass_that_calls_no_hook_fails_its_loads(caplog):
+    device = Device(0)
+    with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
+        layers.begin_forward()
+        layers.load([job()], hooked=True)
+        forward(hooks=())
+        layers.leave_forward()
+        layers.settle()
+        assert worker.take_failures() == [(1, tuple(BLOCKS_OF_JOB))]
+        assert "the hooks of the attention layers were not called" in caplog.text
+        read = {}
+        layers.begin_forward()
+        layers.load([job(2)], hooked=True)
+        forward(hooks=(), read=read)
+        layers.leave_forward()
+        layers.settle()
+        device.run()
+        assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+        assert one(worker, 2).success
+
+
+@every_path
+@pytest.mark.parametrize("call", ["cuEventRecord", "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuLaunchKernelEx"])
+def test_a_refused_call_fails_its_load_in_the_same_step(path, call):
+    device = Device(0)
+    with engine_on(device, path) as (worker, layers, forward, wanted, _):
+        used = len(device.calls)
+        layers.begin_forward()
+        layers.load([job(1)], hooked=True)
+        forward()
+        layers.leave_forward()
+        layers.settle()
+        assert one(worker, 1).success
+        used = call in device.calls[used:]
+        device.fail(call, code=719)
+        layers.begin_forward()
+        layers.load([job(2)], hooked=True)
+        forward()  # raises nothing
+        layers.leave_forward()
+        layers.settle()
+        assert worker.take_failures() == ([(2, tuple(BLOCKS_OF_JOB))] if used else [])
+        device.faults.clear()
+        read = {}
+        layers.begin_forward()
+        layers.load([job(3)], hooked=True)
+        forward(read=read)
+        layers.leave_forward()
+        layers.settle()
+        device.run()
+        assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+
+
+def test_loads_of_one_step_are_awaited_together():
+    device = Device(1, eager=False)
+    with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
+        read = {}
+        layers.begin_forward()
+        layers.load([job(1), (2, chunks(1), spec([5, 6]))], hooked=True)
+        forward(read=read)
+        layers.leave_forward()
+        layers.settle()
+        device.run()
+        assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
+        worker.wait({1, 2})
+        assert [result.job_id for result in worker.get_finished()] == [1, 2]

@@ -4,7 +4,8 @@
 ``KVPlanOffloadingSpec``           replaces vLLM's ``CPUOffloadingSpec``
 ``KVPlanTieringOffloadingSpec``    replaces its ``TieringOffloadingSpec``, canonical pages included
 ``KVPlanOffloadingWorker``         the worker of both; scheduler, eviction, tiers and the shared region are vLLM's
-``KVPlanOffloadingConnector``      vLLM's ``OffloadingConnector``, whose failed transfers do not end the engine
+``KVPlanOffloadingConnector``      vLLM's ``OffloadingConnector``, whose failed transfers do not end the engine, and
+                                   whose loads can go layer by layer
 =================================  =====================================================================================
 
 The classes derive from vLLM's classes, so vLLM is imported at the first use of one of these names.
@@ -24,7 +25,8 @@ NAMES = (
     "KVPlanOffloadingWorker",
     "KVPlanTieringOffloadingSpec",
 )
-_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs")  # ReportedJobs is pickled by name between processes
+# ReportedJobs and StepJobs are pickled by name between processes.
+_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 
 
 def __getattr__(name: str) -> Any:

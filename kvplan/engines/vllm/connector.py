@@ -1,8 +1,11 @@
-"""vLLM's offloading connector, extended so that a failed transfer does not end the engine.
+"""vLLM's offloading connector, extended: a failed transfer does not end the engine, and loads can go layer by layer.
 
 ``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds, although its scheduler can handle failures. The
 scheduler recomputes or ends a request whose blocks did not load (``kv_load_failure_policy``), and drops a chunk that
 was not stored. This connector reports failures to the scheduler. If a job fails on one rank, the whole job failed.
+
+With ``load_by_layer``, a hit of the host runs in the step that found it, and each attention layer waits on the GPU for
+its own bytes. vLLM has such "sync" loads, but its worker waits for them on the CPU before the forward pass.
 
 Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
@@ -11,34 +14,75 @@ Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from kvplan.engines.vllm.in_step import GUESSED_RATE, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
+from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
 
 
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the connector and of its workers' report; this imports vLLM."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+        OffloadingConnectorMetadata,
+        OffloadingWorkerMetadata,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
     @dataclass(slots=True)
     class ReportedJobs(OffloadingWorkerMetadata):  # type: ignore[misc]
-        """A report of the workers to the scheduler: the completed jobs, and the failed stores among them."""
+        """A report of the workers to the scheduler: completed jobs, the failed stores among them, and a new pace."""
 
         failed_stores: set[int] = field(default_factory=set)
+        pace: Pace | None = None
 
         def aggregate(self, other: Any) -> Any:
             """Combine the reports of several ranks or steps."""
             both = OffloadingWorkerMetadata.aggregate(self, other)
             failed = self.failed_stores | getattr(other, "failed_stores", set())
-            return ReportedJobs(both.completed_jobs, both.transfer_stats, failed)
+            paces = [pace for pace in (self.pace, getattr(other, "pace", None)) if pace is not None]
+            pace = functools.reduce(Pace.least, paces) if paces else None
+            return ReportedJobs(both.completed_jobs, both.transfer_stats, failed, pace)
+
+    @dataclass
+    class StepJobs(OffloadingConnectorMetadata):  # type: ignore[misc]
+        """The jobs of a step, and its number of tokens if the workers shall measure the step; else 0."""
+
+        tokens: int = 0
 
     class KVPlanOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         """vLLM's ``OffloadingConnector`` for a spec of :mod:`kvplan.engines.vllm`."""
 
+        _by_layer = False
+        _budget: StepBudget | None = None  # of the scheduler
+        _layers: LayerLoads | None = None  # of a worker, and so are the next three
+        _clock: StepClock
+        _line: StepLine
+        _pace: Pace | None = None  # not reported yet
+
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+            options = layer_options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
             self._watch_failures()
+            self._by_layer = options is not None
+            if options is not None and self.connector_scheduler is not None:
+                self._budget = StepBudget(options, vllm_config.scheduler_config.max_num_batched_tokens)
+                self._decoded = 1 + getattr(vllm_config, "num_speculative_tokens", 0)
+                bound_loads(self.connector_scheduler, self._budget)
+
+        @classmethod
+        def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+            """Return False: no mode of graphs is forced.
+
+            Piecewise graphs leave attention out, so its hooks are called. No hook is called in a replayed full graph.
+            There the stream waits for all loads before the replay, so decode steps may keep their full graphs.
+            """
+            del extra_config
+            return False
 
         def _watch_failures(self) -> None:
             self._invalid_blocks: set[int] = set()
@@ -56,9 +100,62 @@ def classes() -> tuple[type[Any], ...]:
                     "kvplan.engines.vllm: spec_name and spec_module_path in kv_connector_extra_config"
                 )
             keep()
+            if self._by_layer:
+                self._watch_layers(kv_caches)
+
+        def _watch_layers(self, kv_caches: Any) -> None:
+            config, worker = self.connector_worker.kv_cache_config, self.connector_worker.worker
+            names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
+            self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches))
+            self._clock, self._line = StepClock(worker.device), StepLine()
+            self._rate = worker.load_rate() or GUESSED_RATE
+
+        def bind_connector_metadata(self, connector_metadata: Any) -> None:
+            """Begin a step of a worker."""
+            super().bind_connector_metadata(connector_metadata)
+            if self._layers is not None:
+                self._layers.begin_forward()
+                if getattr(connector_metadata, "tokens", 0):
+                    self._clock.begin(connector_metadata.tokens)
+
+        def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+            """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
+            jobs = self._connector_metadata
+            now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
+            if self._layers is None or not now:
+                super().start_load_kv(forward_context, **kwargs)
+                return
+            # The runner of full graphs replays outside of a context with metadata. Two microbatches have two lists.
+            hooked = (
+                isinstance(forward_context.attn_metadata, dict)
+                and bool(forward_context.attn_metadata)
+                and getattr(forward_context, "ubatch_slices", None) is None
+                and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
+            )
+            self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
+            self._layers.load(((number, job.src_spec, job.dst_spec) for number, job in now.items()), hooked=hooked)
+            later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
+            self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))
+
+        def wait_for_layer_load(self, layer_name: str) -> None:
+            """Let the current stream wait for the bytes of a layer; vLLM calls it before each attention layer."""
+            if self._layers is not None and self._layers.waiting:
+                self._layers.wait_layer(layer_name)
+
+        def finish_forward(self) -> None:
+            """Note the end of the forward pass, if the model runner tells it."""
+            if self._layers is not None:
+                self._layers.leave_forward()
+                self._clock.end()
 
         def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
             """Return the results of ended jobs; if blocks of a request did not load, it is among the failed ones."""
+            if self._layers is not None:
+                self.finish_forward()
+                self._layers.settle()
+                for tokens, seconds in self._clock.measured():
+                    self._line.add(tokens, seconds)
+                    self._pace = Pace(*self._line.terms(), self._rate)
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker
             for job in worker.worker.take_failures():
@@ -82,14 +179,42 @@ def classes() -> tuple[type[Any], ...]:
         def build_connector_worker_meta(self) -> Any:
             """Return the report of jobs completed since the last call, with failed jobs."""
             meta = super().build_connector_worker_meta()
+            pace, self._pace = self._pace, None
             if meta is None:
-                return None
+                return None if pace is None else ReportedJobs(pace=pace)
             failed, self._failed_stores = self._failed_stores, set()
-            return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed)
+            return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed, pace)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            """Return the jobs of a step."""
+            jobs = super().build_connector_meta(scheduler_output)
+            if self._budget is None:
+                return jobs
+            counts = scheduler_output.num_scheduled_tokens
+            # A step that loads may have stalled, and a step that only decodes often replays a graph.
+            measured = not self._budget.taken() and max(counts.values(), default=0) > self._decoded
+            self._budget.ran(counts)
+            tokens = scheduler_output.total_num_scheduled_tokens if measured else 0
+            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens)
+
+        def request_finished(self, request: Any, block_ids: list[int]) -> Any:
+            """Note that a request has ended."""
+            return self._finished(request, super().request_finished(request, block_ids))
+
+        def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+            """Note that a request has ended, of a model with several KV-cache groups."""
+            return self._finished(request, super().request_finished_all_groups(request, block_ids))
+
+        def _finished(self, request: Any, answer: Any) -> Any:
+            if self._budget is not None:
+                self._budget.finished(request.request_id)
+            return answer
 
         def update_connector_output(self, connector_output: Any) -> None:
             """Give the workers' reports to the scheduler; chunks of failed stores are completed as failed."""
             meta = connector_output.kv_connector_worker_meta
+            if self._budget is not None:
+                self._budget.learn(getattr(meta, "pace", None))
             jobs = self.connector_scheduler._jobs
             # A reset of the cache removes its jobs. A rank may report such a job later.
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
@@ -100,7 +225,7 @@ def classes() -> tuple[type[Any], ...]:
         def _is_failed(self, keys: Any) -> bool:
             return any(keys is failed for failed in self._failed_keys)
 
-    return KVPlanOffloadingConnector, ReportedJobs
+    return KVPlanOffloadingConnector, ReportedJobs, StepJobs
 
 
 def _tell_failures(manager: Any, failed: Any) -> None:

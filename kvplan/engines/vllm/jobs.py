@@ -5,12 +5,13 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.base.integers import integer, integers
+from kvplan.engines.vllm.lines import LayerPlan
 from kvplan.engines.vllm.pages import GroupLayouts, Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -38,6 +39,13 @@ class GroupIds(NamedTuple):
     blocks: Int64Array
     chunks: Int64Array
     first: int
+
+    def none(self) -> GroupIds:
+        """Return the group without blocks."""
+        return GroupIds(_NONE, _NONE, self.first)
+
+
+_NONE = np.empty(0, dtype=np.int64)
 
 
 def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int) -> list[GroupIds]:
@@ -127,12 +135,35 @@ class Jobs:
 
     def load(self, device_spec: Any, host_spec: Any) -> list[Plan]:
         """Plan a load from the host: one plan, or one per group if there are many blocks. No byte is moved twice."""
+        return [self._load(some) for some in _split(self._ids(device_spec, host_spec))]
+
+    def load_layers(self, device_spec: Any, host_spec: Any, whole: Container[int] = ()) -> list[LayerPlan]:
+        """Plan a load whose layers are awaited one by one, as plans in the order of their submits.
+
+        Args:
+            device_spec: device blocks, as for :func:`ids_of`.
+            host_spec: host chunks.
+            whole: groups that are moved first, and not by layer.
+        """
         groups = self._ids(device_spec, host_spec)
-        firsts = {"src_first": [group.first // self.blocks_per_chunk for group in groups],
-                  "dst_first": [group.first for group in groups]}  # fmt: skip
-        return [
-            self._loads.plan([g.chunks for g in some], [g.blocks for g in some], **firsts) for some in _split(groups)
-        ]
+        # A group of few blocks, such as a sliding window, does not wait for the many blocks of another group.
+        moving = sorted((k for k, group in enumerate(groups) if len(group.blocks)), key=lambda k: len(groups[k].blocks))
+        found = []
+        for by_layer in (False, True):
+            some = [k for k in moving if (k not in whole) == by_layer]
+            few = sum(len(groups[k].blocks) for k in some) <= JOINED_BLOCKS
+            for part in [some] if few and some else [[k] for k in some]:
+                chosen = [group if k in part else group.none() for k, group in enumerate(groups)]
+                found.append(LayerPlan(self._load(chosen), tuple(part), by_layer=by_layer))
+        return found
+
+    def _load(self, groups: list[GroupIds]) -> Plan:
+        return self._loads.plan(
+            [group.chunks for group in groups],
+            [group.blocks for group in groups],
+            src_first=[group.first // self.blocks_per_chunk for group in groups],
+            dst_first=[group.first for group in groups],
+        )
 
     def store(self, device_spec: Any, host_spec: Any) -> list[Plan]:
         """Plan a store to the host, like :meth:`load`. If ranks hold the same bytes, plan this rank's blocks only."""
@@ -154,9 +185,6 @@ class Jobs:
         return ids_of(device_spec, host_spec, len(self._loads.programs), self.blocks_per_chunk)
 
 
-_NONE = np.empty(0, dtype=np.int64)
-
-
 def _split(groups: list[GroupIds]) -> Iterator[list[GroupIds]]:
     """Yield all groups at once; or, if there are many blocks, one group at a time, with all other groups empty."""
     moving = [k for k, group in enumerate(groups) if len(group.blocks)]
@@ -164,7 +192,7 @@ def _split(groups: list[GroupIds]) -> Iterator[list[GroupIds]]:
         yield groups
         return
     for number in moving:
-        yield [group if k == number else GroupIds(_NONE, _NONE, group.first) for k, group in enumerate(groups)]
+        yield [group if k == number else group.none() for k, group in enumerate(groups)]
 
 
 def _by_turn(pages: Sequence[Page]) -> Iterator[list[Page]]:

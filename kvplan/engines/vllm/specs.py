@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines.vllm.in_step import layer_options_of
 from kvplan.engines.vllm.pages import canonical_nbytes
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import PathError
@@ -58,6 +59,7 @@ def classes() -> tuple[type[Any], ...]:
             mmap_region: the shared region; the worker releases it at shutdown, unless this call raises an error.
             canonical_layout: whether the region has canonical pages.
             policy: policy of the executors.
+            by_layer: whether loads go layer by layer.
         """
 
         def __init__(
@@ -68,6 +70,7 @@ def classes() -> tuple[type[Any], ...]:
             mmap_region: Any = None,
             canonical_layout: bool = False,
             policy: Policy | None = None,
+            by_layer: bool = False,
         ) -> None:
             device_rows = [cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes) for cache in kv_caches.tensors]
             on_device = device_rows[0].device.type != "cpu"
@@ -91,7 +94,8 @@ def classes() -> tuple[type[Any], ...]:
                 host_rows = [make(size) for size in sizes]
             super().__init__(
                 kv_caches.group_data_refs, device_rows, host_rows, blocks_per_chunk, canonical=canonical_layout,
-                policy=policy, result=TransferResult, release=None if mmap_region is None else mmap_region.cleanup,
+                policy=policy, by_layer=by_layer, result=TransferResult,
+                release=None if mmap_region is None else mmap_region.cleanup,
             )  # fmt: skip
 
     def region_of(spec: Any, engine_id: str, **more: Any) -> Any:
@@ -107,7 +111,7 @@ def classes() -> tuple[type[Any], ...]:
         try:
             return KVPlanOffloadingWorker(
                 kv_caches, spec.blocks_per_chunk, spec.num_chunks, region, canonical_layout=canonical,
-                policy=policy_of(spec.extra_config),
+                policy=policy_of(spec.extra_config), by_layer=layer_options_of(spec.extra_config) is not None,
             )  # fmt: skip
         except Exception:
             if region is not None:

@@ -6,121 +6,23 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_o
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
-from kvplan.engines.streams import current_stream
 from kvplan.engines.vllm.jobs import Jobs
+from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, Line, failed
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
-from kvplan.execute.transfer import Transfer
 from kvplan.plan.plan import Plan
 
 logger = logging.getLogger("kvplan.engines.vllm")
 
-
-class JobResult(NamedTuple):
-    """The result of a job, with the fields of vLLM's ``TransferResult``.
-
-    Attributes:
-        job_id: the scheduler's number of the job.
-        success: whether all bytes have arrived.
-        transfer_size: bytes that were moved; None if the job failed.
-        transfer_time: seconds of copying; None if the job failed.
-    """
-
-    job_id: int
-    success: bool
-    transfer_size: int | None = None
-    transfer_time: float | None = None
-
-
-class FailedJob(NamedTuple):
-    """A job that failed.
-
-    Attributes:
-        job_id: the scheduler's number of the job.
-        block_ids: ids of its device blocks, of all groups; after a failed load, their content is unknown.
-    """
-
-    job_id: int
-    block_ids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Job:
-    job_id: int
-    device_spec: Any
-    transfers: list[Transfer] = field(default_factory=list)
-    error: str = ""  # a text, since an exception's traceback refers to the job, and that cycle would keep tensors alive
-
-    def done(self) -> bool:
-        return all(transfer.done() for transfer in self.transfers)
-
-    def wait(self) -> None:
-        """Wait until all transfers of the job have ended, whether they succeed or fail."""
-        for transfer in self.transfers:
-            try:
-                transfer.synchronize()
-            except Exception as error:  # noqa: BLE001  # as in submit
-                self.error = self.error or _told(error)
-
-    def result(self) -> JobResult:
-        """Return the result of a job that has ended."""
-        try:
-            done = [transfer.result() for transfer in self.transfers]
-        except Exception as error:  # noqa: BLE001  # as in submit
-            self.error = self.error or _told(error)
-        if self.error:
-            return JobResult(self.job_id, success=False)
-        nbytes, seconds = sum(one.nbytes for one in done), sum(one.seconds for one in done)
-        return JobResult(self.job_id, success=True, transfer_size=nbytes, transfer_time=seconds)
-
-
-class _Line:
-    """The jobs of one kind, which end in the order of their submits."""
-
-    def __init__(self, what: str, executor: Executor, plan: Callable[[Any, Any], list[Plan]]) -> None:
-        self._what = what
-        self._executor = executor
-        self._plan = plan
-        self._jobs: deque[_Job] = deque()
-
-    def submit(self, job_id: int, device_spec: Any, host_spec: Any) -> None:
-        """Plan and queue a job. A job that cannot be planned or queued keeps its place in line and fails."""
-        job = _Job(job_id, device_spec)
-        self._jobs.append(job)
-        try:
-            # Stores read blocks that the stream writes, and loads overwrite blocks that it has read.
-            after = current_stream(self._executor.device)
-            for plan in self._plan(device_spec, host_spec):
-                job.transfers.append(self._executor.submit(plan, after))
-        except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
-            job.error = _told(error)
-
-    def finished(self) -> Iterator[tuple[_Job, JobResult]]:
-        """Yield the jobs that have ended since the last call, in order."""
-        while self._jobs and self._jobs[0].done():
-            job = self._jobs.popleft()
-            result = job.result()
-            if job.error:
-                logger.error("%s job %d failed: %s", self._what, job.job_id, job.error)
-            yield job, result
-
-    def wait(self, job_ids: set[int]) -> None:
-        """Wait until these jobs have ended; unknown numbers are ignored."""
-        for job in self._jobs:
-            if job.job_id in job_ids:
-                job.wait()
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+RATE_BLOCKS = 512  # blocks of the load whose rate is predicted
 
 
 class Worker:
@@ -137,8 +39,13 @@ class Worker:
         canonical: whether the host has canonical pages, by the references' mappings.
         policy: policy of the executors; by default ``Policy(overlap="decode")``. Expedited loads use it with
             ``overlap="idle"``.
+        by_layer: whether :meth:`submit_layers` will be called, so that its kernels are made ready, too.
         result: function that makes a report from the four fields of :class:`JobResult`.
         release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
+
+    Attributes:
+        groups: the references of each KV-cache group.
+        device: name of the device, such as ``"cuda:0"``.
 
     Raises:
         LayoutError: rows, pages and mappings do not fit together.
@@ -169,18 +76,21 @@ class Worker:
         *,
         canonical: bool = False,
         policy: Policy | None = None,
+        by_layer: bool = False,
         result: Callable[..., Any] = JobResult,
         release: Callable[[], None] | None = None,
     ) -> None:
         self._result = result
+        self.groups = tuple(tuple(references) for references in groups)
+        self.device = str(device_rows[0].device)
+        self._blocks = min(device_rows[0].shape[0], host_rows[0].shape[0] * blocks_per_chunk)
         pages = [pages_of(references, canonical=canonical) for references in groups]
         # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
-        device = str(device_rows[0].device)
-        self._executors = [Executor(device, policy)]
+        self._executors = [Executor(self.device, policy)]
         try:
-            self._executors.append(Executor(device, replace(policy, overlap="idle")))
+            self._executors.append(Executor(self.device, replace(policy, overlap="idle")))
         except KVPlanError:
             self._executors[0].close()
             raise
@@ -188,11 +98,14 @@ class Worker:
         if jobs is not None:
             prepare(regular, [*jobs.stores, *jobs.loads])
             prepare(expedited, jobs.loads)
+            if by_layer:
+                prepare(expedited, jobs.loads, by_layer=True)
+        self._jobs = jobs
         load, store = (jobs.load, jobs.store) if jobs is not None else (_no_chunks, _no_chunks)
         self._lines = {
-            "store": _Line("store", regular, store),
-            "load": _Line("load", regular, load),
-            "expedited load": _Line("expedited load", expedited, load),
+            "store": Line("store", regular, store),
+            "load": Line("load", regular, load),
+            "expedited load": Line("expedited load", expedited, load),
         }
         self._release = release
         self._failed: list[FailedJob] | None = None
@@ -226,17 +139,74 @@ class Worker:
         self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
         return True
 
+    def submit_layers(self, job_id: int, src_spec: Any, dst_spec: Any, whole: Container[int] = ()) -> Job:
+        """Queue an expedited load whose layers arrive in their order, and return it.
+
+        The blocks of several KV-cache groups may be moved by several transfers. ``job.groups`` has their groups. Layers
+        of a group are numbered in the order in which the group's references first name their tensor.
+
+        Args:
+            job_id: the scheduler's number of the job.
+            src_spec: host chunks.
+            dst_spec: device blocks.
+            whole: KV-cache groups whose layers are not awaited one by one; they are moved first, in one piece.
+
+        Raises:
+            TransferError: the worker is shut down.
+        """
+
+        def plan() -> Sequence[LayerPlan]:
+            if self._jobs is None:
+                return [LayerPlan(plan, (), by_layer=False) for plan in _no_chunks(dst_spec, src_spec)]
+            return self._jobs.load_layers(dst_spec, src_spec, whole)
+
+        return self._line("expedited load").submit_layers(job_id, dst_spec, plan)
+
+    def load_rate(self) -> float | None:
+        """Return the bytes per second that the cost model predicts for a long load; None on the CPU.
+
+        >>> import torch
+        >>> from types import SimpleNamespace as Spec
+        >>> rows = [torch.zeros(4, 64, dtype=torch.int8) for side in range(2)]
+        >>> worker = Worker([[Spec(tensor_idx=0, page_size_bytes=64, mapping=None)]], rows[:1], rows[1:], 1)
+        >>> worker.load_rate() is None
+        True
+        >>> worker.shutdown()
+        """
+        if self._jobs is None or self.device == "cpu":
+            return None
+        number = min(self._blocks, RATE_BLOCKS)
+        chunks = -(-number // self._jobs.blocks_per_chunk)
+        try:
+            rates = []
+            for group in range(len(self.groups)):
+                sizes = [number if each == group else 0 for each in range(len(self.groups))]
+                blocks = SimpleNamespace(block_ids=range(number), group_sizes=sizes, block_indices=[0] * len(sizes))
+                for plan in self._jobs.load(blocks, SimpleNamespace(block_ids=range(chunks))):
+                    best = self._line("expedited load").executor.candidates(plan)[0]
+                    rates.append(plan.nbytes / best.wall)
+            return min(rates)
+        except (KVPlanError, ZeroDivisionError, ValueError) as error:
+            logger.warning("the rate of loads is not known: %s: %s", type(error).__name__, error)
+            return None
+
     def get_finished(self) -> list[Any]:
         """Return reports of the jobs that have ended since the last call, without waiting."""
         reports = []
         for line in self._lines.values():
+            if not line.jobs:  # as in most steps
+                continue
             for job, result in line.finished():
                 if self._failed is None or result.success:
                     reports.append(self._result(**result._asdict()))
                 else:
-                    blocks = tuple(int(block) for block in job.device_spec.block_ids)
-                    self._failed.append(FailedJob(job.job_id, blocks))
+                    self._failed.append(failed(job))
         return reports
+
+    def give_up(self, job: Job) -> None:
+        """Report a load of :meth:`submit_layers` that has an error by :meth:`take_failures` now, not in its turn."""
+        told = self._line("expedited load").give_up(job)
+        self._failed = [*(self._failed or ()), told]
 
     def keep_failures(self) -> None:
         """Report failed jobs only by :meth:`take_failures` from now on, for a connector that handles them."""
@@ -269,9 +239,9 @@ class Worker:
                 executor.close()
             except Exception:
                 logger.exception("an executor could not be closed")
-        self._lines, self._executors = {}, []
+        self._lines, self._executors, self._jobs = {}, [], None
 
-    def _line(self, name: str) -> _Line:
+    def _line(self, name: str) -> Line:
         if name not in self._lines:
             raise TransferError("the offloading worker is shut down; submit before shutdown()")
         return self._lines[name]

@@ -1,0 +1,140 @@
+"""The scheduler's decision for each hit of the host: load in this step, layer by layer, or asynchronously.
+
+Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` (``_reserve_sync_load``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from kvplan.engines.vllm.step_time import Pace
+from kvplan.errors import KVPlanError
+
+STALL_MS = 5.0
+UNBOUNDED = 1 << 62  # bytes
+GUESSED_RATE = 20e9  # bytes per second of loads until a worker reports its rate: PCIe 4 x16
+
+
+class LayerOptions(NamedTuple):
+    """The keys of ``kv_connector_extra_config`` about loads by layer.
+
+    Attributes:
+        stall_seconds: seconds that a step beside other requests may be longer because of loads.
+        most_bytes: most bytes that a step loads.
+    """
+
+    stall_seconds: float
+    most_bytes: int
+
+
+def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
+    """Return the options of loads by layer; None if ``load_by_layer`` is not given or false.
+
+    Raises:
+        KVPlanError: ``load_by_layer`` is not a bool, ``load_stall_ms`` is not a number of at least 0, or
+            ``sync_load_budget_bytes`` is not an int of at least 0.
+
+    >>> layer_options_of({"load_by_layer": True, "sync_load_budget_bytes": 1 << 30})
+    LayerOptions(stall_seconds=0.005, most_bytes=1073741824)
+    >>> layer_options_of({"load_by_layer": "yes"})
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.KVPlanError: kv_connector_extra_config has 'load_by_layer': 'yes'; give true or false
+    """
+    wanted = extra_config.get("load_by_layer", False)
+    if not isinstance(wanted, bool):
+        raise _wrong("load_by_layer", wanted, "true or false")
+    stall = extra_config.get("load_stall_ms", STALL_MS)
+    if isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 <= stall < math.inf:
+        raise _wrong("load_stall_ms", stall, "milliseconds of at least 0")
+    most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise _wrong("sync_load_budget_bytes", most, "bytes, as an int of at least 0")
+    return LayerOptions(stall * 1e-3, most) if wanted else None
+
+
+def _wrong(key: str, given: Any, right: str) -> KVPlanError:
+    return KVPlanError(f"kv_connector_extra_config has {key!r}: {given!r}; give {right}")
+
+
+class StepBudget:
+    """The bytes that a step may load for the requests that it finds.
+
+    Beside other requests, the compute of the found requests' new tokens must hide the loads, but for the stall that the
+    user allows. Alone, a load in the step is always the fastest way to the first token.
+
+    Args:
+        options: the user's options.
+        most_tokens: most tokens of a step.
+
+    >>> budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=2048)
+    >>> budget.of("a", new_tokens=512) == UNBOUNDED  # no other request runs
+    True
+    >>> budget.ran({"b"})
+    >>> budget.of("a", new_tokens=512)  # no pace is known: 5 ms of loads
+    100000000
+    >>> budget.learn(Pace(0.004, 1e-5, 5e10))
+    >>> budget.of("a", new_tokens=100)  # 4 + 1 + 5 ms of loads
+    500000000
+    """
+
+    def __init__(self, options: LayerOptions, most_tokens: int) -> None:
+        self._options = options
+        self._most_tokens = most_tokens
+        self._pace: Pace | None = None
+        self._running: set[str] = set()
+        self._found: dict[str, int] = {}  # requests of this step that load in it, and their new tokens
+
+    def of(self, request: str, new_tokens: int) -> int:
+        """Return the bytes that all loads of this step may have together, if this request is one of them."""
+        found = {**self._found, request: new_tokens}
+        if len(found) == 1 and self._running <= {request}:
+            return self._options.most_bytes
+        tokens = min(sum(found.values()), self._most_tokens)
+        hidden = self._pace.seconds(tokens) if self._pace is not None else 0.0
+        rate = self._pace.bytes_per_second if self._pace is not None else GUESSED_RATE
+        return min(round(rate * (hidden + self._options.stall_seconds)), self._options.most_bytes)
+
+    def take(self, request: str, new_tokens: int) -> None:
+        """Note that a request loads in this step."""
+        self._found[request] = new_tokens
+
+    def taken(self) -> bool:
+        """Return whether a request loads in this step."""
+        return bool(self._found)
+
+    def learn(self, pace: Pace | None) -> None:
+        """Note the pace that the workers report."""
+        self._pace = pace or self._pace
+
+    def finished(self, request: str) -> None:
+        """Note that a request has ended."""
+        self._running.discard(request)
+
+    def ran(self, requests: Collection[str]) -> None:
+        """End the step, in which these requests ran."""
+        self._running = set(requests)
+        self._found = {}
+
+
+def bound_loads(scheduler: Any, budget: StepBudget) -> None:
+    """Make vLLM's ``OffloadingConnectorScheduler`` ask the budget for each hit."""
+    reserve = scheduler._reserve_sync_load
+
+    def reserve_within_budget(status: Any, computed: int, hit: int | None) -> bool:
+        if hit:
+            new_tokens = status.req.num_tokens - computed - hit
+            allowed = budget.of(status.req.request_id, new_tokens)
+            if any((computed + hit) % group.tokens_per_block for group in scheduler.config.kv_group_configs):
+                # The model writes new tokens into the last block before the hook of the layer. A load of the same
+                # block would overwrite them.
+                allowed = 0
+            scheduler.config = scheduler.config._replace(sync_load_budget_bytes=allowed)
+        taken = bool(reserve(status, computed, hit))
+        if taken:
+            budget.take(status.req.request_id, new_tokens)
+        return taken
+
+    scheduler._reserve_sync_load = reserve_within_budget

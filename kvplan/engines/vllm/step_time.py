@@ -1,0 +1,131 @@
+"""The time of a forward pass by its number of tokens, measured without a wait, and the pace that follows from it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+LATEST = 0.15  # weight of the latest step among those before it
+MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
+
+
+class Pace(NamedTuple):
+    """The speed of a worker: of its model, and of its loads.
+
+    Attributes:
+        step_seconds: seconds of a forward pass with new tokens, without its tokens.
+        token_seconds: further seconds for each token of a step.
+        bytes_per_second: rate of loads.
+
+    >>> round(Pace(0.004, 1e-5, 5e10).seconds(512), 5)
+    0.00912
+    """
+
+    step_seconds: float
+    token_seconds: float
+    bytes_per_second: float
+
+    def seconds(self, tokens: int) -> float:
+        """Return the expected seconds of a forward pass."""
+        return self.step_seconds + self.token_seconds * tokens
+
+    def least(self, other: Pace) -> Pace:
+        """Return the pace by which two ranks surely hide a load: the shorter passes, and the slower loads."""
+        return Pace(*(min(pair) for pair in zip(self, other, strict=True)))
+
+
+class StepLine:
+    """A line through the last steps: seconds over tokens. Older steps count less and less.
+
+    If all steps have about as many tokens, the line goes through the origin. So the time of a much smaller step is
+    rather too small, and a load rather asynchronous.
+
+    >>> line = StepLine()
+    >>> for tokens in (100, 500, 1500):
+    ...     line.add(tokens, 0.005 + tokens * 1e-5)
+    >>> [round(number, 6) for number in line.terms()]
+    [0.005, 1e-05]
+    """
+
+    def __init__(self) -> None:
+        self._sums: tuple[float, ...] | None = None  # means of tokens, seconds, tokens², tokens · seconds
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Add a measured step."""
+        new = (float(tokens), seconds, float(tokens) ** 2, tokens * seconds)
+        if self._sums is None:
+            self._sums = new
+        else:
+            self._sums = tuple(old + LATEST * (one - old) for old, one in zip(self._sums, new, strict=True))
+
+    def terms(self) -> tuple[float, float]:
+        """Return the seconds of a step without tokens, and of each token; at least one step was added."""
+        if self._sums is None:
+            raise ValueError("no step was added; add one before terms()")
+        tokens, seconds, squares, products = self._sums
+        spread = squares - tokens**2
+        if spread < (0.1 * tokens) ** 2:
+            return 0.0, seconds / tokens
+        slope = max((products - tokens * seconds) / spread, 0.0)
+        base = seconds - slope * tokens
+        return (base, slope) if base > 0 else (0.0, seconds / tokens)
+
+
+class StepClock:
+    """Measures forward passes on a device by two events on torch's current stream; on the CPU, by its clock.
+
+    Args:
+        device: ``"cuda:0"``, or ``"cpu"``.
+        event: makes an event with ``record()``, ``query()`` and ``elapsed_time(end)`` in milliseconds; by default
+            torch's event with timing.
+    """
+
+    def __init__(self, device: str, event: Callable[[], Any] | None = None) -> None:
+        self._event = event or (_Moment if device == "cpu" else _torch_event)
+        self._spare: list[tuple[Any, Any]] = []
+        self._now: tuple[int, tuple[Any, Any]] | None = None
+        self._ended: deque[tuple[int, tuple[Any, Any]]] = deque()
+
+    def begin(self, tokens: int) -> None:
+        """Begin to measure a step of some tokens."""
+        self._now = None
+        if len(self._ended) < MEASURED:
+            pair = self._spare.pop() if self._spare else (self._event(), self._event())
+            pair[0].record()
+            self._now = tokens, pair
+
+    def end(self) -> None:
+        """End the measured step, if there is one."""
+        if self._now is not None:
+            self._now[1][1].record()
+            self._ended.append(self._now)
+            self._now = None
+
+    def measured(self) -> list[tuple[int, float]]:
+        """Return tokens and seconds of the steps whose end has passed since the last call; this does not wait."""
+        found = []
+        while self._ended and self._ended[0][1][1].query():
+            tokens, (begin, end) = self._ended.popleft()
+            found.append((tokens, begin.elapsed_time(end) * 1e-3))
+            self._spare.append((begin, end))
+        return found
+
+
+class _Moment:
+    """An event of the CPU, which has no streams."""
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Moment) -> float:
+        return (end.at - self.at) * 1e3
+
+
+def _torch_event() -> Any:
+    return sys.modules["torch"].cuda.Event(enable_timing=True)

@@ -1,0 +1,150 @@
+"""Which hits of the host vLLM's scheduler loads in their step, and the measured times that decide it."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+import kvplan
+from kvplan.engines.vllm.in_step import UNBOUNDED, LayerOptions, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
+
+
+def test_the_keys_are_checked():
+    assert layer_options_of({}) is None
+    assert layer_options_of({"load_by_layer": False, "load_stall_ms": 1}) is None
+    assert layer_options_of({"load_by_layer": True}) == (0.005, UNBOUNDED)
+    for wrong in (
+        {"load_by_layer": 1},
+        {"load_by_layer": None},
+        {"load_by_layer": True, "load_stall_ms": -1},
+        {"load_by_layer": True, "load_stall_ms": math.nan},
+        {"load_by_layer": True, "load_stall_ms": True},
+        {"load_by_layer": True, "sync_load_budget_bytes": 1.5},
+        {"load_by_layer": True, "sync_load_budget_bytes": -1},
+    ):
+        key = list(wrong)[-1]
+        with pytest.raises(kvplan.KVPlanError, match=f"kv_connector_extra_config has '{key}'"):
+            layer_options_of(wrong)
+
+
+def test_beside_others_a_step_loads_what_its_compute_hides_and_a_stall():
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    budget.learn(Pace(0.002, 1e-5, 1e10))
+    budget.learn(None)
+    assert budget.of("a", 500) == UNBOUNDED
+    budget.take("a", 500)
+    assert budget.of("b", 300) == round(1e10 * (0.002 + 0.008 + 0.005))  # shared with a
+    assert budget.of("b", 3000) == round(1e10 * (0.002 + 0.010 + 0.005))  # a step has 1,000 tokens
+    assert budget.of("a", 500) == UNBOUNDED  # asked again
+    budget.ran({"a", "c"})
+    assert budget.of("b", 100) == round(1e10 * (0.002 + 0.001 + 0.005))
+    budget.finished("a")
+    budget.finished("c")
+    assert budget.of("b", 100) == UNBOUNDED
+
+
+def test_the_users_own_bound_holds_always():
+    budget = StepBudget(LayerOptions(0.005, 1 << 20), most_tokens=1000)
+    assert budget.of("a", 500) == 1 << 20
+    budget.ran({"b"})
+    assert budget.of("a", 500) == 1 << 20
+
+
+class Config(NamedTuple):
+    """The members of vLLM's SchedulerOffloadConfig that are read."""
+
+    sync_load_budget_bytes: int = 0
+    kv_group_configs: tuple = (SimpleNamespace(tokens_per_block=16), SimpleNamespace(tokens_per_block=32))
+
+
+@pytest.mark.parametrize(("computed", "hit", "allowed"), [(0, 64, UNBOUNDED), (32, 64, UNBOUNDED), (0, 48, 0)])
+def test_a_hit_that_ends_within_a_block_is_not_loaded_in_the_step(computed, hit, allowed):
+    """The model writes into that block before the hook."""
+    scheduler = SimpleNamespace(config=Config())
+    scheduler._reserve_sync_load = lambda status, computed, hit: bool(scheduler.config.sync_load_budget_bytes)
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    bound_loads(scheduler, budget)
+    status = SimpleNamespace(req=SimpleNamespace(num_tokens=200, request_id="a"))
+    assert scheduler._reserve_sync_load(status, computed, hit) is (allowed > 0)
+    assert scheduler.config.sync_load_budget_bytes == allowed
+    assert budget.taken() is (allowed > 0)
+
+
+@pytest.mark.parametrize("hit", [0, None])
+def test_no_hit_asks_for_nothing(hit):
+    scheduler = SimpleNamespace(config=None, _reserve_sync_load=lambda status, computed, hit: False)
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    bound_loads(scheduler, budget)
+    assert scheduler._reserve_sync_load(None, 0, hit) is False
+    assert not budget.taken()
+
+
+# ---- the time of a step ----
+
+
+class Moment:
+    """An event that has passed when the test says so."""
+
+    now = 0.0
+    passed = False
+
+    def record(self):
+        self.at = Moment.now
+
+    def query(self):
+        return Moment.passed
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def test_steps_are_measured_without_a_wait():
+    Moment.now, Moment.passed = 0.0, False
+    clock = StepClock("cuda:0", Moment)
+    for step in range(6):
+        clock.begin(100 + step)
+        Moment.now += 10
+        clock.end()
+        clock.end()  # told twice
+    assert clock.measured() == []
+    Moment.passed = True
+    assert clock.measured() == [(100 + step, pytest.approx(0.01)) for step in range(4)]  # the others were not measured
+    assert clock.measured() == []
+    clock.begin(7)
+    clock.begin(8)  # a step that did not end
+    clock.end()
+    assert [tokens for tokens, _ in clock.measured()] == [8]
+
+
+def test_a_step_of_the_cpu_is_measured():
+    clock = StepClock("cpu")
+    clock.begin(5)
+    clock.end()
+    ((tokens, seconds),) = clock.measured()
+    assert tokens == 5
+    assert 0 <= seconds < 60
+
+
+def test_the_line_follows_the_steps():
+    line = StepLine()
+    with pytest.raises(ValueError, match="no step was added"):
+        line.terms()
+    for _ in range(3):
+        line.add(500, 0.01)
+    assert line.terms() == pytest.approx((0.0, 2e-5))  # one size: through the origin
+    for _ in range(40):
+        line.add(100, 0.006)
+        line.add(1000, 0.015)
+    assert line.terms() == pytest.approx((0.005, 1e-5), rel=0.01)
+    falling = StepLine()
+    falling.add(100, 0.01)
+    falling.add(1000, 0.001)
+    assert min(falling.terms()) == 0
+
+
+def test_the_pace_of_several_ranks_is_the_most_careful():
+    assert Pace(0.004, 2e-5, 5e10).least(Pace(0.005, 1e-5, 4e10)) == (0.004, 1e-5, 4e10)
