@@ -1,0 +1,5 @@
+"""Trace."""
+
+
+def traced(measures, **given):
+    return {}
