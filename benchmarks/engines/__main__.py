@@ -141,7 +141,7 @@ def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
         batch = Batch(run, shape, number, ways, chosen.work, device)
         try:
             if chosen.trace:
-                batch.trace(chosen.work)
+                batch.trace()
             else:
                 batch.measure(chosen.phases, ends - (began - run.left()))
         finally:
@@ -155,7 +155,7 @@ def made_of(run: Run, chosen: argparse.Namespace, started: dict[str, Any], gpu: 
     made["machine"]["gpu"] = gpu
     made["versions"] |= versions()
     return {**made, "failed": run.failed, "faults": faults(run.samples), "tokens": different_tokens(run.samples),
-            "facts": run.facts, "samples": run.samples}  # fmt: skip
+            "facts": run.facts, "traces": run.traces, "samples": run.samples}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

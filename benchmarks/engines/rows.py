@@ -105,9 +105,11 @@ def number(value: float) -> str:
 
 
 def save(path: Path, made: Mapping[str, Any]) -> None:
-    """Write a document, with one line per sample."""
-    mark = "the samples"
-    text = json.dumps({**made, "samples": mark}, indent=1)
-    lines = ",\n".join(f"  {json.dumps(sample)}" for sample in made["samples"])
+    """Write a document, with one line per sample and per trace."""
+    long = {name: made[name] for name in ("traces", "samples") if name in made}
+    text = json.dumps({**made, **{name: f"the {name}" for name in long}}, indent=1)
+    for name, items in long.items():
+        lines = ",\n".join(f"  {json.dumps(item)}" for item in items)
+        text = text.replace(json.dumps(f"the {name}"), f"[\n{lines}\n ]" if items else "[]")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.replace(json.dumps(mark), f"[\n{lines}\n ]") + "\n")
+    path.write_text(text + "\n")
