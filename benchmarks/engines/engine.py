@@ -1,6 +1,6 @@
 """One engine in a process of its own: ``python -m benchmarks.engines.engine SETUP``, with a JSON object.
 
-Every line on stdin is one request, ``{"do": measure, "with": arguments}``. Every answer is one line ``@{json}`` on stdout.
+A line on stdin is a request, ``{"do": measure, "with": arguments}``. Its answer is a line ``@{json}`` on stdout.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def engine_arguments(setup: Setup) -> dict[str, Any]:
     work = setup.work
     arguments: dict[str, Any] = {
         "load_format": "dummy", "skip_tokenizer_init": True, "enable_prefix_caching": True, "disable_log_stats": True,
-        "max_model_len": work.longest, "block_size": work.block, "num_gpu_blocks_override": work.gpu_tokens // work.block,
-        "max_num_batched_tokens": work.batch, "max_num_seqs": 32,
+        "max_model_len": work.longest, "block_size": work.block, "max_num_batched_tokens": work.batch,
+        "max_num_seqs": 32, "num_gpu_blocks_override": work.gpu_tokens // work.block,
     }  # fmt: skip
     if setup.device == "cpu":
         return {**arguments, "enforce_eager": True, "dtype": "float32"}
@@ -108,7 +108,7 @@ def start(setup: Setup) -> Any:
     from vllm import LLM
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
-    DummyModelLoader.load_weights = lambda _, model, model_config: scatter_weights(model)  # vLLM packs them afterwards
+    DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)  # vLLM packs them afterwards
     folder = tempfile.TemporaryDirectory(prefix="kvplan-engine-")
     (Path(folder.name) / "config.json").write_text(json.dumps(SHAPES[setup.shape].config))
     config = transfer_config(way_of(setup.way), SHAPES[setup.shape], setup.work, setup.device)

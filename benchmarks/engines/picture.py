@@ -87,9 +87,12 @@ def spoken(traces: Sequence[Trace]) -> str:
     for trace in traces:
         copied = sum(trace["busy_ms"].get(name, 0.0) for name in COPIES.spans)
         compute = trace["busy_ms"].get("compute", 0.0)
-        told.append(f"{way_of(trace['way']).title}: first token after {trace['ms']:.1f} ms; {COPIES.title} {copied:.1f} ms, "
-                    f"{COMPUTE.title} {compute:.1f} ms.")  # fmt: skip
+        told.append(f"{_heading(trace)}; {COPIES.title} {copied:.1f} ms, {COMPUTE.title} {compute:.1f} ms.")
     return " ".join(told)
+
+
+def _heading(trace: Trace) -> str:
+    return f"{way_of(trace['way']).title}: first token after {trace['ms']:.1f} ms"
 
 
 class Axis(NamedTuple):
@@ -126,18 +129,17 @@ def _body(traces: Sequence[Trace], title: str) -> Iterator[str]:
     top += 22
     first = top
     for trace in traces:
-        yield text_at(
-            MARGIN, top + 14, f"{way_of(trace['way']).title}: first token after {trace['ms']:.1f} ms", kind="bold"
-        )
+        yield text_at(MARGIN, top + 14, _heading(trace), kind="bold")
         top += 24
         for name, pieces in _lanes(trace):
             yield text_at(MARGIN, top + 16, name, kind="label")
-            yield f'<rect class="back" x="{axis.x(0):.1f}" y="{top}" width="{axis.most * axis.scale:.1f}" height="{LANE}"/>'
+            width = axis.most * axis.scale
+            yield f'<rect class="back" x="{axis.x(0):.1f}" y="{top}" width="{width:.1f}" height="{LANE}"/>'
             for start, length, kind, words in pieces:
                 yield from _piece(axis, top, start, length, kind.colour, words)
             top += LANE + BETWEEN
-        end = axis.x(trace["ms"])
-        yield f'<line class="run" x1="{end:.1f}" y1="{top - 3 * (LANE + BETWEEN)}" x2="{end:.1f}" y2="{top - BETWEEN}"/>'
+        end, began = axis.x(trace["ms"]), top - 3 * (LANE + BETWEEN)
+        yield f'<line class="run" x1="{end:.1f}" y1="{began}" x2="{end:.1f}" y2="{top - BETWEEN}"/>'
         top += BLOCK
     yield from _ticks(axis, first, top - BLOCK)
     yield str(top + 14)

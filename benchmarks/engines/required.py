@@ -156,22 +156,25 @@ def _share(shape: str, limit: Limit, figures: Figures) -> Iterator[Row]:
 
 
 def _spread(shape: str, limits: Limits, figures: Figures) -> Iterator[Row]:
+    """Yield rows of the spread of TTFT alone over the rounds."""
     ours = _measured(figures, "alone", "ttft_p50", _by_layer)
     theirs = _measured(figures, "alone", "ttft_p50", _own)
     for batch in sorted(ours.keys() & theirs.keys()):
-        (_, mine), (other, best) = _best(ours[batch], "ttft_p50"), _best(theirs[batch], "ttft_p50")
+        (mine, value), (other, best) = _best(ours[batch], "ttft_p50"), _best(theirs[batch], "ttft_p50")
         width = best.most - best.least
-        yield Row(GROUP, f"{shape}: spread of TTFT alone p50, by layer" + (f", batch {batch + 1}" if batch else ""), "ms",
-                  mine.most - mine.least, {way_of(other.way).title: width}, limits.spread * width,
-                  f"{limits.spread:g} x the best of vLLM's ways", detail={"batch": batch, "rounds": mine.rounds})  # fmt: skip
+        yield Row(
+            GROUP, f"{shape}: spread of TTFT alone p50, by layer{_in_batch(batch)}", "ms", value.most - value.least,
+            {way_of(other.way).title: width}, limits.spread * width, f"{limits.spread:g} x the best of vLLM's ways",
+            detail={"way": mine.way, "batch": batch, "rounds": value.rounds},
+        )  # fmt: skip
 
 
 def _long(shape: str, limits: Limits, figures: Figures, link: float) -> Iterator[Row]:
-    """Yield the row of the long prefix: beyond its bytes / link, or beyond the compute alone."""
+    """Yield rows of the long prefix: beyond its bytes / link, or beyond the compute alone."""
     for key, columns in figures.items():
         if key.measure != "alone" or key.held == FULL.held[0] or not way_of(key.way).by_layer or not link:
             continue
-        copied = 1e3 * key.held * SHAPES[shape].token_nbytes / link
+        copied, value = 1e3 * key.held * SHAPES[shape].token_nbytes / link, columns["ttft_p50"]
         beside, limit, rule = {"bytes / link": copied}, copied + limits.long_ms, f"bytes / link + {limits.long_ms:g} ms"
         compute = figures.get(key._replace(measure="resident"))
         if compute is not None:
@@ -179,10 +182,13 @@ def _long(shape: str, limits: Limits, figures: Figures, link: float) -> Iterator
             if limits.long_compute_ms is not None and beside["compute alone"] + limits.long_compute_ms > limit:
                 limit = beside["compute alone"] + limits.long_compute_ms
                 rule = f"compute alone + {limits.long_compute_ms:g} ms"
-        value = columns["ttft_p50"]
-        yield Row(GROUP, f"{shape}: TTFT alone p50, by layer, {key.held:,} held + {key.suffix} new"
-                  + (f", batch {key.batch + 1}" if key.batch else ""), "ms", value.median, beside, limit, rule,
-                  detail={"way": key.way, "least": value.least, "most": value.most, "rounds": value.rounds})  # fmt: skip
+        what = f"{shape}: TTFT alone p50, by layer, {key.held:,} held + {key.suffix} new{_in_batch(key.batch)}"
+        detail = {"way": key.way, "least": value.least, "most": value.most, "rounds": value.rounds}
+        yield Row(GROUP, what, "ms", value.median, beside, limit, rule, detail=detail)
+
+
+def _in_batch(batch: int) -> str:
+    return f", batch {batch + 1}" if batch else ""
 
 
 def main(paths: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.engines.columns import UNITS, Key, Spread, summary
 from benchmarks.engines.shapes import SHAPES
@@ -19,6 +19,14 @@ _WORDS = {
     "quiet_p50": "ITL without a hit, p50", "quiet_p99": "ITL without a hit, p99", "cpu": "CPU time per hit",
     "tokens_s": "tokens/s", "cpu_s": "CPU time",
 }  # fmt: skip
+
+
+class Column(NamedTuple):
+    """A column of a table: its heading, what was measured, and which figure of it."""
+
+    heading: str
+    key: Key
+    column: str
 
 
 def title(key: Key) -> str:
@@ -56,14 +64,39 @@ def tables(samples: Sequence[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     for shape in dict.fromkeys(key.shape for key in figures):
         mine = {key: value for key, value in figures.items() if key.shape == shape}
-        first = [(key, "ttft_p50") for key in kinds(mine) if key.measure in ("alone", "resident")]
-        other = [(key, column) for key in kinds(mine) if key.measure in ("beside", "chats") for column in UNITS
-                 if any(column in kept for one, kept in mine.items() if one[:4] == key[:4])]  # fmt: skip
-        other += [(key, "cpu") for key in kinds(mine) if key.measure == "alone"]
-        for columns in (first, other):
+        for words, columns in _tables(mine):
             if columns:
-                lines += [f"**{SHAPES[shape].title}**", "", *table(mine, columns), ""]
+                lines += [f"**{SHAPES[shape].title}. {words}**", "", *table(mine, columns), ""]
     return "\n".join(lines)
+
+
+def _tables(figures: Figures) -> Iterator[tuple[str, list[Column]]]:
+    """Yield the heading of each table, and its columns."""
+    alone = [key for key in kinds(figures) if key.measure == "alone"]
+    resident = [key for key in kinds(figures) if key.measure == "resident"]
+    yield (
+        "Time to first token alone, p50, ms, by tokens held + new",
+        [
+            *(Column(f"{key.held:,} + {key.suffix}", key, "ttft_p50") for key in alone),
+            *(Column(f"{key.held:,} on the GPU + {key.suffix}", key, "ttft_p50") for key in resident),
+        ],
+    )
+    yield (
+        "CPU time per hit alone, ms, all threads",
+        [Column(f"{key.held:,} + {key.suffix}", key, "cpu") for key in alone],
+    )
+    for key in kinds(figures):
+        if key.measure in ("beside", "chats"):
+            heading = title(key)[0].upper() + title(key)[1:]
+            yield heading, [Column(_headed(column), key, column) for column in UNITS if _has(figures, key, column)]
+
+
+def _headed(column: str) -> str:
+    return _WORDS[column] + ("" if UNITS[column] in _WORDS[column] else f", {UNITS[column]}")
+
+
+def _has(figures: Figures, key: Key, column: str) -> bool:
+    return any(column in kept for one, kept in figures.items() if one[:4] == key[:4])
 
 
 def kinds(figures: Figures) -> list[Key]:
@@ -71,15 +104,16 @@ def kinds(figures: Figures) -> list[Key]:
     return list(dict.fromkeys(key._replace(batch=0, way="") for key in figures))
 
 
-def table(figures: Figures, columns: Sequence[tuple[Key, str]]) -> Iterator[str]:
+def table(figures: Figures, columns: Sequence[Column]) -> Iterator[str]:
     """Yield the lines of one table: the median of the rounds, and in brackets the least and the most."""
-    heads = [f"{title(key)}: {_WORDS[column]}" + (f", {UNITS[column]}" if "/" not in UNITS[column] else "")
-             for key, column in columns]  # fmt: skip
-    yield f"| | {' | '.join(heads)} |"
+    yield f"| | {' | '.join(column.heading for column in columns)} |"
     yield "| --- |" + " --- |" * len(columns)
     several = len({key.batch for key in figures}) > 1
     for batch, way in dict.fromkeys((key.batch, key.way) for key in figures):
-        cells = [cell(figures.get(key._replace(batch=batch, way=way), {}).get(column)) for key, column in columns]
+        found = [figures.get(one.key._replace(batch=batch, way=way), {}).get(one.column) for one in columns]
+        if not any(found):
+            continue
+        cells = [cell(value) for value in found]
         yield f"| {way_of(way).title}{f' (batch {batch + 1})' if several else ''} | {' | '.join(cells)} |"
 
 

@@ -130,6 +130,6 @@ class Work:
 
 
 FULL = Work()
-SMOKE = Work(held=(640, 1280), prompts=(6, 2), suffixes=(1, 64), suffix=64, hits=3, fewer=2, decoders=2, every=4, rounds=2,
-             gpu_tokens=2560, host_tokens=8192, block=32, batch=512,
+SMOKE = Work(held=(640, 1280), prompts=(6, 2), suffixes=(1, 64), suffix=64, hits=3, fewer=2, decoders=2, every=4,
+             rounds=2, gpu_tokens=2560, host_tokens=8192, block=32, batch=512,
              chats=Chats(sessions=6, context=512, turns=2, asked=32, answered=8, in_flight=2))  # fmt: skip

@@ -1,7 +1,7 @@
 """Where the milliseconds of a hit go: spans of the engine's thread, and busy intervals of the GPU.
 
-The profiler records the GPU only. Its records of every operator on the CPU would slow an eager forward pass down, so the
-spans of the engine's thread are taken by wrapped functions, which cost a microsecond each.
+The profiler records the GPU only, since records of every operator on the CPU would slow an eager forward pass down.
+The spans of the engine's thread are taken by wrapped functions, which cost a microsecond each.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def aligned(records: Iterable[Mapping[str, Any]], mark: float) -> list[dict[str,
 def kind_of(record: Mapping[str, Any]) -> str:
     """Return "copies in", "copies out", "copy kernels" or "compute"; "" for a record of the CPU.
 
-    >>> kind_of({"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)"}), kind_of({"cat": "cpu_op", "name": "mm"})
-    ('copies in', '')
+    >>> kind_of({"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)"})
+    'copies in'
     """
     category, name = str(record.get("cat", "")), str(record.get("name", ""))
     if category == "gpu_memcpy":
@@ -236,8 +236,8 @@ def cut(spans: Iterable[Span], events: Iterable[Mapping[str, Any]], began: float
     ({'compute': [[4.0, 10.0]]}, {'compute': 10.0})
     """
     end = began + seconds
-    inside = [(name, 1e3 * (start - began), 1e3 * length)
-              for name, start, length in sorted(spans, key=lambda one: (one[1], -one[2])) if began <= start <= end]  # fmt: skip
+    ordered = sorted(spans, key=lambda one: (one[1], -one[2]))
+    inside = [(name, 1e3 * (start - began), 1e3 * length) for name, start, length in ordered if began <= start <= end]
     totals: dict[str, list[float]] = {}
     for name, _, length in inside:
         total = totals.setdefault(name, [0, 0.0])

@@ -198,9 +198,8 @@ class Batch:
             answer = self.checked(engine, engine.hear(START_S))
             if answer:
                 self.facts["started"][engine.way] = answer["started"]
-                note(
-                    f"{shape}, {engine.way}: started after {time.monotonic() - began:.0f} s; {answer['connector'] or '-'}"
-                )
+                seconds, connector = time.monotonic() - began, answer["connector"] or "no connector"
+                note(f"{shape}, {engine.way}: started after {seconds:.0f} s; {connector}")
 
     def checked(self, engine: Engine, answer: dict[str, Any]) -> dict[str, Any]:
         """Return an answer; note an error, and return an empty dictionary in its place."""
