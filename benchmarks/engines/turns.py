@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ from benchmarks.engines.shapes import Work
 from benchmarks.engines.ways import NO_OFFLOADING
 
 ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "benchmarks.engines.engine")
 START_S, ANSWER_S = 420.0, 150.0  # an engine that is silent for so long is ended
 SLOW_ROUNDS, SLOW_HITS = 2, 2  # without offloading every prefix is recomputed: few rounds tell enough
 _APART = 100  # numbers of the hits of a measure and a round
@@ -97,11 +99,12 @@ class Engine:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "benchmarks.engines.engine", json.dumps(asdict(setup))], text=True, cwd=ROOT,
+            [*COMMAND, json.dumps(asdict(setup))], text=True, cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -118,17 +121,18 @@ class Engine:
             line = self._lines.get(timeout=seconds)
             why = "the process ended"
         except queue.Empty:
-            line, why = None, f"no answer for {seconds:.0f} s"
+            line, why = None, f"no answer for {seconds:g} s"
         if line is None:
+            tail = self._tail()
             self.stop(0)
-            self.died = f"{why}; the end of its stderr: {self._tail()}"
+            self.died = f"{why}; the end of its stderr: {tail}"
             return {"error": self.died}
         return dict(json.loads(line))
 
-    def ask(self, do: str, arguments: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
+    def ask(self, do: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Send a request, and return its answer."""
         self.send(do, arguments)
-        return self.hear(seconds)
+        return self.hear(ANSWER_S)
 
     def send(self, do: str, arguments: dict[str, Any]) -> None:
         """Send a request; :meth:`hear` returns its answer."""
@@ -141,13 +145,19 @@ class Engine:
 
     def stop(self, seconds: float = 20.0) -> None:
         """End the process: by the end of its input, or by a signal after so many seconds."""
-        assert self._process.stdin is not None
+        process, self.died = self._process, self.died or "it was stopped"
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):  # a dead process reads no more
+            process.stdin.close()
         try:
-            self._process.stdin.close()
-            self._process.wait(seconds)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._reader.join()
+        process.stdout.close()
+        self._errors.close()
 
     def _tail(self) -> str:
         self._errors.seek(0, os.SEEK_END)
@@ -251,7 +261,7 @@ class Batch:
         note(f"{self.shape}, {phase.name}: ready")
         for number in range(self.work.rounds):
             if number and time.monotonic() > ends:
-                self.run.failed[f"{self.shape}: {phase.name}, batch {self.number}"] = (
+                self.run.failed[f"{self.shape}: {phase.name}, batch {self.number + 1}"] = (
                     f"cut short after {number} of {self.work.rounds} rounds: the time is over"
                 )
                 break
@@ -288,7 +298,7 @@ class Batch:
 
     def close(self) -> None:
         """End all engines."""
-        for engine in self.engines:
+        for engine in self.alive():
             engine.stop()
 
 
