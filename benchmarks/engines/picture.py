@@ -44,7 +44,7 @@ THREAD = (
     Kind("launches of the forward pass", "#009e73", ("forward",)),
     Kind("layer waits", "#000000", ("layer wait",)),
     Kind("stores and reports", "#8a8a8a", ("submit stores", "poll transfers")),
-    Kind("sampling and output", "#0072b2", ("sampling", "wait for the token", "output")),
+    Kind("sampling and output", "#9db4c8", ("sampling", "wait for the token", "output")),
 )
 COPIES = Kind("bytes to the GPU", "#e69f00", ("copies in", "copy kernels"))
 COMPUTE = Kind("compute on the GPU", "#0072b2", ("compute",))
@@ -105,6 +105,11 @@ class Axis(NamedTuple):
         """Pixels per ms."""
         return (WIDTH - 2 * MARGIN - NAMES) / self.most
 
+    def ticks(self) -> list[float]:
+        """Return round times, ms."""
+        step = next((tick for tick in _TICKS_MS if self.most / tick <= _MOST_TICKS), _TICKS_MS[-1])
+        return [place * step for place in range(int(self.most / step) + 1)]
+
     def x(self, ms: float) -> float:
         """Return the pixels of a time."""
         return MARGIN + NAMES + min(max(ms, 0.0), self.most) * self.scale
@@ -127,10 +132,10 @@ def _body(traces: Sequence[Trace], title: str) -> Iterator[str]:
         yield text_at(x + 30, top, kind.title, kind="label")
         x += width
     top += 22
-    first = top
     for trace in traces:
         yield text_at(MARGIN, top + 14, _heading(trace), kind="bold")
         top += 24
+        lanes = top
         for name, pieces in _lanes(trace):
             yield text_at(MARGIN, top + 16, name, kind="label")
             width = axis.most * axis.scale
@@ -138,11 +143,16 @@ def _body(traces: Sequence[Trace], title: str) -> Iterator[str]:
             for start, length, kind, words in pieces:
                 yield from _piece(axis, top, start, length, kind.colour, words)
             top += LANE + BETWEEN
-        end, began = axis.x(trace["ms"]), top - 3 * (LANE + BETWEEN)
-        yield f'<line class="run" x1="{end:.1f}" y1="{began}" x2="{end:.1f}" y2="{top - BETWEEN}"/>'
+        bottom = top - BETWEEN
+        for ms in axis.ticks():
+            x = axis.x(ms)
+            yield f'<line class="hatch" opacity=".4" x1="{x:.1f}" y1="{lanes}" x2="{x:.1f}" y2="{bottom}"/>'
+        end = axis.x(trace["ms"])
+        yield f'<line class="run" x1="{end:.1f}" y1="{lanes}" x2="{end:.1f}" y2="{bottom}"/>'
         top += BLOCK
-    yield from _ticks(axis, first, top - BLOCK)
-    yield str(top + 14)
+    for ms in axis.ticks():
+        yield text_at(axis.x(ms), top - BLOCK + 10, f"{ms:g} ms", kind="small", anchor="middle")
+    yield str(top + 4)
 
 
 def _lanes(trace: Trace) -> Iterator[tuple[str, list[tuple[float, float, Kind, str]]]]:
@@ -163,15 +173,6 @@ def _piece(axis: Axis, top: int, start: float, length: float, colour: str, words
     if right - left >= _LEAST_WIDTH:
         yield (f'<rect x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{LANE}" fill="{colour}">'
                f"<title>{escape(words)}: {length:.2f} ms</title></rect>")  # fmt: skip
-
-
-def _ticks(axis: Axis, top: int, bottom: int) -> Iterator[str]:
-    """Yield thin lines at round times, and their numbers below."""
-    step = next((tick for tick in _TICKS_MS if axis.most / tick <= _MOST_TICKS), _TICKS_MS[-1])
-    for place in range(int(axis.most / step) + 1):
-        x = axis.x(place * step)
-        yield f'<line class="hatch" opacity=".4" x1="{x:.1f}" y1="{top + 20}" x2="{x:.1f}" y2="{bottom + 4}"/>'
-        yield text_at(x, bottom + 18, f"{place * step:g} ms", kind="small", anchor="middle")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -134,8 +134,8 @@ def test_beside_decoding_sync_and_async_have_limits_of_their_own():
 
 
 def test_chats_take_kvplan_s_best_way():
-    samples = [sample(way, "chats", tokens_s=rate, cpu_s=cpu) for way, rate, cpu in (
-        ("own", 500.0, 2.0), ("simple", 480.0, 1.8), ("kvplan", 530.0, 1.7), ("kvplan-layers", 560.0, 1.9))]  # fmt: skip
+    rates = {"own": (500.0, 2.0), "simple": (480.0, 1.8), "kvplan": (530.0, 1.7), "kvplan-layers": (560.0, 1.9)}
+    samples = [sample(way, "chats", tokens_s=rate, cpu_s=cpu) for way, (rate, cpu) in rates.items()]
     found = judged(samples)
     row = found["8b: chats"]
     assert (row.ours, row.ok, row.detail["way"]) == (560.0, True, "kvplan-layers")
