@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines.pages import recorded as engine_results
+
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "planning-amd-epyc.json"
 WORK = (
@@ -152,6 +154,7 @@ _HELD = {
     "vLLM's offloading worker": VLLM_RESULT,
     "GPU to GPU": PEER_RESULT,
 }
+_HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
 LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 
@@ -313,9 +316,11 @@ def number(value: float) -> str:
 def main() -> None:
     """Write the tables into their pages."""
     from benchmarks import peer_tables
+    from benchmarks.engines import pages as engine_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
+        *engine_pages.pages(),
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),

@@ -48,7 +48,7 @@ SHAPES = {
         {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", **_COMMON, "hidden_size": 2048,
          "intermediate_size": 10944, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
          "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-         "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 27, "moe_layer_freq": 1},
+         "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 27},
         token_nbytes=27 * (512 + 64) * 2, at_once=8,
     ),
     "tiny": Shape(

@@ -8,10 +8,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks.engines import picture, trace
+from benchmarks.engines import pages, picture, trace
 from benchmarks.engines.trace import Hook, aligned, cut, joined, timed
 from kvplan.draw.svg import MARGIN, WIDTH
-from tests.benchmarks.engines.recorded import TRACES
+from tests.benchmarks.engines.recorded import TRACES, alone
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -111,3 +111,37 @@ def test_drawing_a_result(tmp_path, capsys):
     assert "own" not in out.read_text()
     assert picture.main([str(result), "simple", "--out", str(out)]) == 2
     assert "no trace of simple" in capsys.readouterr().err
+
+
+def test_the_page_shows_a_recorded_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    result, drawn = tmp_path / "trace.json", tmp_path / "engine-hit.svg"
+    assert pages.trace(result, drawn) == "\n".join(pages.PICTURE_MARKS)
+    totals = [{"forward": [1, 13.0]}, {"forward": [1, 13.5], "layer wait": [32, 0.8]}]
+    traces = [{**one, "totals": total} for one, total in zip(TRACES, totals, strict=True)]
+    result.write_text(json.dumps({"traces": traces}))
+    drawn.write_text(picture.engine_svg(traces))
+    lines = pages.trace(result, drawn).splitlines()
+    assert "| layer wait |  | 0.80 (32) |" in lines
+    assert lines[1] == "![A hit, millisecond by millisecond](../pictures/engine-hit.svg)"
+
+
+def test_the_page_shows_recorded_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert pages.numbers([]) == "\n".join(pages.MARKS)
+    gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0"}
+    record = {
+        "machine": {"gpu": gpu},
+        "versions": {"vllm": "0.33.0"},
+        "scale": {"rounds": 5},
+        "samples": alone("own", 40.0),
+    }
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    made = pages.numbers([tmp_path / "result.json"])
+    assert "a GPU, driver 580, CUDA 13.0; vllm 0.33.0. Medians of 5 rounds" in made
+    assert "| vLLM's OffloadingConnector | 40.0 (40.0 to 40.0) |" in made
+
+
+@pytest.mark.skipif(not pages.TRACE.exists(), reason="no trace is recorded yet")
+def test_the_picture_of_the_documentation_is_what_is_drawn():
+    assert picture.OUT.read_text() == picture.engine_svg(json.loads(pages.TRACE.read_text())["traces"])

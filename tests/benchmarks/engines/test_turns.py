@@ -12,6 +12,8 @@ from benchmarks.engines.__main__ import arguments_of, main
 from benchmarks.engines.shapes import FULL, SMOKE
 from benchmarks.engines.turns import Ask, Batch, Run, phases
 
+pytestmark = pytest.mark.slow
+
 CHILD = """
 import json, sys, time
 
