@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def conclude(run: Run, output: Path | None, *, smoke: bool) -> int:
     """Print tables, limits and what went wrong; return the exit code. A smoke run holds no limits."""
-    print(tables(run.samples))
+    print(tables(run.samples, run.facts))
     limits = [] if smoke else judged(run.samples, run.facts)
     if limits:
         print(table(limits), end="\n\n")

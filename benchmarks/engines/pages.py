@@ -41,7 +41,7 @@ def numbers(results: Sequence[Path] | None = None) -> str:
             f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {made}. "
             f"Medians of {rounds} rounds; in brackets the least and the most."
         )
-        lines += [first, "", tables(record["samples"])]
+        lines += [first, "", tables(record["samples"], record["facts"])]
     return "\n".join([*lines, MARKS[1]])
 
 

@@ -58,15 +58,24 @@ def rows(figures: Figures) -> list[Row]:
     return found
 
 
-def tables(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return markdown: for each shape a table of first tokens, and one of decoding and chats; ways are rows."""
+def tables(samples: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+    """Return markdown: for each shape a table per kind of measure; ways are rows.
+
+    Args:
+        samples: the samples of a result.
+        facts: the facts of a result: by shape, ``link`` in bytes per second.
+    """
     figures = summary(samples)
     lines: list[str] = []
     for shape in dict.fromkeys(key.shape for key in figures):
         mine = {key: value for key, value in figures.items() if key.shape == shape}
         for words, columns in _tables(mine):
             if columns:
-                lines += [f"**{SHAPES[shape].title}. {words}**", "", *table(mine, columns), ""]
+                lines += [f"**{SHAPES[shape].title}. {words}**", "", *table(mine, columns)]
+                link = facts.get(shape, {}).get("link", 0.0)
+                if link and columns[0].column == "ttft_p50" and columns[0].key.measure == "alone":
+                    lines.append(link_row(columns, SHAPES[shape].token_nbytes, link))
+                lines.append("")
     return "\n".join(lines)
 
 
@@ -97,6 +106,12 @@ def _headed(column: str) -> str:
 
 def _has(figures: Figures, key: Key, column: str) -> bool:
     return any(column in kept for one, kept in figures.items() if one[:4] == key[:4])
+
+
+def link_row(columns: Sequence[Column], token_nbytes: int, link: float) -> str:
+    """Return the row of the bytes' own time on the link."""
+    cells = [number(1e3 * one.key.held * token_nbytes / link) if one.key.measure == "alone" else "" for one in columns]
+    return f"| *the bytes at the link's {link / 1e9:.1f} GB/s* | {' | '.join(cells)} |"
 
 
 def kinds(figures: Figures) -> list[Key]:

@@ -73,7 +73,8 @@ def test_fewer_hits_of_a_slow_way_are_compared_as_far_as_they_go():
 def test_tables_have_a_row_per_way_and_batch():
     samples = [*alone("own", 35.0, 36.0), *alone("kvplan-layers", 26.0), *alone("kvplan-layers", 27.0, batch=1),
                sample("own", "chats", tokens_s=500.0, cpu_s=1.0, ttft_p50=30.0)]  # fmt: skip
-    text = rows.tables(samples)
+    text = rows.tables(samples, {"8b": {"link": 55e9}})
+    assert "| *the bytes at the link's 55.0 GB/s* | 14.3 |" in text
     assert "| vLLM's OffloadingConnector (batch 1) | 35.5 (35.0 to 36.0) |" in text
     assert "| kvplan, by layer (batch 2) | 27.0 (27.0 to 27.0) |" in text
     assert "| | TTFT p50, ms | tokens/s | CPU time, s |" in text

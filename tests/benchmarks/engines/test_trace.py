@@ -135,6 +135,7 @@ def test_the_page_shows_recorded_figures(tmp_path, monkeypatch):
         "versions": {"vllm": "0.33.0"},
         "scale": {"rounds": 5},
         "samples": alone("own", 40.0),
+        "facts": {},
     }
     (tmp_path / "result.json").write_text(json.dumps(record))
     made = pages.numbers([tmp_path / "result.json"])
