@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines.pages import recorded as engine_results
 from benchmarks.gpu.vllm_rows import best_baseline, packed
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +159,7 @@ _HELD = {
     "vLLM's offloading worker": VLLM_RESULT,
     "GPU to GPU": PEER_RESULT,
 }
+_HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
 LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 
@@ -328,9 +330,11 @@ def number(value: float) -> str:
 def main() -> None:
     """Write the tables into their pages."""
     from benchmarks import peer_tables
+    from benchmarks.engines import pages as engine_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
+        *engine_pages.pages(),
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),

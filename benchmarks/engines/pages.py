@@ -1,0 +1,67 @@
+"""The tables of whole engines in the documents, from recorded runs; ``python -m benchmarks.readme`` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.engines.picture import OUT as PICTURE
+from benchmarks.engines.rows import tables
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "engines" / "first-token.md"
+MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
+PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
+RESULTS = tuple(
+    ROOT / "benchmarks" / "results" / f"engines-nvidia-h200{shape}.json" for shape in ("", "-8b", "-gqa1", "-mla")
+)
+TRACE = ROOT / "benchmarks" / "results" / "engines-nvidia-h200-trace.json"
+
+
+def recorded() -> list[Path]:
+    """Return the results that are there."""
+    return [result for result in RESULTS if result.exists()]
+
+
+def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
+    """Yield the pages, the marks in them, and what stands between."""
+    yield PAGE, MARKS, numbers()
+    yield PAGE, PICTURE_MARKS, trace()
+
+
+def numbers(results: Sequence[Path] | None = None) -> str:
+    """Return markdown of all measures of all recorded runs; marks alone before a run is recorded."""
+    lines = [MARKS[0]]
+    for result in recorded() if results is None else results:
+        record = json.loads(result.read_text())
+        name, gpu, rounds = result.relative_to(ROOT), record["machine"]["gpu"], record["scale"]["rounds"]
+        made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+        first = (
+            f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {made}. "
+            f"Medians of {rounds} rounds; in brackets the least and the most."
+        )
+        lines += [first, "", tables(record["samples"], record["facts"])]
+    return "\n".join([*lines, MARKS[1]])
+
+
+def trace(result: Path = TRACE, picture: Path = PICTURE) -> str:
+    """Return markdown of the picture and of the time by span; marks alone before a trace is recorded."""
+    if not result.exists() or not picture.exists():
+        return "\n".join(PICTURE_MARKS)
+    from benchmarks.engines.ways import way_of
+
+    record = json.loads(result.read_text())
+    found = record["traces"]
+    names = list(dict.fromkeys(name for one in found for name in one["totals"]))
+    lines = [PICTURE_MARKS[0], f"![A hit, millisecond by millisecond](../pictures/{picture.name})", "",
+             f"| ms of the engine's thread (calls) | {' | '.join(way_of(one['way']).title for one in found)} |",
+             "| --- |" + " --- |" * len(found)]  # fmt: skip
+    for name in names:
+        cells = [_total(one["totals"].get(name)) for one in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "A span contains the spans within it.", PICTURE_MARKS[1]])
+
+
+def _total(total: Sequence[float] | None) -> str:
+    return f"{total[1]:.2f} ({total[0]:.0f})" if total else ""
