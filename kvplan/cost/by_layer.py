@@ -23,6 +23,9 @@ from kvplan.program.program import RunGroup
 
 # Seconds of the CPU to prepare a further group of layers: compiled code prepares all groups before the first is issued.
 NEXT_GROUP = 3e-6
+# Beside compute: seconds that the compute loses per second of issuing. The driver holds a lock during each call, and
+# the model's own launches wait for the lock. Seen in whole engines whose prefill is bound by its launches (H200).
+LAUNCHES_WAIT = 0.5
 Halves = tuple[Statistics | None, Statistics | None]
 
 
@@ -155,6 +158,8 @@ def in_sequence(path: str, pieces: Sequence[Statistics], profile: DeviceProfile,
     seconds = _end(before + first.seconds, issued, moving, issuing) - before
     shares = sum(one.sm_share * took for one, took in zip((first, *later), (first.seconds, *moving), strict=True))
     lost = first.compute_seconds / max(first.seconds, 1e-12) * (first.seconds + sum(moving))
+    if policy.overlap != "idle":
+        lost += LAUNCHES_WAIT * (issued + sum(issuing))
     return Candidate(
         path, seconds, wall, min(issued + sum(issuing), wall), shares / max(seconds, 1e-12), lost,
         groups=len(pieces), first_group=before + first.seconds / rate,

@@ -50,8 +50,9 @@ CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
 # A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
 # fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
-# A transfer by layers is cut into at most 16 groups of layers, of at least 2 MiB each.
-LAYER_GROUPS, LAYER_GROUP_NBYTES = 16, 2 << 20
+# A transfer by layers is cut into at most 8 groups of layers, of at least 16 MiB each. More groups do not let the
+# model begin much earlier, and cost the CPU as many more copies.
+LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ BESIDE_COMPUTE = Policy(overlap="decode")
 def layer_groups(nbytes: int, most: int = LAYER_GROUPS, least_nbytes: int = LAYER_GROUP_NBYTES) -> int:
     """Return the largest number of groups of layers that a transfer by layers of ``nbytes`` bytes is cut into.
 
-    >>> layer_groups(1 << 20), layer_groups(9 << 20), layer_groups(1 << 30)
-    (1, 4, 16)
+    >>> layer_groups(1 << 20), layer_groups(40 << 20), layer_groups(1 << 30)
+    (1, 2, 8)
     """
     return max(min(most, nbytes // max(least_nbytes, 1)), 1)

@@ -38,7 +38,7 @@ class Worker:
         blocks_per_chunk: number of device blocks in a host chunk.
         canonical: whether the host has canonical pages, by the references' mappings.
         policy: policy of the executors; by default ``Policy(overlap="decode")``. Expedited loads use it with
-            ``overlap="idle"``.
+            ``overlap="idle"``, unless they go by layer.
         by_layer: whether :meth:`submit_layers` will be called, so that its kernels are made ready, too.
         result: function that makes a report from the four fields of :class:`JobResult`.
         release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
@@ -90,7 +90,8 @@ class Worker:
         policy = BESIDE_COMPUTE if policy is None else policy
         self._executors = [Executor(self.device, policy)]
         try:
-            self._executors.append(Executor(self.device, replace(policy, overlap="idle")))
+            # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
+            self._executors.append(Executor(self.device, policy if by_layer else replace(policy, overlap="idle")))
         except KVPlanError:
             self._executors[0].close()
             raise
