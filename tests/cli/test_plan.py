@@ -132,8 +132,8 @@ def test_explain_prices_a_plan_by_layer(capsys):
     pair = GPU, HOST, "--blocks", "0-63", "--profile", "h200"
     whole, groups = (document(capsys, "explain", *pair, *more)["plan"]["candidates"] for more in ((), ("--by-layer",)))
     assert {one["groups"] for one in whole if not one["refused"]} == {1}
-    assert {one["groups"] for one in groups if not one["refused"]} == {16}
-    assert "layers:  16 groups, one after another" in answer(capsys, "explain", *pair, "--by-layer")
+    assert {one["groups"] for one in groups if not one["refused"]} == {5}
+    assert "layers:  5 groups, one after another" in answer(capsys, "explain", *pair, "--by-layer")
 
 
 def test_explain_fits_80_columns_without_a_terminal(capsys, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import kvplan
 from kvplan import PathError, Policy
 from kvplan.cost.by_layer import (
+    LAUNCHES_WAIT,
     NEXT_GROUP,
     candidates_by_layer,
     in_sequence,
@@ -81,7 +82,8 @@ def test_compute_beside_slows_every_piece():
     assert made.seconds == pytest.approx(4 * predict("kernel", PLAN, some, Policy(max_programs=8)).seconds)
     one = predict("kernel", PLAN, some, Policy(overlap="decode", max_programs=8))
     assert made.wall == pytest.approx(one.wall + 3 * one.seconds / 0.5 + 3 * NEXT_GROUP)
-    assert made.compute_seconds == pytest.approx(4 * one.compute_seconds)
+    waits = LAUNCHES_WAIT * made.cpu_seconds  # the model's launches wait for the driver's lock
+    assert made.compute_seconds == pytest.approx(4 * one.compute_seconds + waits)
     assert alone.compute_seconds == 0
 
 
@@ -125,7 +127,7 @@ def test_the_kernel_wins_whatever_merges():
     assert kernel_wins_by_layer([PLAN] * 4, profile(COSTS), Policy(), ("copy_engine", "copy_engine_2d", "staged"))
 
 
-@pytest.mark.parametrize(("nbytes", "groups"), [(0, 1), (1 << 20, 1), (4 << 20, 2), (31 << 20, 15), (1 << 30, 16)])
+@pytest.mark.parametrize(("nbytes", "groups"), [(0, 1), (31 << 20, 1), (32 << 20, 2), (127 << 20, 7), (1 << 30, 8)])
 def test_how_many_groups(nbytes, groups):
     assert layer_groups(nbytes) == groups
 
@@ -140,10 +142,10 @@ def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:
 
 
 # Layers, bytes of a page, blocks; bytes of a piece on the host as a whole and by layer; milliseconds measured by layer
-# on an H200. Pieces of 40 KiB are a fifth faster than the profile's line through pieces of 32 KiB to 1 MiB.
+# on an H200. Pieces of 80 KiB are a tenth faster than the profile's line through pieces of 32 KiB to 1 MiB.
 MEASURED = [
-    (32, 64 << 10, 375, 2 << 20, 128 << 10, {"staged": (15.3, 0.06), "kernel": (16.5, 0.06)}),
-    (80, 8 << 10, 375, 640 << 10, 40 << 10, {"staged": (5.1, 0.25), "kernel": (5.1, 0.05)}),
+    (32, 64 << 10, 375, 2 << 20, 256 << 10, {"staged": (15.2, 0.06), "kernel": (16.0, 0.06)}),
+    (80, 8 << 10, 375, 640 << 10, 80 << 10, {"staged": (4.8, 0.15), "kernel": (4.9, 0.05)}),
 ]
 
 
@@ -151,7 +153,7 @@ MEASURED = [
 def test_loads_by_layer_as_measured(layers, page, blocks, whole, cut, measured):
     plan = load_of(layers, page, blocks)
     pieces = statistics_by_layer(plan)
-    assert len(pieces) == 16
+    assert len(pieces) == 8
     assert blocks - 3 <= statistics_of(plan).extents.large <= blocks, "hardly any rows touch"
     assert statistics_of(plan).granule_nbytes == whole
     assert {piece.extents for piece in pieces} == {Pieces.of(blocks, blocks * cut)}
@@ -163,7 +165,7 @@ def test_loads_by_layer_as_measured(layers, page, blocks, whole, cut, measured):
 def test_pieces_of_a_row_may_be_small_where_the_row_is_not():
     """Pages of 4 KiB: rows of 320 KiB, and 20 KiB of 5 layers. A small copy costs the CPU and the GPU 3 us."""
     plan, policy = load_of(80, 4 << 10, 375), Policy(overlap="decode")
-    pieces = statistics_by_layer(plan)
+    pieces = statistics_by_layer(plan, groups=16)
     assert pieces[0].extents.small_nbytes == 375 * (20 << 10) < 375 * LARGE
     whole = candidates(statistics_of(plan), by_name("H200"), policy)
     by_layer = candidates_by_layer(pieces, by_name("H200"), policy)

@@ -11,7 +11,7 @@ from numba.core.dispatcher import Dispatcher
 import kvplan
 from kvplan.cuda import calls
 from kvplan.execute.gpu import ring_loops
-from kvplan.execute.gpu.by_layer import loops as layer_loops
+from kvplan.execute.gpu.by_layer import layer_loops
 from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba, placing_numba
@@ -61,7 +61,7 @@ def main() -> None:
         executor.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
     check_loaded(
         "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops",
-        "kvplan.execute.gpu.by_layer.loops",
+        "kvplan.execute.gpu.by_layer.layer_loops",
     )  # fmt: skip
     with kvplan.Executor() as executor:
         executor.prepare(program.plan([0], [0]))

@@ -14,7 +14,7 @@ from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.cuda.call_list import CallList
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.by_layer.kernel import KernelLayers
+from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources

@@ -17,7 +17,7 @@ from kvplan.cuda.call_list import APART, BATCH, CallList, Segment, copy_rows, la
 from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.by_layer.ring import SLOTS, TILE, WARPS, Ring, granules_of, ringed
-from kvplan.execute.gpu.by_layer.staged import StagedLayers
+from kvplan.execute.gpu.by_layer.staged_layers import StagedLayers
 from kvplan.execute.gpu.copy_engine import alone, batched_from
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.kernel_path import HEADER, write_flat

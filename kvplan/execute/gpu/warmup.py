@@ -31,7 +31,7 @@ def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence
         if plan is None or not plan.nbytes:
             return
         if layer_groups > 1:
-            from kvplan.execute.gpu.by_layer import loops as by_layer  # imports numba
+            from kvplan.execute.gpu.by_layer import layer_loops as by_layer  # imports numba
 
             by_layer.load()
         parts = [part for _, part in split_layers(plan, layer_groups)] if layer_groups > 1 else [plan]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.cuda.call_list import APART, BATCH, COPY, LAUNCH, RECORD, WAIT, Segment, copy_rows
-from kvplan.execute.gpu.by_layer.kernel import KernelLayers
-from kvplan.execute.gpu.by_layer.staged import StagedLayers
+from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
+from kvplan.execute.gpu.by_layer.staged_layers import StagedLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.layers import cuts_of, split_layers

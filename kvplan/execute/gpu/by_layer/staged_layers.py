@@ -185,6 +185,6 @@ class StagedLayers:
 
     @cached_property
     def _loops(self) -> ModuleType:
-        from kvplan.execute.gpu.by_layer import loops as loaded  # imports numba
+        from kvplan.execute.gpu.by_layer import layer_loops as loaded  # imports numba
 
         return loaded
