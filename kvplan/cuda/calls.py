@@ -168,23 +168,8 @@ def schedule(
 
 
 @_compiled
-def play(entries, rows, columns, launches, boxes, attributes, first, state, base):
-    """Make the calls of the rows in order, until a call fails, and tell the progress in ``state``.
-
-    Args:
-        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
-        rows: (n, 4) int64: the calls.
-        columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
-        launches: (k, 8) int64: function and CUlaunchConfig of each launch; the loop fills in the stream. A kernel gets
-            the address of a header and two null pointers.
-        boxes: (b, 16) int64: a CUDA_MEMCPY2D for each 2-D copy.
-        attributes, first: address of a CUmemcpyAttributes, and of the index of the first copy that it is for: 0.
-        state: address of the list's state, :data:`STATE_WORDS` words.
-        base: rows of the list that are before these rows.
-
-    Returns:
-        Whether all calls have succeeded. If not, the state has the code, the row, and a batch's descriptor.
-    """
+def _play(entries, rows, columns, launches, boxes, attributes, first, state, base):
+    """Make the calls of the rows; see :func:`play`."""
     cell = np.zeros(13, dtype=np.int64)  # three arguments, their addresses, and a CUlaunchConfig
     arguments = cell.ctypes.data + 24
     config = cell.ctypes.data + 48
@@ -241,9 +226,26 @@ def play(entries, rows, columns, launches, boxes, attributes, first, state, base
 
 
 @_brief
-def play_briefly(entries, rows, columns, launches, boxes, attributes, first, state, base):
-    """Do as :func:`play`, for few calls: the calling thread keeps the interpreter."""
-    return play(entries, rows, columns, launches, boxes, attributes, first, state, base)
+def play(entries, rows, columns, launches, boxes, attributes, first, state, base):
+    """Make the calls of a few rows in order, until a call fails, and tell the progress in ``state``.
+
+    The calling thread keeps the interpreter.
+
+    Args:
+        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
+        rows: (n, 4) int64: the calls.
+        columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
+        launches: (k, 8) int64: function and CUlaunchConfig of each launch; the loop fills in the stream. A kernel gets
+            the address of a header and two null pointers.
+        boxes: (b, 16) int64: a CUDA_MEMCPY2D for each 2-D copy.
+        attributes, first: address of a CUmemcpyAttributes, and of the index of the first copy that it is for: 0.
+        state: address of the list's state, :data:`STATE_WORDS` words.
+        base: rows of the list that are before these rows.
+
+    Returns:
+        Whether all calls have succeeded. If not, the state has the code, the row, and a batch's descriptor.
+    """
+    return _play(entries, rows, columns, launches, boxes, attributes, first, state, base)
 
 
 @_compiled
@@ -251,7 +253,7 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
     """Play the lists of a queue in order, until the slot that ends the thread.
 
     Args:
-        entries, attributes, first: see :func:`kvplan.cuda.calls.play`.
+        entries, attributes, first: see :func:`play`.
         queue: (slots, 4) int64: the lists, one per slot; slots are used in turn.
         taken: address of the number of lists that have been played.
         semaphore: address of a semaphore that counts the lists in the queue.
@@ -273,7 +275,7 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
                 columns = carray(pointer(at[COLUMNS]), (3, at[COLUMNS + 1]), np.int64)
                 launches = carray(pointer(at[LAUNCHES]), (at[LAUNCHES + 1], 8), np.int64)
                 boxes = carray(pointer(at[BOXES]), (at[BOXES + 1], 16), np.int64)
-                played = play(entries, rows, columns, launches, boxes, attributes, first, state, base)
+                played = _play(entries, rows, columns, launches, boxes, attributes, first, state, base)
                 base += at[ROWS + 1]
         publish(state + 8 * ENDED, 1)
         number += 1
@@ -343,7 +345,7 @@ def load() -> None:
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
-    play_briefly(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
+    play(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
     state[ENDED] = 1
     watch(state.ctypes.data, 1, 0, 1)
     serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))

@@ -302,7 +302,7 @@ class Device:
             if loops.loaded is None:
                 play_slowly(self, segment, state, base)
             else:
-                self._calls.play_briefly(self.entries, *segment, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
+                self._calls.play(self.entries, *segment, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
             if state[FAILED]:
                 return
             base += len(segment.rows)
