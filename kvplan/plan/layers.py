@@ -100,7 +100,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     """
     cuts = cuts_of(plan, count)
     if cuts is not None:
-        units = plan.parts[0].units + cuts.steps.T[:, :, None]
+        units = np.add(plan.parts[0].units, cuts.steps.T[:, :, None], order="C")
         pieces = zip(cuts.layers, cuts.groups, units, strict=True)
         return [(layers, narrowed(plan, [(Part(group, some), plan.skips[0])])) for layers, group, some in pieces]
     held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
