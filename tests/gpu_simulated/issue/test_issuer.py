@@ -11,8 +11,10 @@ import pytest
 import kvplan
 from kvplan.cuda.call_list import RECORD
 from kvplan.execute.gpu.resources import Limits
+from tests.interrupts import Interrupt
 from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE, until
+from tests.profiles import points
 from tests.simulated import Device, Event, Stream
 from tests.simulated.executors import (
     MOVE,
@@ -417,3 +419,50 @@ def test_a_forked_child_neither_asks_nor_waits_for_a_list():
         held.open()
         held.transfer.synchronize()
         pair.check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("behind", [False, True], ids=["at once", "behind a list"])
+@pytest.mark.parametrize("path", ["copy_engine", "staged"])
+def test_an_executor_goes_on_after_an_interrupt_at_any_point_of_a_long_submit(path, behind):
+    total = interrupted(path, 0, behind=behind)
+    assert total > 10
+    for at in points(total):
+        interrupted(path, at, behind=behind)
+
+
+def interrupted(path: str, at: int, *, behind: bool) -> int:
+    """Interrupt a submit, and a wait, at a point; return the number of points."""
+    device = Device(at)
+    pair = pair_on(device, "load")
+    interrupt = Interrupt(at)
+    try:
+        with executor_on(device, path, limits=Limits(**LONG, **LAYERS)) as executor:
+            executor.submit(pair.plan(Move([0], [1])), by_layer=True).synchronize(PATIENCE)
+            plan, user, gate = pair.plan(MOVE), device.stream(), None
+            if behind:
+                gate = device.gate(user)
+                executor.submit(pair.plan(Move([7], [7])), after=Stream(user))
+
+            def submit() -> None:
+                transfer = executor.submit(plan, by_layer=True)
+                transfer.wait_layer(0, Stream(user))
+                transfer.done()
+
+            interrupt.within(submit)
+            if gate is not None:
+                gate.set()
+            executor.submit(pair.plan(Move([6], [6])), priority="high").synchronize(PATIENCE)
+            executor.submit(pair.plan(MOVE)).synchronize(PATIENCE)
+
+            def ended() -> bool:
+                executor._backend.reap()
+                return not executor.stats().in_flight
+
+            until(ended)
+            device.run()
+            pair.check()
+    except BaseException as error:
+        raise AssertionError(f"interrupted at point {at}, {interrupt.where}") from error
+    return interrupt.points
