@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.cuda.call_list import BATCH, COPY, COPY_2D, FAILED, FAILED_COPY, FAILED_ROW, NAMES, Segment
+from kvplan.cuda.call_list import AWAIT, BATCH, COPY, COPY_2D, FAILED, FAILED_COPY, FAILED_ROW, NAMES, Segment
 from kvplan.cuda.driver import DriverError
 from kvplan.cuda.scopes import HasDriver
 from kvplan.errors import TransferError
@@ -26,7 +26,9 @@ def error_of(device: HasDriver, segments: Sequence[Segment], state: Int64Array) 
             break
         row -= len(segment.rows)
     which, one, end, _ = segment.rows[row].tolist()
-    at, what = int(state[FAILED_COPY]), ""
+    code, at, what = int(state[FAILED]), int(state[FAILED_COPY]), ""
+    if which == AWAIT:
+        return TransferError(f"the transfer that after= names has failed: {device.driver.name(code)}")
     if which == BATCH:
         what = f"of {end - one} copies" if at < 0 else _copy(segment, at)
     elif which == COPY:
@@ -35,7 +37,7 @@ def error_of(device: HasDriver, segments: Sequence[Segment], state: Int64Array) 
         src, dst, width, height = segment.boxes[one, (4, 11, 14, 15)].tolist()
         what = f"2-D copy {one} of {len(segment.boxes)}, {height} rows of {width} bytes from {src:#x} to {dst:#x}"
     try:
-        device.driver.check(NAMES[which], int(state[FAILED]), what)
+        device.driver.check(NAMES[which], code, what)
     except DriverError as error:
         return error
     return TransferError(f"{NAMES[which]} failed")

@@ -6,7 +6,7 @@ A list is played by the thread that submits, or by a thread of its own that need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ NAMES = (
     "cuMemcpy2DAsync", "cuEventSynchronize",
 )  # fmt: skip
 PLAYED, FAILED, FAILED_ROW, FAILED_COPY, ENDED, ADDED, STATE_WORDS = 0, 1, 2, 3, 4, 5, 8
+LAST_ROW = 1 << 62  # more rows than any list has: its end
 NO_COLUMNS = np.empty((3, 0), dtype=np.int64)
 NO_LAUNCHES = np.empty((0, 8), dtype=np.int64)
 NO_BOXES = np.empty((0, 16), dtype=np.int64)
@@ -89,9 +90,14 @@ class CallList:
         """Let the thread that plays the list wait until an event has passed."""
         self._put((SYNC, event, 0, 0))
 
-    def await_rows(self, state: Int64Array, rows: int) -> None:
-        """Let the thread that plays the list wait until rows of another list have been played."""
-        self._put((AWAIT, state.ctypes.data, rows, 0))
+    def await_list(self, state: Int64Array, *, checked: bool = False) -> None:
+        """Let the thread that plays the list wait until another list has ended.
+
+        Args:
+            state: (8,) int64: the state of the other list. It must exist until this list has ended.
+            checked: whether this list fails if the other list has failed.
+        """
+        self._put((AWAIT, state.ctypes.data, LAST_ROW + checked, 0))
 
     def launch(self, kernel: Kernel, programs: int, header: int, stream: int) -> None:
         """Launch a kernel with the address of a header."""
@@ -186,12 +192,12 @@ def _batches(first: int, last: int, stream: int, most: int) -> Int64Array:
 
 
 def paced(
-    segments: Iterable[Segment], every: int, events: Sequence[int]
+    segments: Sequence[Segment], every: int, events: Sequence[int]
 ) -> tuple[list[Segment], list[int]]:  # fmt: skip
     """Let the player of a list wait for the GPU, so that at most ``2 * every`` calls fill the driver's queue.
 
-    After every ``every`` calls an event is recorded on the stream of the last call. Then the player waits for the event
-    before.
+    After every ``every`` calls an event is recorded on the stream of the last call that has a stream. Then the player
+    waits for the event before.
 
     Args:
         segments: the list.
@@ -205,7 +211,8 @@ def paced(
     >>> made.rows[2:].tolist(), inserted
     ([[0, 7, 0, 80], [6, 8, 0, 0], [3, 2, 0, 80], [3, 3, 0, 80], [0, 8, 0, 80], [6, 7, 0, 0], [3, 4, 0, 80]], [2, 4])
     """
-    made, inserted, left, base, stream = list[Segment](), list[int](), every, 0, 0
+    made, inserted, left, base = list[Segment](), list[int](), every, 0
+    stream = next((int(one) for segment in segments for one in segment.rows[:, 3] if one), 0)  # 0 is the default stream
     for segment in segments:
         rows, pieces = segment.rows, list[Int64Array]()
         while len(rows) > left:

@@ -12,9 +12,11 @@ from kvplan.cuda.call_list import (
     BATCH,
     COPY,
     COPY_2D,
+    ENDED,
     FAILED,
     FAILED_COPY,
     FAILED_ROW,
+    LAST_ROW,
     LAUNCH,
     PLAYED,
     RECORD,
@@ -97,8 +99,10 @@ def _make(
         device.synchronize(one)
     else:
         other = np.frombuffer((c_int64 * STATE_WORDS).from_address(one), np.int64)
-        while not device.watch(other, end):
-            pass
+        while not (other[ENDED] or other[PLAYED] >= end):  # a list that has failed ends later
+            device.watch(other, end)
+        if end > LAST_ROW and other[FAILED]:
+            raise DriverError("a list that this one awaits has failed", "", int(other[FAILED]))
 
 
 def _copy_2d(device: HasCalls, segment: Segment, state: Int64Array, one: int, stream: int) -> None:

@@ -43,9 +43,15 @@ PLAYED: Final = 0  # rows whose calls have been made
 FAILED: Final = 1  # the driver's code of the call that failed; 0 if no call has failed
 FAILED_ROW: Final = 2  # the row of that call
 FAILED_COPY: Final = 3  # the descriptor that the failed batch names; -1 if it names no descriptor
-ENDED: Final = 4  # 1 after the last row, or after the row that failed
+# 1 after the last row. After a row that failed, Python sets it, once it has recorded the transfer's end behind the
+# calls that were made. Until then no later list of the queue is played.
+ENDED: Final = 4
 ADDED: Final = 5  # calls made beyond the rows: a 2-D copy may need a call for each of its rows
 STATE_WORDS: Final = 8
+
+# More rows than any list has. An await of LAST_ROW waits for the end of the other list. An await of one row more also
+# fails if that list has failed.
+LAST_ROW: Final = 1 << 62
 
 # A slot of an issuer's queue: the address and the length of a table of segments, and the address of the list's state. A
 # slot whose table is at address 0 ends the thread. A row of the table: addresses and numbers of rows, columns, launches
@@ -215,11 +221,12 @@ def _play(entries, rows, columns, launches, boxes, attributes, first, state, bas
         else:
             while observe(one + 8 * PLAYED) < end and not observe(one + 8 * ENDED):
                 _call(entries[NAP], (NAP_MICROSECONDS,))
+            if end > LAST_ROW:
+                code = observe(one + 8 * FAILED)
         if code:
             publish(state + 8 * FAILED_ROW, base + k)
             publish(state + 8 * FAILED_COPY, one + failed[0] if failed[0] >= 0 else -1)
             publish(state + 8 * FAILED, code)
-            publish(state + 8 * ENDED, 1)
             return False
         publish(state + 8 * PLAYED, base + k + 1)
     return True
@@ -277,14 +284,17 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
                 boxes = carray(pointer(at[BOXES]), (at[BOXES + 1], 16), np.int64)
                 played = _play(entries, rows, columns, launches, boxes, attributes, first, state, base)
                 base += at[ROWS + 1]
-        publish(state + 8 * ENDED, 1)
+        if played:
+            publish(state + 8 * ENDED, 1)
+        while not observe(state + 8 * ENDED):
+            _call(entries[NAP], (NAP_MICROSECONDS,))
         number += 1
         publish(taken, number)
 
 
 @_compiled
 def watch(state, rows, nap, naps):
-    """Wait until rows of a list have been played or the list has ended, for at most ``naps`` naps.
+    """Wait until rows of a list have been played, or it has ended or failed, for at most ``naps`` naps.
 
     Args:
         state: address of the list's state.
@@ -296,7 +306,7 @@ def watch(state, rows, nap, naps):
         Whether the wait is over.
     """
     for _ in range(naps):
-        if observe(state + 8 * PLAYED) >= rows or observe(state + 8 * ENDED):
+        if observe(state + 8 * PLAYED) >= rows or observe(state + 8 * ENDED) or observe(state + 8 * FAILED):
             return True
         _call(nap, (NAP_MICROSECONDS,))
     return False

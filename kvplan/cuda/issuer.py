@@ -53,6 +53,9 @@ class Issuer:
         name: name of the thread.
         inside: identifiers of threads that cannot wait for the executor's end; the thread adds its own.
 
+    If a call of a list fails, the thread plays no later list before the caller has set ENDED in the list's state. So
+    the caller can make calls between the two.
+
     Attributes:
         given: number of lists that were ever queued.
         worker: the thread.
@@ -65,6 +68,7 @@ class Issuer:
         self._queue = np.zeros((SLOTS, calls.SLOT_WORDS), dtype=np.int64)
         self._taken = new_state()  # its word PLAYED counts lists
         self._held: list[object] = [None] * SLOTS
+        self._dropped = 0  # lists that were played and are not held any more
         self._semaphore = np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
         self._at = ctypes.c_void_p(self._semaphore.ctypes.data)
         self._post = _POST
@@ -80,7 +84,7 @@ class Issuer:
         """Queue a list. One thread at a time calls it.
 
         Args:
-            segments: the list; its arrays are C-contiguous, and are kept until the slot of the queue is used again.
+            segments: the list; its arrays are C-contiguous, and are kept until it has been played.
             state: (8,) int64: the list's state.
 
         Raises:
@@ -96,6 +100,9 @@ class Issuer:
         given, post, at = self.given, self._post, self._at
         while given - int(self._taken[PLAYED]) >= SLOTS - 1:  # rare: few transfers are not played at once
             self._device.watch(self._taken, given - SLOTS + 2)
+        for played in range(self._dropped, int(self._taken[PLAYED])):
+            self._held[played % SLOTS] = None
+            self._dropped = played + 1
         words = np.array((table.ctypes.data, len(table), state.ctypes.data, 0), dtype=np.int64)
         number = given % SLOTS
         self._held[number] = (segments, table, state)

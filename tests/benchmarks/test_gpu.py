@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,3 +291,45 @@ def test_every_group_is_where_the_command_looks_for_it():
     for name, module in command.GROUPS.items():
         assert callable(getattr(import_module(f"benchmarks.gpu.{module}"), name))
     assert kvplan.Policy
+
+
+def test_loads_by_layer_become_rows_that_hold_their_limits(monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks.gpu import latency
+
+    times, kept = {"quiet": 100.0, "kept": 119.0}, []
+
+    def by_layer(executor, plan, *, kept_us=kept, **more):
+        kept_us.append(more.get("kept", 0.0))
+        return latency.Load(400.0, 2.0, 50.0, times["kept" if more.get("kept") else "quiet"])
+
+    monkeypatch.setattr(latency, "by_layer", by_layer)
+    rows = list(latency._interpreter(None, [None] * (latency.WARM_UPS + 5), "4 layers"))
+    computes, keeps, submit, *_ = rows
+    assert (keeps.ours, keeps.limit, keeps.ok) == (119.0, pytest.approx(120.0), True)
+    assert computes.ok
+    assert (submit.ours, submit.limit, submit.ok) == (400.0, 500.0, True)
+    assert set(kept) == {0.0, 200.0}  # the interpreter is kept for longer than a load takes
+    times["kept"] = 121.0
+    assert [row.ok for row in latency._interpreter(None, [None] * 9, "4 layers")][1] is False
+
+
+def test_plans_by_layer_move_every_layer_of_other_blocks(executor):
+    pytest.importorskip("torch")
+    from benchmarks.gpu import latency
+
+    plans = latency.plans_by_layer(3, 64, 5, 2, "cpu")
+    assert [plan.nbytes for plan in plans] == [3 * 64 * 5] * 2
+    assert plans[0].layers == (0, 1, 2)
+    for plan in plans:
+        executor.submit(plan).synchronize()
+
+
+def test_a_thread_that_computes_ends():
+    pytest.importorskip("torch")
+    from benchmarks.gpu import latency
+
+    before = threading.active_count()
+    with latency.computing(busy=True):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

@@ -81,30 +81,60 @@ def test_a_list_that_fails_ends_and_the_next_one_is_played(thread):
     broken, whole = new_state(), new_state()
     thread.push([*listed(1, 2).segments, *listed(3, REFUSED, 4).segments], broken)
     thread.push(listed(1, 2).segments, whole)
+    until(lambda: broken[calls.FAILED])
+    assert broken[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW, calls.ENDED]].tolist() == [3, 719, 3, 0]
+    assert thread._device.watch(broken, calls.LAST_ROW)  # a wait for its end ends
+    time.sleep(0.01)
+    assert not whole[calls.PLAYED]  # the caller may make calls first
+    broken[calls.ENDED] = 1
     until(lambda: thread.idle)
-    assert broken[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW, calls.ENDED]].tolist() == [3, 719, 3, 1]
     assert whole[[calls.PLAYED, calls.FAILED, calls.ENDED]].tolist() == [2, 0, 1]
 
 
 def test_a_list_waits_for_rows_of_another_list(thread):
     other, mine = new_state(), new_state()
     waiting = CallList()
-    waiting.await_rows(other, 2)
+    waiting.await_list(other)
     waiting.record(1, 5)
     waiting.close()
     thread.push(waiting.segments, mine)
     time.sleep(0.01)
     assert not mine[calls.PLAYED]
-    other[calls.PLAYED] = 2
+    other[calls.FAILED] = 719
+    time.sleep(0.01)
+    assert not mine[calls.PLAYED]
+    other[calls.ENDED] = 1
     until(lambda: thread.idle)
     assert mine[calls.PLAYED] == 2
+
+
+def test_a_list_that_checks_another_list_fails_if_that_one_has_failed(thread):
+    other, mine = new_state(), new_state()
+    waiting = CallList()
+    waiting.record(1, 5)
+    waiting.await_list(other, checked=True)
+    waiting.record(1, 5)
+    waiting.close()
+    thread.push(waiting.segments, mine)
+    other[calls.FAILED], other[calls.ENDED] = 719, 1
+    until(lambda: mine[calls.FAILED])
+    assert mine[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW]].tolist() == [1, 719, 1]
+    mine[calls.ENDED] = 1
+    until(lambda: thread.idle)
+
+
+def test_lists_that_were_played_are_not_kept(thread):
+    for _ in range(5):
+        thread.push(listed(1).segments, new_state())
+        until(lambda: thread.idle)
+    assert sum(held is not None for held in thread._held) == 1
 
 
 def test_a_queue_that_is_full_takes_more_lists_later(thread, monkeypatch):
     monkeypatch.setattr(issuer, "SLOTS", len(thread._queue))
     other, states = new_state(), [new_state() for _ in range(3 * issuer.SLOTS)]
     first = CallList()
-    first.await_rows(other, 1)
+    first.await_list(other)
     first.close()
     thread.push(first.segments, new_state())
     for state in states[: issuer.SLOTS - 3]:

@@ -143,7 +143,7 @@ class Device(Streams):
         for segment in segments:
             play_slowly(self, segment, state, base)
             if state[FAILED]:
-                break
+                return
             base += len(segment.rows)
         state[ENDED] = 1
 
@@ -156,7 +156,7 @@ class Device(Streams):
 
     def watch(self, state: np.ndarray, rows: int) -> bool:
         for _ in range(20):
-            if state[PLAYED] >= rows or state[ENDED]:
+            if state[PLAYED] >= rows or state[ENDED] or state[FAILED]:
                 return True
             time.sleep(1e-4)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.base.threads import Worker
-from kvplan.cuda.call_list import Segment
+from kvplan.cuda.call_list import ENDED, Segment
 from kvplan.cuda.scopes import Uncaptured
 
 if TYPE_CHECKING:
@@ -42,5 +43,10 @@ class Issuer:
     def _serve(self) -> None:
         with Uncaptured(self._device):
             while (entry := self._lists.get()) is not None:
-                self._device.play(*entry)
+                segments, state = entry
+                for segment in segments:  # compiled code reads them by their addresses
+                    assert all(array.flags.c_contiguous and array.dtype == np.int64 for array in segment)
+                self._device.play(segments, state)
+                while not state[ENDED]:  # it has failed
+                    time.sleep(1e-4)
                 self.taken += 1

@@ -172,6 +172,9 @@ class GpuBackend:
             late = late or waits is None or lane.busy
             late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
+            # The lane's thread waits on the CPU for the calls of another executor's transfer.
+            foreign = isinstance(after, DeviceTransfer) and after.resources is not self.resources
+            late = late or (foreign and after.unplayed)
             if late:
                 lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return
@@ -249,6 +252,7 @@ class GpuBackend:
     def _ended(self) -> bool:
         """Return whether all lanes and transfers have ended, and all calls of prepare have returned."""
         lanes = self.lanes.values()
+        self.reap()  # a list that has failed holds up its thread until the failure has been seen
         return all(lane.joined() for lane in lanes) and not self.reap() and not self._preparing
 
     def _left(self) -> tuple[int, int]:

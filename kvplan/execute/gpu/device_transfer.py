@@ -252,7 +252,9 @@ class DeviceTransfer(Loans, Awaited):
 
     def lose(self) -> None:
         """End it because the context is lost, with its memory and events."""
-        self._over = True
+        with self.resources.lock:
+            self._over = True
+            self._let_go()
 
     def abandon(self, error: BaseException) -> None:
         """End it with an error, unless some of its work is in flight; then its last event ends it."""
@@ -379,20 +381,31 @@ class DeviceTransfer(Loans, Awaited):
         if state is None:
             return True
         if not state[ENDED]:
-            return False
-        close, self._close = self._close, None
-        if close is not None and state[FAILED]:
-            close()
+            if not state[FAILED]:
+                return False
+            if self._close is not None:
+                self._close()  # a signal handler may interrupt it: then the next look calls it again
+            state[ENDED] = 1  # now the thread plays the next list
+        self._close = None
         return True
 
     def _give_back(self) -> None:
         """Give all loans back, unless a thread blocks on its end. The lock is held. The call can be repeated."""
+        self._let_go()
         if not self._blockers:
             self._return_loans()
             self._marks, self._cut, self.kept, self._segments = [], [], None, ()
-            holds, self._holds = self._holds, []
-            for other in holds:
-                other.release(self)
+
+    def _let_go(self) -> None:
+        """Release the transfers that it holds, even while another one holds it. The lock is held."""
+        holds = self._holds
+        while True:
+            if not holds:  # checked at each turn, since a signal handler may have released them all
+                break
+            other = holds[-1]
+            other.release(self)  # if a signal handler interrupts it, the next call releases it again
+            if other in holds:
+                holds.remove(other)
 
     def release(self, holder: object) -> None:
         """Give the loans back that ``holder`` has kept; see :meth:`hold`. The executor's lock is held."""

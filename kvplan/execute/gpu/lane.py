@@ -12,13 +12,13 @@ from kvplan.base.latch import Wake
 from kvplan.base.line import Line
 from kvplan.base.threads import Standby, Worker, aside
 from kvplan.cuda.call_errors import error_of
-from kvplan.cuda.call_list import CallList, paced
+from kvplan.cuda.call_list import FAILED, CallList, new_state, paced
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights, Mark
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import LAST_ROW, Awaited, Wait, recorded, wait_for_issue
+from kvplan.execute.gpu.waits import Awaited, Wait, recorded, wait_for_issue
 from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
 from kvplan.plan.conflicts import conflict
 from kvplan.plan.layers import cuts_of
@@ -187,6 +187,8 @@ class Lane(Flights):
         begin, end = transfer.event(), transfer.event()
         given, plan = 0 if self.issuer is None else self.issuer.given, transfer.plan
         apart = blocking or self._issuing_apart or self.full()
+        # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
+        apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
         try:
             if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
                 prepared = path.prepare(transfer, plan, self)
@@ -220,12 +222,7 @@ class Lane(Flights):
         except BaseException as error:
             if self.issuer is not None and self.issuer.given != given:
                 raise  # the list is played to its end
-            if transfer._end:
-                transfer.fail(error)
-                self._record_end(transfer, end)
-                transfer.unplay()
-            else:
-                self._end_broken(transfer, begin, end, error)
+            self._end_broken(transfer, begin, end, error)
             raise
 
     def _front(
@@ -273,7 +270,7 @@ class Lane(Flights):
                 return
             transfer.hold(one)
             if one.unplayed and one._state is not None:
-                calls.await_rows(one._state, LAST_ROW)
+                calls.await_list(one._state, checked=checked)
             calls.wait(enter, one._end)
 
     def _write(self, transfer: DeviceTransfer, path: Path, leave: int, calls: CallList) -> None:
@@ -344,8 +341,19 @@ class Lane(Flights):
     def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
         """Fail a transfer, and keep its loans until all work issued on the lane's streams has ended."""
         transfer.fail(error)
-        if self._record_end(transfer, end):
+        issuer = self.issuer
+        if issuer is not None and not issuer.idle:  # the end is recorded behind the calls of earlier transfers
+            try:
+                calls = self._end_calls(transfer, end)
+            except TransferError:
+                transfer.lose()
+                return
+            issuer.push(calls.segments, transfer.take_list(calls.segments, partial(self._close_failed, transfer)))
+        elif self._record_end(transfer, end):
             transfer.unplay()
+        else:
+            return
+        if not transfer._end:
             self._fly(transfer, begin, end)
 
     def _close_failed(self, transfer: DeviceTransfer) -> None:
@@ -357,17 +365,30 @@ class Lane(Flights):
 
     def _record_end(self, transfer: DeviceTransfer, end: int) -> bool:
         """Record the end of a broken transfer behind all work of the lane; return False if the context is lost."""
-        device = self._device
+        state = new_state()
         try:
-            for stream in self.streams:
-                event = transfer.event()
-                device.record(event, stream)
-                device.wait(self.copy, event)
-            device.record(end, self.copy)
-        except TransferError:  # the context is lost, with all work in flight
+            self._device.play(self._end_calls(transfer, end).segments, state)
+        except TransferError:
+            state[FAILED] = 1
+        if state[FAILED]:  # the context is lost, with all work in flight
             transfer.lose()
-            return False
-        return True
+        return not state[FAILED]
+
+    def _end_calls(self, transfer: DeviceTransfer, end: int) -> CallList:
+        """Return the calls that record an end behind all work of the lane, and put all later work behind this end.
+
+        Calls of the broken transfer may be missing: those by which later transfers of its path would wait for it.
+        """
+        calls, copy, events = CallList(), self.copy, [(stream, transfer.event()) for stream in self.streams]
+        for turn in range(2):  # first copy waits for every stream; then every stream waits for copy, and copy for them
+            for stream, event in events:
+                if turn:
+                    calls.wait(stream, end)
+                calls.record(event, stream)
+                calls.wait(copy, event)
+            calls.record(end, copy)
+        calls.close()
+        return calls
 
     def issue_later(
         self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer],

@@ -9,15 +9,13 @@ from typing import Any
 
 from kvplan.base.latch import Latch, Wake, sleep
 from kvplan.base.process import check_process
-from kvplan.cuda.call_list import ENDED, FAILED, PLAYED
+from kvplan.cuda.call_list import ENDED, FAILED, LAST_ROW, PLAYED
 from kvplan.cuda.handles import current_stream, event_handle, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer, check_layer
 from kvplan.layout.strides import Int64Array
-
-LAST_ROW = 1 << 62  # more rows than any list has: its end
 
 
 class Awaited(Transfer):
@@ -109,9 +107,9 @@ class Awaited(Transfer):
                 self._is_played()
 
     def _await_rows(self, rows: int, timeout: float | None = None, started: float = 0.0) -> bool:
-        """Block until rows of its list have been played, or the list has ended; return False after a timeout."""
+        """Block until rows of its list have been played, or it has ended or failed; return False after a timeout."""
         state = self._state
-        if state is None or state[ENDED] or state[PLAYED] >= rows:
+        if state is None or state[ENDED] or state[FAILED] or state[PLAYED] >= rows:
             return True
         while not self.resources.device.watch(state, rows):
             if timeout is not None and time.monotonic() - started > timeout:
