@@ -197,7 +197,8 @@ def paced(
     """Let the player of a list wait for the GPU, so that at most ``2 * every`` calls fill the driver's queue.
 
     After every ``every`` calls an event is recorded on the stream of the last call that has a stream. Then the player
-    waits for the event before.
+    waits for the event before. The stream of the last row, which records the end, waits for both events: otherwise the
+    end could pass before them.
 
     Args:
         segments: the list.
@@ -208,8 +209,10 @@ def paced(
         The segments; and the numbers of rows in the given list in front of which two rows were inserted.
 
     >>> (made,), inserted = paced([Segment(rows_of(COPY, np.arange(5), 80))], 2, (7, 8))
-    >>> made.rows[2:].tolist(), inserted
-    ([[0, 7, 0, 80], [6, 8, 0, 0], [3, 2, 0, 80], [3, 3, 0, 80], [0, 8, 0, 80], [6, 7, 0, 0], [3, 4, 0, 80]], [2, 4])
+    >>> made.rows[2:6].tolist(), inserted
+    ([[0, 7, 0, 80], [6, 8, 0, 0], [3, 2, 0, 80], [3, 3, 0, 80]], [2, 4])
+    >>> made.rows[6:].tolist()
+    [[0, 8, 0, 80], [6, 7, 0, 0], [1, 7, 0, 80], [1, 8, 0, 80], [3, 4, 0, 80]]
     """
     made, inserted, left, base = list[Segment](), list[int](), every, 0
     stream = next((int(one) for segment in segments for one in segment.rows[:, 3] if one), 0)  # 0 is the default stream
@@ -226,6 +229,10 @@ def paced(
         left -= len(rows)
         base += len(rows)
         made.append(segment._replace(rows=np.concatenate([*pieces, rows])) if pieces else segment)
+    if inserted:
+        rows = made[-1].rows
+        joins = np.array([(WAIT, event, 0, rows[-1, 3]) for event in events], dtype=np.int64)
+        made[-1] = made[-1]._replace(rows=np.concatenate([rows[:-1], joins, rows[-1:]]))
     return made, inserted
 
 
