@@ -258,9 +258,11 @@ def _interpreter(executor: Any, plans: Sequence[kvplan.Plan], what: str) -> Iter
 
 def by_layer(executor: Any, plan: kvplan.Plan, *, kept: float = 0.0) -> Load:
     """Load once; if ``kept``, this thread keeps the interpreter so many microseconds right after the submit."""
-    stream, begin = torch.cuda.current_stream(), torch.cuda.Event(enable_timing=True)
+    # kvplan's own event times the begin, too: to record an event of torch gives the interpreter up, for 5 ms at times.
+    device, stream = executor._backend.resources.device, torch.cuda.current_stream()
+    begin = device.event()
     torch.cuda.synchronize()
-    begin.record(stream)
+    device.record(begin, stream.cuda_stream)
     start = time.perf_counter()
     transfer = executor.submit(plan, by_layer=True)
     submitted = time.perf_counter()
@@ -268,7 +270,7 @@ def by_layer(executor: Any, plan: kvplan.Plan, *, kept: float = 0.0) -> Load:
     if kept:
         _KEEPS.usleep(int(kept))
     else:
-        query = transfer.resources.device.driver.cuEventQuery
+        query = device.driver.cuEventQuery
         transfer._await_rows(marks[0].rows)
         while query(marks[0].event) == NOT_READY:
             pass
@@ -280,7 +282,8 @@ def by_layer(executor: Any, plan: kvplan.Plan, *, kept: float = 0.0) -> Load:
     transfer.await_issue()
     torch.cuda.synchronize()
     # kvplan's own event times the end, whenever a thread of the host looks.
-    passed = transfer.resources.device.seconds(begin.cuda_event, end)
+    passed = device.seconds(begin, end)
+    device.driver.cuEventDestroy_v2(begin)
     transfer.synchronize()
     return Load(*(1e6 * each for each in (submitted - start, waited / len(plan.layers), first, passed)))
 
