@@ -308,7 +308,7 @@ def test_an_expedited_load_that_failed_is_told_by_its_blocks(connector):
 
 
 def test_chunks_computed_from_a_load_that_failed_are_not_stored(connector):
-    """Beside a load of a step, vLLM plans the stores of the tokens that the step computes, and starts them a step later."""
+    """Beside a load of a step, vLLM plans the stores of its new tokens, and starts them a step later."""
     both = connector()
     spec = both.manager.prepare_store(KEYS[:1], both.context).store_spec
     stored = both.job(KEYS[:1], is_store=True)
