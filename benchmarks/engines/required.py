@@ -1,6 +1,6 @@
 """What kvplan must reach in whole engines, and whether a result does.
 
-python -m benchmarks.engines.required RESULT.json [...]    # prints the table; 1 if a limit does not hold or a hit is wrong
+python -m benchmarks.engines.required RESULT.json [...]  # prints the table; 1 if a limit or a hit fails
 """
 
 from __future__ import annotations
