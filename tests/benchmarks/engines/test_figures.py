@@ -190,5 +190,12 @@ def test_hits_that_were_none_fail_a_file(tmp_path, capsys):
     assert "cached tokens 0 to 6000" in capsys.readouterr().out
 
 
+def test_hits_beside_decoding_are_checked_too():
+    right = sample("own", "beside", cached=[6000, 6000], local=[0, 0])
+    assert faults([right, sample("none", "beside", cached=[0, 0], local=[0, 0]), sample("own", "beside")]) == []
+    (said,) = faults([right | {"local": [0, 6000]}])
+    assert said.endswith("the GPU's own cache held up to 6000 tokens, expected 0")
+
+
 def test_limits_print_as_a_table():
     assert table(required.judged([*alone("own", 40.0), *alone("kvplan-layers", 29.0)], {})).startswith("must reach")
