@@ -67,7 +67,7 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     else:
         found["ttft"] = [round(1e3 * value, 3) for value in answer["ttft"]]
     for name in ("cached", "local"):
-        if isinstance(answer.get(name), list):
+        if isinstance(answer.get(name), list) and answer[name]:
             found[name] = [min(answer[name]), max(answer[name])]
     if "tokens" in answer and measure == "alone":
         found["tokens"] = answer["tokens"]
@@ -107,10 +107,11 @@ def faults(samples: Iterable[Mapping[str, Any]]) -> list[str]:
         where = f"{one['shape']}, {one['way']}, {one['measure']} {one['held']} + {one['suffix']}, round {one['round']}"
         least, most = one.get("cached", (one["held"], one["held"]))
         expected = 0 if one["way"] == NO_OFFLOADING else one["held"]
-        if one["measure"] == "alone" and (least, most) != (expected, expected):
+        hits = one["measure"] in ("alone", "beside")
+        if hits and "cached" in one and (least, most) != (expected, expected):
             found.append(f"{where}: cached tokens {least} to {most}, expected {expected}")
         local = one.get("local", (0, 0))
-        if one["measure"] == "alone" and local[1]:
+        if hits and local[1]:
             found.append(f"{where}: the GPU's own cache held up to {local[1]} tokens, expected 0")
         if one["measure"] == "resident" and local[0] < one["held"]:
             found.append(f"{where}: the GPU's own cache held {local[0]} tokens, expected {one['held']}")

@@ -185,8 +185,10 @@ class Measures:
         itl: list[float] = []
         quiet: list[float] = []
         times: list[float] = []
+        cached: list[int] = []
         waiting: dict[str, float] = {}
         asked = steps = made = 0
+        self._local.clear()  # from here on, lookups are those of hits
         began, cpu = now(), cpu_seconds()
         while (asked < hits or waiting) and steps < longest - 32:
             if asked < hits and steps % work.every == 0:
@@ -205,12 +207,13 @@ class Measures:
                     made += 1
                 elif one.finished:
                     times.append(ended - waiting.pop(one.request_id))
+                    cached.append(one.num_cached_tokens or 0)
             steps += 1
-        seconds, cpu = now() - began, cpu_seconds() - cpu
+        seconds, cpu, local = now() - began, cpu_seconds() - cpu, [*self._local]
         while engine.has_unfinished_requests():
             engine.step()
         return {"ttft": times, "itl": itl, "quiet": quiet, "tokens": made, "seconds": seconds, "cpu": cpu,
-                "steps": steps, "unserved": len(waiting)}  # fmt: skip
+                "steps": steps, "unserved": len(waiting), "cached": cached, "local": local}  # fmt: skip
 
     def chats(self, first: int) -> dict[str, Any]:
         """Serve some turns of every session. A session's next prompt is its last one, the answer and new tokens."""

@@ -1,6 +1,6 @@
 """What kvplan must reach in whole engines, and whether a result does.
 
-python -m benchmarks.engines.required RESULT.json [...]    # prints the table; 1 where a limit does not hold
+python -m benchmarks.engines.required RESULT.json [...]  # prints the table; 1 if a limit or a hit fails
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.engines.columns import Key, Spread, summary
+from benchmarks.engines.columns import Key, Spread, different_tokens, faults, summary
 from benchmarks.engines.rows import MORE_IS_BETTER, Figures
 from benchmarks.engines.shapes import FULL, SHAPES
 from benchmarks.engines.ways import Way, way_of
@@ -123,6 +123,21 @@ def judged(samples: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> li
     return found
 
 
+def unmeasured(samples: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """Return the limits of a result's shapes for which it has no figures."""
+    figures, missing = summary(samples), list[str]()
+    for shape in (shape for shape in LIMITS if any(key.shape == shape for key in figures)):
+        mine = {key: value for key, value in figures.items() if key.shape == shape}
+        missing += [
+            f"{shape}: {limit.words}, against {limit.of}"
+            for limit in shares(LIMITS[shape])
+            if not any(_share(shape, limit, mine))
+        ]
+        if not any(_long(shape, LIMITS[shape], mine, float(facts.get(shape, {}).get("link", 0.0)))):
+            missing.append(f"{shape}: TTFT alone p50, by layer, of a long prefix")
+    return missing
+
+
 def _measured(figures: Figures, measure: str, column: str, choice: Choice) -> dict[int, dict[Key, Spread]]:
     """Return figures by batch: those of the first length of ``held``, with the suffix of most hits."""
     found: dict[int, dict[Key, Spread]] = {}
@@ -192,17 +207,23 @@ def _in_batch(batch: int) -> str:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Judge result files; 0 where every limit holds, 1 where one does not, 2 without a file."""
+    """Judge result files; 0 where every measured limit holds and no hit was wrong, 1 otherwise, 2 without a file."""
     if not paths:
         print(__doc__, file=sys.stderr)
         return 2
     found: list[Row] = []
+    wrong: list[str] = []
     for path in paths:
         result = json.loads(Path(path).read_text())
         found += judged(result["samples"], result["facts"])
+        wrong += [*faults(result["samples"]), *different_tokens(result["samples"])]
+        for what in unmeasured(result["samples"], result["facts"]):
+            print(f"not measured: {what}", file=sys.stderr)
     if found:
         print(table(found))
-    return 1 if any(row.ok is False for row in found) else 0
+    for text in wrong:
+        print(text)
+    return 1 if wrong or any(row.ok is False for row in found) else 0
 
 
 if __name__ == "__main__":

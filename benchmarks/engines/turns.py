@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,7 @@ class Engine:
         self._process = subprocess.Popen(  # noqa: S603
             [*COMMAND, json.dumps(asdict(setup))], text=True, cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # so that its children can be ended, too
         )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -144,17 +146,17 @@ class Engine:
             return  # hear() tells why
 
     def stop(self, seconds: float = 20.0) -> None:
-        """End the process: by the end of its input, or by a signal after so many seconds."""
+        """End the process and its children: by the end of its input, and after so many seconds by a signal."""
         process, self.died = self._process, self.died or "it was stopped"
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(OSError):  # a dead process reads no more
             process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):  # a child of the engine would hold its memory, and its stdout
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         self._reader.join()
         process.stdout.close()
         self._errors.close()

@@ -22,6 +22,7 @@ def test_the_keys_are_checked():
         {"load_by_layer": None},
         {"load_by_layer": True, "load_stall_ms": -1},
         {"load_by_layer": True, "load_stall_ms": math.nan},
+        {"load_by_layer": True, "load_stall_ms": math.inf},
         {"load_by_layer": True, "load_stall_ms": True},
         {"load_by_layer": True, "sync_load_budget_bytes": 1.5},
         {"load_by_layer": True, "sync_load_budget_bytes": -1},
@@ -29,6 +30,19 @@ def test_the_keys_are_checked():
         key = list(wrong)[-1]
         with pytest.raises(kvplan.KVPlanError, match=f"kv_connector_extra_config has '{key}'"):
             layer_options_of(wrong)
+
+
+def test_without_loads_by_layer_vllms_own_key_is_vllms():
+    """vLLM makes an int of it, so that a string or a float of JSON has always been right."""
+    assert layer_options_of({"sync_load_budget_bytes": "8589934592"}) is None
+    assert layer_options_of({"load_by_layer": False, "sync_load_budget_bytes": 8e9}) is None
+
+
+def test_a_huge_stall_is_no_bound():
+    budget = StepBudget(layer_options_of({"load_by_layer": True, "load_stall_ms": 1e308}), most_tokens=1000)
+    budget.learn(Pace(0.002, 1e-5, 1e10))
+    budget.ran({"b"})
+    assert budget.of("a", 500) == UNBOUNDED
 
 
 def test_beside_others_a_step_loads_what_its_compute_hides_and_a_stall():

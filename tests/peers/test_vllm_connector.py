@@ -184,13 +184,13 @@ class Connector:
         results = worker.get_transfer_results(set())
         return results, worker.get_block_ids_with_load_errors(), worker.build_connector_worker_meta()
 
-    def tell(self, *metas):
+    def tell(self, *metas, invalid=()):
         """The scheduler hears of all ranks at once."""
         meta = metas[0]
         for other in metas[1:]:
             meta = meta.aggregate(other)
         self.scheduler.update_connector_output(
-            SimpleNamespace(kv_connector_worker_meta=pickle.loads(pickle.dumps(meta)))
+            SimpleNamespace(kv_connector_worker_meta=pickle.loads(pickle.dumps(meta)), invalid_block_ids=set(invalid))
         )
 
     def close(self):
@@ -305,6 +305,42 @@ def test_an_expedited_load_that_failed_is_told_by_its_blocks(connector):
     assert both.workers[0].get_block_ids_with_load_errors() == set()
     both.tell(meta)
     assert not both.scheduler.connector_scheduler._jobs
+
+
+def test_chunks_computed_from_a_load_that_failed_are_not_stored(connector):
+    """Beside a load of a step, vLLM plans the stores of its new tokens, and starts them a step later."""
+    both = connector()
+    spec = both.manager.prepare_store(KEYS[:1], both.context).store_spec
+    stored = both.job(KEYS[:1], is_store=True)
+    both.tell(both.step(both.workers[0], stores={stored: (device(1), spec)})[2])
+    chunks = both.manager.prepare_load(KEYS[:1], both.context)
+    load = both.job(KEYS[:1], is_store=False)
+    new = both.manager.prepare_store(KEYS[1:3], both.context).store_spec
+    store = both.job(KEYS[1:3], is_store=True)
+    _, invalid, meta = both.step(both.workers[0], {load: TransferJob("r", chunks, device(WRONG), sync=True)})
+    both.tell(meta, invalid=invalid)
+    both.tell(both.step(both.workers[0], stores={store: (device(3, 4), new)})[2])
+    assert [hit(both, key) for key in KEYS[:3]] == [True, False, False]
+    assert not both.scheduler._failed_keys
+
+
+def test_a_request_that_ends_by_a_load_that_failed_is_not_stored(connector, monkeypatch):
+    """With the policy "fail", the request ends, and vLLM plans its last stores in the next step."""
+    both = connector()
+    scheduler = both.scheduler.connector_scheduler
+    load = both.job(KEYS[:1], is_store=False)
+    scheduler._jobs.clear()  # of the load, only its report counts here
+    scheduler._req_status["r"].transfer_jobs.discard(load)
+    scheduler._req_status["r"].req.is_finished = lambda: True
+    both.tell(OffloadingWorkerMetadata(), invalid={7})
+    spec = both.manager.prepare_store(KEYS[1:3], both.context).store_spec
+    store = both.job(KEYS[1:3], is_store=True)
+    planned = OffloadingConnectorMetadata({}, {store: TransferJob("r", device(3, 4), spec)})
+    monkeypatch.setattr(scheduler, "build_connector_meta", lambda output: planned)
+    assert both.scheduler.build_connector_meta(None) is planned
+    both.tell(both.step(both.workers[0], stores={store: (device(3, 4), spec)})[2])
+    assert not any(hit(both, key) for key in KEYS)
+    assert not both.scheduler._spoiled
 
 
 def test_vllms_own_connector_takes_no_failure():

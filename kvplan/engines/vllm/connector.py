@@ -88,6 +88,7 @@ def classes() -> tuple[type[Any], ...]:
             self._invalid_blocks: set[int] = set()
             self._failed_stores: set[int] = set()
             self._failed_keys: list[Any] = []
+            self._spoiled: set[str] = set()  # ended requests, whose last stores may be of wrong blocks
             if self.connector_scheduler is not None:
                 _tell_failures(self.connector_scheduler.manager, self._is_failed)
 
@@ -188,6 +189,12 @@ def classes() -> tuple[type[Any], ...]:
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Return the jobs of a step."""
             jobs = super().build_connector_meta(scheduler_output)
+            if self._spoiled:
+                pending = self.connector_scheduler._jobs
+                self._failed_keys += [
+                    pending[number].keys for number, job in jobs.store_jobs.items() if job.req_id in self._spoiled
+                ]
+                self._spoiled = set()
             if self._budget is None:
                 return jobs
             counts = scheduler_output.num_scheduled_tokens
@@ -218,9 +225,22 @@ def classes() -> tuple[type[Any], ...]:
             jobs = self.connector_scheduler._jobs
             # A reset of the cache removes its jobs. A rank may report such a job later.
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
+            if getattr(connector_output, "invalid_block_ids", None):
+                self._drop_stores()
             super().update_connector_output(connector_output)
             waiting = {id(job.keys) for job in jobs.values()}
             self._failed_keys = [keys for keys in self._failed_keys if id(keys) in waiting]
+
+        def _drop_stores(self) -> None:
+            """Let all stores of scheduled steps fail, since a load of a step has failed.
+
+            Other requests may share its blocks, and the model has computed new tokens from them. The scheduler has the
+            blocks recomputed, but their stores would give later requests the wrong content. A request that has ended is
+            stored in the next step.
+            """
+            scheduler = self.connector_scheduler
+            self._failed_keys += [job.keys for job in scheduler._jobs.values() if job.is_store]
+            self._spoiled = {name for name, status in scheduler._req_status.items() if status.req.is_finished()}
 
         def _is_failed(self, keys: Any) -> bool:
             return any(keys is failed for failed in self._failed_keys)

@@ -33,7 +33,7 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     """Return the options of loads by layer; None if ``load_by_layer`` is not given or false.
 
     Raises:
-        KVPlanError: ``load_by_layer`` is not a bool, ``load_stall_ms`` is not a number of at least 0, or
+        KVPlanError: ``load_by_layer`` is not a bool, ``load_stall_ms`` is not a finite number of at least 0, or
             ``sync_load_budget_bytes`` is not an int of at least 0.
 
     >>> layer_options_of({"load_by_layer": True, "sync_load_budget_bytes": 1 << 30})
@@ -46,13 +46,15 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     wanted = extra_config.get("load_by_layer", False)
     if not isinstance(wanted, bool):
         raise _wrong("load_by_layer", wanted, "true or false")
+    if not wanted:
+        return None  # vLLM reads its own key, and takes more types
     stall = extra_config.get("load_stall_ms", STALL_MS)
     if isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 <= stall < math.inf:
-        raise _wrong("load_stall_ms", stall, "milliseconds of at least 0")
+        raise _wrong("load_stall_ms", stall, "finite milliseconds of at least 0")
     most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
         raise _wrong("sync_load_budget_bytes", most, "bytes, as an int of at least 0")
-    return LayerOptions(stall * 1e-3, most) if wanted else None
+    return LayerOptions(stall * 1e-3, most)
 
 
 def _wrong(key: str, given: Any, right: str) -> KVPlanError:
@@ -95,7 +97,7 @@ class StepBudget:
         tokens = min(sum(found.values()), self._most_tokens)
         hidden = self._pace.seconds(tokens) if self._pace is not None else 0.0
         rate = self._pace.bytes_per_second if self._pace is not None else GUESSED_RATE
-        return min(round(rate * (hidden + self._options.stall_seconds)), self._options.most_bytes)
+        return round(min(rate * (hidden + self._options.stall_seconds), self._options.most_bytes))
 
     def take(self, request: str, new_tokens: int) -> None:
         """Note that a request loads in this step."""

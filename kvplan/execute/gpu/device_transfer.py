@@ -17,7 +17,7 @@ from kvplan.execute.gpu.resources import Loans, Resources
 from kvplan.execute.gpu.waits import Awaited
 from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Layers, split_layers
+from kvplan.plan.layers import Layers, cut_groups, split_layers
 from kvplan.plan.plan import Plan
 
 WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
@@ -274,7 +274,10 @@ class DeviceTransfer(Loans, Awaited):
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`Transfer.layer_groups`."""
-        return self._groups or (self.plan.layers,)
+        if self._groups or not self.by_layer:
+            return self._groups or (self.plan.layers,)
+        # It is not issued yet. It will be cut in the same way.
+        return tuple([tuple(sorted(layers)) for layers, _ in cut_groups(self.plan, self.by_layer)])
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""

@@ -171,5 +171,31 @@ def test_judging_a_file(tmp_path, capsys):
     assert required.main([]) == 2
 
 
+def test_a_file_without_some_figures_says_so(tmp_path, capsys):
+    """A way that died has no row, and its limits must not seem to hold."""
+    samples = [*alone("own", 40.0), *alone("kvplan", 29.0)]
+    rows.save(tmp_path / "made.json", {"samples": samples, "facts": {}})
+    assert required.main([str(tmp_path / "made.json")]) == 0
+    told = capsys.readouterr().err
+    assert "not measured: 8b: TTFT alone p50, by layer, against the best of vLLM's ways" in told
+    assert "not measured: 8b: TTFT alone p50, by layer, of a long prefix" in told
+    assert "gqa1" not in told
+
+
+def test_hits_that_were_none_fail_a_file(tmp_path, capsys):
+    samples = [*alone("own", 40.0), *alone("kvplan-layers", 20.0)]
+    samples[-1]["cached"] = [0, 6000]
+    rows.save(tmp_path / "made.json", {"samples": samples, "facts": {}})
+    assert required.main([str(tmp_path / "made.json")]) == 1
+    assert "cached tokens 0 to 6000" in capsys.readouterr().out
+
+
+def test_hits_beside_decoding_are_checked_too():
+    right = sample("own", "beside", cached=[6000, 6000], local=[0, 0])
+    assert faults([right, sample("none", "beside", cached=[0, 0], local=[0, 0]), sample("own", "beside")]) == []
+    (said,) = faults([right | {"local": [0, 6000]}])
+    assert said.endswith("the GPU's own cache held up to 6000 tokens, expected 0")
+
+
 def test_limits_print_as_a_table():
     assert table(required.judged([*alone("own", 40.0), *alone("kvplan-layers", 29.0)], {})).startswith("must reach")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from benchmarks.engines.turns import Ask, Batch, Run, phases
 pytestmark = pytest.mark.slow
 
 CHILD = """
-import json, sys, time
+import json, subprocess, sys, time
 
 way = json.loads(sys.argv[1])["way"]
 
@@ -24,6 +25,9 @@ def say(**answer):
 
 if way == "simple":
     sys.exit("no such layout")
+if way == "lmcache":  # a helper process inherits stdout and outlives the engine
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    sys.exit("no room")
 print("a line of a library")
 say(started=1.0, connector="Connector")
 for line in sys.stdin:
@@ -56,6 +60,7 @@ def child(tmp_path, monkeypatch):
     path.write_text(textwrap.dedent(CHILD))
     monkeypatch.setattr(turns, "COMMAND", (sys.executable, str(path)))
     monkeypatch.setattr(turns, "ANSWER_S", 10.0)
+    monkeypatch.setattr(turns, "START_S", 10.0)
 
 
 def batch_of(*ways, budget=float("inf")):
@@ -74,6 +79,14 @@ def test_every_way_has_every_measure_in_every_round(child):
     assert len(run.samples) == 2 * SMOKE.rounds * asks == reports[-1]
     assert run.facts["tiny"]["link"] == 5e10
     assert set(run.facts["tiny"]["answers"]) == {"640", "1280"}
+
+
+def test_a_child_of_a_dead_engine_holds_nothing_up(child):
+    began = time.monotonic()
+    batch = Batch(Run(9.0, lambda run: None), "tiny", 0, ["lmcache"], SMOKE, "cpu")
+    batch.checked(batch.engines[0], batch.engines[0].hear(0.2))
+    assert time.monotonic() - began < 30
+    assert "no answer" in batch.run.failed["tiny: lmcache"]
 
 
 def test_ways_take_turns_and_begin_in_turn(child):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from threading import Event
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_the_tables_of_layers_live_as_long_as_their_transfer(path, direction):
             device.run()
             for each in (pair, *others):
                 each.check()
+
+
+@both_ways
+def test_the_groups_of_a_transfer_are_known_before_it_is_issued(direction):
+    """A caller may ask for the groups at once, and wait for the first layer of each."""
+    device = Device(eager=False)
+    pair, after = pair_on(device, direction), Event()
+    with executor_on(device, "copy_engine", limits=Limits(layer_group_nbytes=1)) as executor:
+        transfer = executor.submit(pair.plan(MOVE), after, by_layer=True)  # a Python thread waits for it
+        assert transfer.queued
+        early = transfer.layer_groups
+        after.set()
+        transfer.await_issue()
+        assert early == transfer.layer_groups == ((0,), (1,))
+        device.run()
 
 
 def test_a_plan_is_cut_by_layers_when_nobody_else_holds_its_program():
