@@ -28,7 +28,7 @@ def error_of(device: HasDriver, segments: Sequence[Segment], state: Int64Array) 
     which, one, end, _ = segment.rows[row].tolist()
     code, at, what = int(state[FAILED]), int(state[FAILED_COPY]), ""
     if which == AWAIT:
-        return TransferError(f"the transfer that after= names has failed: {device.driver.name(code)}")
+        return TransferError(f"the transfer given as after= failed: {device.driver.name(code)}")
     if which == BATCH:
         what = f"of {end - one} copies" if at < 0 else _copy(segment, at)
     elif which == COPY:

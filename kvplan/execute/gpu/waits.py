@@ -80,6 +80,7 @@ class Awaited(Transfer):
             raise self._late(timeout)
         if not self._await_rows(LAST_ROW, timeout, started):
             raise self._late(timeout)
+        self._notice()  # otherwise the end of a transfer whose list has failed may not be recorded yet
         if not self._over:
             if timeout is None:
                 self.block()

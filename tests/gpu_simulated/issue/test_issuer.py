@@ -299,7 +299,11 @@ def test_a_transfer_fails_if_the_list_fails_of_the_transfer_that_it_names(path, 
             second.synchronize()
             third.synchronize()
             return
-        for transfer, said in ((held.transfer, "cuEventRecord"), (second, "after= names"), (third, "after= names")):
+        for transfer, said in (
+            (held.transfer, "cuEventRecord"),
+            (second, "given as after= failed"),
+            (third, "after= names"),
+        ):
             with pytest.raises(kvplan.TransferError, match=said):
                 transfer.synchronize(PATIENCE)
         until(second.done)
