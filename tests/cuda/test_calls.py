@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvplan.cuda import calls
+from kvplan.cuda import call_list, calls
 from kvplan.cuda import device as cuda
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import Segment, launch_words, new_state
@@ -159,3 +159,11 @@ def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, co
         ("cuEventRecord", 6, 79),
     ]
     assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
+
+
+def test_both_files_number_the_calls_alike():
+    """The compiled loops have constants of their own, because numba keeps their code until their file changes."""
+    for name in ("RECORD", "WAIT", "LAUNCH", "COPY", "BATCH", "COPY_2D", "SYNC", "AWAIT", "APART", "PLAYED", "FAILED",
+                 "FAILED_ROW", "FAILED_COPY", "ENDED", "ADDED", "STATE_WORDS", "LAST_ROW"):  # fmt: skip
+        assert getattr(calls, name) == getattr(call_list, name), name
+    assert [name.removesuffix("_v2") for name in calls.NAMES] == list(call_list.NAMES)

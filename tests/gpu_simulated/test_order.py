@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.gpu.lane import Lane
+from kvplan.execute.gpu.lanes.lane import Lane
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move, Pair
 from tests.patience import PATIENCE, until

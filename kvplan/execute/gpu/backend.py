@@ -17,7 +17,7 @@ from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
-from kvplan.execute.gpu.lane import Lane
+from kvplan.execute.gpu.lanes.lane import Lane
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper

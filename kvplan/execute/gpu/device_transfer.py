@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kvplan.base.latch import Latch, waking
 from kvplan.base.process import check_process, generation
@@ -50,38 +50,12 @@ class Callbacks(NamedTuple):
     expected: Callable[[Plan, str, int], float | None]
 
 
-class Flights:
-    """Transfers in flight on one lane.
+class InFlight(Protocol):
+    """The transfers in flight on a lane: in order, the last one, and the number of their driver calls."""
 
-    Attributes:
-        flying: the transfers, in the order in which they end.
-        last: the last transfer issued, while it is in flight.
-        calls: number of driver calls that issued them.
-    """
-
-    def __init__(self) -> None:
-        self.flying: deque[DeviceTransfer] = deque()
-        self.last: DeviceTransfer | None = None
-        self.calls = 0
-
-    def reap(self) -> int:
-        """Remove ended transfers, and return how many are left. The executor's lock is held, and the device current."""
-        for one in tuple(self.flying):  # a transfer may hold the events of an earlier one, so later ones end first
-            if not one._retire():
-                break
-        while True:
-            if not self.flying:  # checked at each turn, since a signal handler may have removed the last transfer
-                break
-            first = self.flying[0]
-            if not first._settled:
-                break
-            if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
-                self.calls -= first.launches  # no signal handler runs from here to the end of popleft
-                self.flying.popleft()
-        last = self.last
-        if last is not None and last._over:
-            self.last = None
-        return len(self.flying)
+    flying: deque[DeviceTransfer]
+    last: DeviceTransfer | None
+    calls: int
 
 
 class DeviceTransfer(Loans, Awaited):
@@ -220,7 +194,7 @@ class DeviceTransfer(Loans, Awaited):
             self._begun = True
         return True
 
-    def fly(self, begin: int, end: int, flights: Flights) -> None:
+    def fly(self, begin: int, end: int, flights: InFlight) -> None:
         """Add it to the transfers in flight. The executor's lock is held.
 
         Args:

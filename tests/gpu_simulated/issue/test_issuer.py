@@ -302,7 +302,7 @@ def test_a_transfer_fails_if_the_list_fails_of_the_transfer_that_it_names(path, 
         for transfer, said in (
             (held.transfer, "cuEventRecord"),
             (second, "given as after= failed"),
-            (third, "after= names"),
+            (third, "given as after="),
         ):
             with pytest.raises(kvplan.TransferError, match=said):
                 transfer.synchronize(PATIENCE)

@@ -1,161 +1,45 @@
-"""A lane: the streams of one direction, on which transfers end in the order of their submits."""
+"""Issuing: the calls of a transfer are written down, and made by the submit or by a thread without the interpreter."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvplan.base.latch import Wake
-from kvplan.base.line import Line
-from kvplan.base.threads import Standby, Worker, aside
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import FAILED, CallList, new_state, paced
 from kvplan.errors import TransferError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, Flights, Mark
+from kvplan.execute.gpu.device_transfer import DeviceTransfer, Mark
+from kvplan.execute.gpu.lanes.lane_streams import LaneStreams
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import Awaited, Wait, recorded, wait_for_issue
-from kvplan.execute.transfer import CLOSED_ERROR, wait_on_cpu
-from kvplan.plan.conflicts import conflict
+from kvplan.execute.gpu.waits import Awaited, Wait, recorded
 from kvplan.plan.layers import cuts_of
-from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kvplan.cuda.issuer import Issuer
 
-STREAMS = ("copy", "kernel", "other", "gate")
 
-
-class Stream:
-    """A stream of a lane: created at the first use, and from then on an attribute of the lane."""
-
-    def __init__(self, *, urgent: bool | None) -> None:
-        self._urgent = urgent
-        self._name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Keep the name of the attribute. Python calls this when it makes the class."""
-        self._name = name
-
-    def __get__(self, lane: Lane, owner: type | None = None) -> int:
-        """Return the stream. A helper thread, which no signal handler interrupts, creates it and sets the attribute."""
-        aside(partial(lane.make, self._name, urgent=self._urgent))
-        return int(vars(lane)[self._name])
-
-
-class Lane(Flights):
-    """The streams of one direction, and the transfers on them.
-
-    Each stream is created at its first use: a GPU has few hardware queues, and streams of one queue delay each other.
+class Issuing(LaneStreams):
+    """The part of a lane that issues transfers.
 
     Args:
         resources: resources of the executor.
-        name: name of the lane, and part of its thread's name.
+        name: name of the lane.
         alarm: wakes the reaper, which watches transfers in flight.
         reap: takes back the memory and events of ended transfers, in all lanes.
-        normal: for a lane of urgent transfers, the lane of the same direction for normal transfers; otherwise None.
+        urgent: whether the lane is for urgent transfers.
 
     Attributes:
-        urgent: whether the lane is for urgent transfers; then all its streams except ``gate`` have highest priority.
-        copy: the stream for the copy engine.
-        kernel: the stream for kernels, with highest priority: its kernels are short, and other work waits for them.
-        other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
-            until it ends. If a kernel becomes ready only after another kernel has ended, compute has taken the SMs
-            again. Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
-        gate: a stream that only waits for events of other owners, and records the transfer's own events behind them.
-        side: more copy streams, if a transfer has used several.
-        issuing: the transfer that a submit is issuing now.
-        pending: transfers that the lane's thread has not issued yet, in the order of their submits.
-        waiting: the transfer whose ``after=`` the lane's thread now waits for, on the CPU.
-        lock: held by a thread that submits; the same lock for both lanes of a direction.
-        owned: returns whether the calling thread holds the lock.
         issuer: the thread that makes the calls of long transfers without the interpreter; None before the first one.
-        thread: the thread that issues pending transfers, those that wait on the CPU for their ``after=``.
-        standby: a thread that waits in its place for objects that CUDA does not know.
     """
 
-    copy = Stream(urgent=None)
-    kernel = Stream(urgent=True)
-    other = Stream(urgent=True)
-    gate = Stream(urgent=False)
-
-    def __init__(
-        self, resources: Resources, name: str, alarm: Alarm, reap: Callable[[], int], normal: Lane | None = None
-    ) -> None:
-        super().__init__()
-        self.name = name
-        self.urgent = normal is not None
-        self._resources = resources
-        self._device = resources.device
+    def __init__(self, resources: Resources, name: str, alarm: Alarm, reap: Callable[[], int], *, urgent: bool) -> None:
+        super().__init__(resources, name, urgent=urgent)
+        self.issuer: Issuer | None = None
         self._alarm = alarm
         self._reap_all = reap
-        self.side: list[int] = []
-        self.issuing: DeviceTransfer | None = None
-        self.pending: Line[DeviceTransfer] = Line()
-        self.waiting: DeviceTransfer | None = None
-        self.lock: Any = None
-        self.lock = threading.RLock() if normal is None else normal.lock
-        self.owned: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009  # the stubs lack it
-        self.wake: Wake = SimpleQueue()
-        self.stir: Callable[[], object] = partial(self.wake.put, None)
-        self.issuer: Issuer | None = None
-        self._issuer_stopped = False
-        self.thread = Worker(f"kvplan-{name}", self._serve, "no thread issues transfers", resources.inside)
-        self.standby = Standby(resources.inside)
-
-    # Streams.
-
-    def make(self, name: str, *, urgent: bool | None) -> None:
-        """Create a stream unless it exists; if ``urgent`` is None, with the priority of the lane's transfers."""
-        if name not in vars(self):
-            with self._device.current():
-                vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
-
-    @property
-    def streams(self) -> tuple[int, ...]:
-        """Return all streams of the lane that exist."""
-        made = vars(self)
-        return (*(made[name] for name in STREAMS if name in made), *self.side)
-
-    def sides(self, count: int) -> list[int]:
-        """Return ``count`` more copy streams; missing ones are created."""
-        if len(self.side) < count:
-            aside(partial(self._make_sides, count))
-        return self.side[:count]
-
-    def _make_sides(self, count: int) -> None:
-        with self._device.current():
-            while len(self.side) < count:
-                self.side.append(self._device.stream(urgent=self.urgent))
-
-    # Transfers of the lane.
-
-    @property
-    def busy(self) -> bool:
-        """Return whether the lane's thread has transfers to issue, so that the next transfer must queue behind them."""
-        return bool(self.pending.line) and self.pending.first() is not None
-
-    @property
-    def queued(self) -> int:
-        """Return the number of transfers that the lane's thread has not issued."""
-        return sum(not one._over for one in self.pending.entries())
-
-    def entries(self) -> dict[DeviceTransfer, None]:
-        """Return all transfers that may not have ended: pending, being issued, and in flight, in this order."""
-        some = dict.fromkeys(self.pending.entries())
-        if self.issuing is not None:
-            some[self.issuing] = None
-        return some | dict.fromkeys(self.flying.copy())
-
-    def conflicting(self, plan: Plan) -> list[DeviceTransfer]:
-        """Return the transfers of this lane that have not ended and conflict with a plan."""
-        if not self.pending.line and not self.flying and self.issuing is None:
-            return []
-        return [one for one in self.entries() if not one._over and conflict(one.plan, plan)]
 
     def full(self) -> bool:
         """Return whether the driver's queue may have no room for the calls of another transfer."""
@@ -164,8 +48,6 @@ class Lane(Flights):
             return False
         self._reap_all()
         return self.calls > most
-
-    # Issuing.
 
     def issue(
         self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer], *,
@@ -389,105 +271,3 @@ class Lane(Flights):
             calls.record(end, copy)
         calls.close()
         return calls
-
-    def issue_later(
-        self, transfer: DeviceTransfer, path: Path, after: Any, waits: list[Wait] | None, behind: list[DeviceTransfer],
-        *, blocking: bool = False,
-    ) -> None:  # fmt: skip
-        """Queue a transfer for the lane's own thread, which holds no lock while it issues.
-
-        While this thread has work, every submit queues its transfer here.
-
-        Args:
-            transfer, path, behind, blocking: as in :meth:`issue`.
-            after: the object that the CPU waits for if ``waits`` is None.
-            waits: as in :meth:`issue`; None if only the CPU can wait.
-        """
-        # The transfer waits for an event as recorded now: its owner may record it again before the transfer is issued.
-        if waits is not None and transfer.kept is not None:
-            waits = [recorded(one, transfer, self.gate) if isinstance(one, int) else one for one in waits]
-        earlier: list[Awaited] = [*behind, *(wait for wait in waits or () if not isinstance(wait, int))]
-        device = self._device
-
-        def job() -> None:
-            try:
-                if not self._take(transfer, after if waits is None else None, earlier):
-                    transfer.give_back()
-                    return
-                with device.current():
-                    self.issue(transfer, path, waits or [], behind, blocking=blocking)
-            except BaseException as error:  # noqa: BLE001  # the transfer's error; the next transfer must still run
-                transfer.abandon(error)
-
-        if not self.thread.started:
-            try:
-                self.thread.start()
-            except TransferError as error:
-                why = error.__cause__
-                raise TransferError(f"no thread issues a transfer of {transfer.plan.nbytes} bytes: {why}") from why
-        transfer.defer(job)
-        self.pending.append(transfer, self.stir)
-        if self.pending.closed and self.pending.withdraws(transfer):
-            raise TransferError(CLOSED_ERROR)
-
-    def _take(self, transfer: DeviceTransfer, after: Any, earlier: list[Awaited]) -> bool:
-        """Wait on the CPU, in the lane's thread, for ``after`` and for the issue of the transfers ``earlier``.
-
-        Returns:
-            Whether the transfer can be issued; False if it was cancelled meanwhile.
-
-        Raises:
-            BaseException: ``after`` raised it.
-        """
-        self.waiting = transfer
-        problem: BaseException | None = None
-        try:
-            problem = wait_on_cpu(after, self.standby, self.wake, lambda: transfer._over)
-            for one in earlier if problem is None else ():
-                wait_for_issue(one, transfer, self.wake)
-        except BaseException as error:  # noqa: BLE001  # ignored if the transfer was cancelled
-            problem = error
-        self.waiting = None
-        with self.lock:  # this submit may be nested in another submit, which may still be issuing
-            pass
-        if not transfer.take_up():
-            return False
-        if problem is not None:
-            raise problem
-        return True
-
-    # The lane's thread.
-
-    def stop(self) -> None:
-        """End the thread after it has issued all pending transfers."""
-        self.pending.close(self.stir)
-
-    def _serve(self) -> None:
-        while (transfer := self._next()) is not None:
-            transfer.issue_now()
-            self.pending.take()
-            transfer.is_issued()
-            del transfer
-        self.standby.dismiss()
-
-    def joined(self) -> bool:
-        """Return whether both threads have ended, after :meth:`stop`."""
-        if not self.thread.join(0):
-            return False
-        issuer = self.issuer
-        if issuer is None:
-            return True
-        if not self._issuer_stopped:
-            self._issuer_stopped = True
-            issuer.stop()
-        return issuer.worker.join(0)
-
-    def _next(self) -> DeviceTransfer | None:
-        """Wait for the transfer to issue next, and return it; None if the lane is stopped and none is pending."""
-        while True:
-            for _ in range(self.wake.qsize()):  # drop old wakes before the check of pending transfers
-                self.wake.get()
-            transfer = self.pending.first()
-            if transfer is not None or self.pending.ended():
-                return transfer
-            self.wake.get()

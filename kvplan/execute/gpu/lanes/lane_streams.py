@@ -1,0 +1,122 @@
+"""The streams of a lane, and the transfers in flight on them."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+from kvplan.base.threads import aside
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.resources import Resources
+
+STREAMS = ("copy", "kernel", "other", "gate")
+
+
+class Flights:
+    """Transfers in flight on one lane.
+
+    Attributes:
+        flying: the transfers, in the order in which they end.
+        last: the last transfer issued, while it is in flight.
+        calls: number of driver calls that issued them.
+    """
+
+    def __init__(self) -> None:
+        self.flying: deque[DeviceTransfer] = deque()
+        self.last: DeviceTransfer | None = None
+        self.calls = 0
+
+    def reap(self) -> int:
+        """Remove ended transfers, and return how many are left. The executor's lock is held, and the device current."""
+        for one in tuple(self.flying):  # a transfer may hold the events of an earlier one, so later ones end first
+            if not one._retire():
+                break
+        while True:
+            if not self.flying:  # checked at each turn, since a signal handler may have removed the last transfer
+                break
+            first = self.flying[0]
+            if not first._settled:
+                break
+            if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
+                self.calls -= first.launches  # no signal handler runs from here to the end of popleft
+                self.flying.popleft()
+        last = self.last
+        if last is not None and last._over:
+            self.last = None
+        return len(self.flying)
+
+
+class Stream:
+    """A stream of a lane: created at the first use, and from then on an attribute of the lane."""
+
+    def __init__(self, *, urgent: bool | None) -> None:
+        self._urgent = urgent
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Keep the name of the attribute. Python calls this when it makes the class."""
+        self._name = name
+
+    def __get__(self, lane: LaneStreams, owner: type | None = None) -> int:
+        """Return the stream. A helper thread, which no signal handler interrupts, creates it and sets the attribute."""
+        aside(partial(lane.make, self._name, urgent=self._urgent))
+        return int(vars(lane)[self._name])
+
+
+class LaneStreams(Flights):
+    """The streams of one lane.
+
+    Each stream is created at its first use: a GPU has few hardware queues, and streams of one queue delay each other.
+
+    Args:
+        resources: resources of the executor.
+        name: name of the lane.
+        urgent: whether the lane is for urgent transfers.
+
+    Attributes:
+        name: name of the lane.
+        urgent: whether the lane is for urgent transfers; then all its streams except ``gate`` have highest priority.
+        copy: the stream for the copy engine.
+        kernel: the stream for kernels, with highest priority: its kernels are short, and other work waits for them.
+        other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
+            until it ends. If a kernel becomes ready only after another kernel has ended, compute has taken the SMs
+            again. Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
+        gate: a stream that only waits for events of other owners, and records the transfer's own events behind them.
+        side: more copy streams, if a transfer has used several.
+    """
+
+    copy = Stream(urgent=None)
+    kernel = Stream(urgent=True)
+    other = Stream(urgent=True)
+    gate = Stream(urgent=False)
+
+    def __init__(self, resources: Resources, name: str, *, urgent: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.urgent = urgent
+        self.side: list[int] = []
+        self._resources = resources
+        self._device = resources.device
+
+    def make(self, name: str, *, urgent: bool | None) -> None:
+        """Create a stream unless it exists; if ``urgent`` is None, with the priority of the lane's transfers."""
+        if name not in vars(self):
+            with self._device.current():
+                vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """Return all streams of the lane that exist."""
+        made = vars(self)
+        return (*(made[name] for name in STREAMS if name in made), *self.side)
+
+    def sides(self, count: int) -> list[int]:
+        """Return ``count`` more copy streams; missing ones are created."""
+        if len(self.side) < count:
+            aside(partial(self._make_sides, count))
+        return self.side[:count]
+
+    def _make_sides(self, count: int) -> None:
+        with self._device.current():
+            while len(self.side) < count:
+                self.side.append(self._device.stream(urgent=self.urgent))
