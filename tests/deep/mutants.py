@@ -72,7 +72,7 @@ MUTANTS = (
            "plan/test_staging.py"),
     Mutant("execute/gpu/ring_loops.py", "extents = head if granule == 0 else tail if granule == last else middle",
            "extents = head if granule == 0 else middle", "laws/test_staged_units.py"),
-    Mutant("execute/gpu/staged.py", "busy[k] = before is not None and not before._over", "busy[k] = False",
+    Mutant("execute/gpu/by_layer/ring.py", "busy[k] = before is not None and not before._over", "busy[k] = False",
            "gpu_simulated/test_order.py laws/test_simulated_paths.py"),
     # Order and overlap.
     Mutant("plan/conflicts.py", "((WRITTEN, WRITTEN), (WRITTEN, READ), (READ, WRITTEN))",
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant("execute/gpu/kernel.py", "over = item >= items", "over = item > items", "execute/test_copy_kernel.py"),
     Mutant("execute/gpu/shape.py", "pieces = -(-size // each)", "pieces = size // each", "execute/test_shape.py"),
     Mutant("execute/gpu/waits.py", "        device.record(mine, handle)\n", "", "gpu_simulated/test_order.py"),
-    Mutant("execute/gpu/waits.py", "    device.wait(gate, wait)\n", "", "gpu_simulated/test_waiting.py"),
+    Mutant("execute/gpu/waits.py", "    device.wait(gate, event)\n", "", "gpu_simulated/test_waiting.py"),
     Mutant("execute/transfer.py", " or not dst.writable:", ":", "execute/test_bad_input.py"),
     Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", "laws/test_copying.py"),
 )  # fmt: skip
