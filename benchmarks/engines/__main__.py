@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from benchmarks.engines.rows import rows, save, tables
 from benchmarks.engines.shapes import FULL, SHAPES, SMOKE, Work
 from benchmarks.engines.turns import Batch, Run, note, phases
 from benchmarks.engines.ways import DEFAULT, batches, way_of
+from benchmarks.gpu.environment import gpu, versions
 from benchmarks.record import document, machine, table
 
 SMOKE_WAYS = ("own", "own-sync", "kvplan", "kvplan-layers")
@@ -91,22 +91,7 @@ def work_of(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> Work
 
 def about(device: str) -> dict[str, Any]:
     """Return facts of the GPU, from a run's beginning."""
-    if device == "cpu":
-        return {}
-    from benchmarks.gpu.environment import gpu
-
-    return gpu()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that a run depends on, where installed."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {} if device == "cpu" else gpu()
 
 
 def default_path(name: str, shapes: Sequence[str], ending: str = "") -> Path:
@@ -153,7 +138,7 @@ def made_of(run: Run, chosen: argparse.Namespace, started: dict[str, Any], gpu: 
     found = [*judged(run.samples, run.facts), *rows(summary(run.samples))]
     made = document(found, scale=chosen.work, started=started)
     made["machine"]["gpu"] = gpu
-    made["versions"] |= versions()
+    made["versions"] |= versions(PACKAGES)
     return {**made, "failed": run.failed, "faults": faults(run.samples), "tokens": different_tokens(run.samples),
             "facts": run.facts, "traces": run.traces, "samples": run.samples}  # fmt: skip
 

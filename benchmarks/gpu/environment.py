@@ -63,10 +63,10 @@ def read_smi(text: str) -> dict[str, str]:
     return {name: value for name, value in zip(_FIELDS, values, strict=False) if value and not value.startswith("[")}
 
 
-def versions() -> dict[str, str]:
-    """Versions of torch and Triton, where installed."""
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of packages, where installed; by default of torch and Triton."""
     found = {}
-    for package in PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -89,17 +89,17 @@ class Job:
 
     def wait(self) -> None:
         """Wait until all transfers of the job have ended, whether they succeed or fail."""
-        for transfer in self.transfers:
-            try:
-                transfer.synchronize()
-            except Exception as error:  # noqa: BLE001  # as in submit
-                self.fail(error)
+        self._each(lambda transfer: transfer.synchronize())
 
     def await_issue(self) -> None:
         """Wait until every copy has been given to the device, not until it has run; note the first error."""
+        self._each(lambda transfer: transfer.await_issue())
+
+    def _each(self, wait: Callable[[Transfer], object]) -> None:
+        """Call a method of every transfer, whether one raises or not."""
         for transfer in self.transfers:
             try:
-                transfer.await_issue()
+                wait(transfer)
             except Exception as error:  # noqa: BLE001  # as in submit
                 self.fail(error)
 
