@@ -101,9 +101,8 @@ def default_path(name: str, shapes: Sequence[str], ending: str = "") -> Path:
     ('engines-nvidia-h200.json', 'engines-nvidia-h200-mla-trace.json')
     """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    some = [] if tuple(shapes) == ("8b", "gqa1") or ending else list(shapes)
-    if ending:
-        some = list(shapes) if tuple(shapes) not in (("8b",), ("8b", "gqa1")) else []
+    usual = {("8b", "gqa1"), ("8b",)} if ending else {("8b", "gqa1")}
+    some = () if tuple(shapes) in usual else shapes
     return RESULTS / f"{'-'.join(['engines', slug, *some])}{ending}.json"
 
 

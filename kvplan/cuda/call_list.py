@@ -114,18 +114,17 @@ class CallList:
         if len(parameters):
             self.extend(Segment(rows_of(COPY_2D, np.arange(len(parameters)), stream), boxes=parameters))
 
-    def copies(self, columns: Int64Array, first: int, last: int, stream: int, *, least: int, most: int) -> None:
-        """Copy descriptors ``first`` to ``last - 1`` of (3, m) columns: in batches, and small ones by a call each.
+    def copies(self, columns: Int64Array, stream: int, *, least: int, most: int) -> None:
+        """Copy the descriptors of (3, m) columns: in batches, and small ones by a call each.
 
         Args:
             columns: source, destination and bytes.
-            first, last: index of the first descriptor, and the index after the last.
             stream: handle of the stream.
             least: bytes of the smallest copy that may be in a batch; a copy of fewer bytes has a call of its own.
             most: most copies per batch.
         """
-        if last > first:
-            self.extend(Segment(copy_rows(columns, first, last, stream, least, most), columns))
+        if columns.size:
+            self.extend(Segment(copy_rows(columns, 0, columns.shape[1], stream, least, most), columns))
 
     def extend(self, segment: Segment) -> None:
         """Append a segment."""

@@ -125,9 +125,7 @@ def _put(rows, at, call, one, end, stream):
 
 
 @_brief
-def schedule(
-    load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, launch, rows,
-):  # fmt: skip
+def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, rows):
     """List the calls that move chunks through the ring: one stream fills a slot, and another stream empties it.
 
     Args:
@@ -140,7 +138,6 @@ def schedule(
         copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
         fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
         header, step: address of the first chunk's launch header, and bytes from one header to the next.
-        launch: index of the launch.
         rows: (7 * chunks + 4, 4) int64, written.
 
     Returns:
@@ -162,7 +159,7 @@ def schedule(
                 if chunk == 0 and fork:
                     at = _put(rows, at, RECORD, fork, 0, kernel)
                     at = _put(rows, at, WAIT, fork, 0, other)
-                at = _put(rows, at, LAUNCH, header + step * chunk, launch, launches)
+                at = _put(rows, at, LAUNCH, header + step * chunk, 0, launches)
             if copying == load:
                 at = _put(rows, at, RECORD, filled[slot], 0, copy if load else launches)
                 at = _put(rows, at, WAIT, filled[slot], 0, launches if load else copy)
@@ -352,7 +349,7 @@ def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
     slot = np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
-    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
+    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
     play(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)

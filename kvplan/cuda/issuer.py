@@ -71,7 +71,6 @@ class Issuer:
         self._dropped = 0  # lists that were played and are not held any more
         self._semaphore = np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
         self._at = ctypes.c_void_p(self._semaphore.ctypes.data)
-        self._post = _POST
         if _LIBRARY.sem_init(self._at, 0, 0):
             raise TransferError("no thread makes the calls of long transfers: sem_init failed")
 
@@ -97,7 +96,7 @@ class Issuer:
              launches.ctypes.data, len(launches), boxes.ctypes.data, len(boxes))
             for rows, columns, launches, boxes in segments
         ], dtype=np.int64)  # fmt: skip
-        given, post, at = self.given, self._post, self._at
+        given, post, at = self.given, _POST, self._at
         while given - int(self._taken[PLAYED]) >= SLOTS - 1:  # rare: few transfers are not played at once
             self._device.watch(self._taken, given - SLOTS + 2)
         for played in range(self._dropped, int(self._taken[PLAYED])):
@@ -115,7 +114,7 @@ class Issuer:
         if self.worker.started:
             self._queue[self.given % SLOTS] = 0
             self.given += 1
-            self._post(self._at)
+            _POST(self._at)
 
     def _serve(self) -> None:
         device, wait = self._device, ctypes.cast(_LIBRARY.sem_wait, ctypes.c_void_p).value

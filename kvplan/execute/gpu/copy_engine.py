@@ -99,11 +99,11 @@ class CopyEngine2DPath(Path):
     ) -> None:  # fmt: skip
         """See :meth:`Path.write`."""
         rows, rest, stream = prepared
-        resources, count = self._resources, rest.size.size
+        resources = self._resources
         least, most = batched_from(resources, transfer.plan.direction), resources.limits.batch_copies
         calls.boxes(parameters(rows), stream)
         before = calls.count
-        calls.copies(np.stack(rest), 0, count, stream, least=least, most=most)
+        calls.copies(np.stack(rest), stream, least=least, most=most)
         transfer.count(0, len(rows) + calls.count - before)
 
 

@@ -14,27 +14,13 @@ from kvplan.cuda.call_list import ADDED, ENDED, FAILED, CallList, Segment, new_s
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.resources import Loans, Resources
-from kvplan.execute.gpu.waits import Awaited
+from kvplan.execute.gpu.waits import Awaited, Mark
 from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.layers import Layers, cut_groups, split_layers
 from kvplan.plan.plan import Plan
 
 WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
-
-
-class Mark(NamedTuple):
-    """The event behind the bytes of a group of layers.
-
-    Attributes:
-        layers: global numbers of the layers.
-        event: the event.
-        rows: rows of the transfer's list of calls up to the event's record.
-    """
-
-    layers: Layers
-    event: int
-    rows: int
 
 
 class Callbacks(NamedTuple):

@@ -187,7 +187,7 @@ class StagedPath(Path):
         written, apart = calls().schedule(
             load, edges, limits.batch_copies if at_once else 0, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
-            carried.address, 8 * HEADER, 0, rows,
+            carried.address, 8 * HEADER, rows,
         )  # fmt: skip
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
         return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, bool(apart), seams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvplan.base.latch import Latch, Wake, sleep
 from kvplan.base.process import check_process
@@ -16,6 +16,21 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer, check_layer
 from kvplan.layout.strides import Int64Array
+from kvplan.plan.layers import Layers
+
+
+class Mark(NamedTuple):
+    """The event behind the bytes of a group of layers.
+
+    Attributes:
+        layers: global numbers of the layers.
+        event: the event.
+        rows: rows of the transfer's list of calls up to the event's record.
+    """
+
+    layers: Layers
+    event: int
+    rows: int
 
 
 class Awaited(Transfer):
@@ -28,7 +43,7 @@ class Awaited(Transfer):
     _over: bool
     _end: int
     _error: BaseException | None
-    _marks: list[Any]
+    _marks: list[Mark]
     _state: Int64Array | None
 
     @abstractmethod

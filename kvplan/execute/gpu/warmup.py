@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvplan.base.process import compiling
 from kvplan.cuda.device import Device
+from kvplan.execute.gpu.by_layer.pieces import layer_loops
 from kvplan.execute.gpu.path import Path
 from kvplan.plan import loops
 from kvplan.plan.layers import split_layers
@@ -31,9 +32,7 @@ def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence
         if plan is None or not plan.nbytes:
             return
         if layer_groups > 1:
-            from kvplan.execute.gpu.by_layer import layer_loops as by_layer  # imports numba
-
-            by_layer.load()
+            layer_loops().load()
         parts = [part for _, part in split_layers(plan, layer_groups)] if layer_groups > 1 else [plan]
         for part in parts:
             for path in paths:

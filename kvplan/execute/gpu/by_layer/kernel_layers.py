@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, KernelSize
 from kvplan.cuda.call_list import NO_COLUMNS, Segment, launch_words
-from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written
+from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written, layer_loops
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.tables import Table
@@ -69,11 +67,11 @@ class KernelLayers:
             marks: for each piece, the event to record behind it.
 
         Returns:
-            The calls; None if the pieces must be prepared one by one: a launch has too many rows for one header, a
-            graph is captured, or the process spares numba.
+            The calls; None if the pieces must be prepared one by one: a launch has too many rows for one header,
+            or the process spares numba.
         """
         limits, units = self._resources.limits, np.ascontiguousarray(plan.parts[0].units)
-        if transfer.captures is not None or loops.loaded is None:
+        if loops.loaded is None:
             return None
         made, count = self._prepared_for(cuts, stream, tile, size.warps), units.shape[1]
         if count * made.most_rows > limits.launch_rows:
@@ -88,7 +86,7 @@ class KernelLayers:
             columns = np.array([[slot.address], [base], [nbytes]], dtype=np.int64)
         rows, marked = np.empty((2 * pieces + copied, 4), dtype=np.int64), np.empty(pieces, dtype=np.int64)
         launches = made.launches.copy()
-        self._loops.write_launches(
+        layer_loops().write_launches(
             units, cuts.steps, headers, made.tile_rows, size.programs, copied, np.array(marks, dtype=np.int64), stream,
             base, slot.words, rows, marked, launches,
         )  # fmt: skip
@@ -109,9 +107,3 @@ class KernelLayers:
             if made is None:
                 made = known[tile, warps] = _Prepared(cuts, tables)
         return made
-
-    @cached_property
-    def _loops(self) -> ModuleType:
-        from kvplan.execute.gpu.by_layer import layer_loops as loaded  # imports numba
-
-        return loaded

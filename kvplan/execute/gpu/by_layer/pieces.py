@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -47,3 +49,11 @@ class Written(NamedTuple):
     calls: Segment
     marked: list[int]
     carried: tuple[Piece, Piece, int] | None = None
+
+
+@cache
+def layer_loops() -> ModuleType:
+    """Return the module of the compiled loops. The first call imports numba."""
+    from kvplan.execute.gpu.by_layer import layer_loops as loaded
+
+    return loaded

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
 from kvplan.cuda.call_list import Segment, launch_words
-from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written
+from kvplan.execute.gpu.by_layer.pieces import PieceTables, Written, layer_loops
 from kvplan.execute.gpu.by_layer.ring import TILE, WARPS, Ring, granules_of, ringed
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.path import Streams
@@ -153,7 +151,7 @@ class StagedLayers:
         fork = transfer.event() if two and (lane.last is not None or made.tables.fresh) else 0
         rows, marked = np.empty((most + 7 * chunks + 4 * pieces, 4), dtype=np.int64), np.empty(pieces, dtype=np.int64)
         first_slot, busy = ring.enter(transfer, chunks)
-        written, extents, calls = self._loops.write_chunks(
+        written, extents, calls = layer_loops().write_chunks(
             units, cuts.steps, load, skip, per, made.unit_hosts, made.unit_rings, found.packed, found.at,
             ring.piece.address, ring.slot_nbytes, first_slot, busy, ring.filled, ring.freed, made.granule_nbytes,
             np.array(granules, dtype=np.int64)[made.kind], headers, carried.address, slot.words,
@@ -182,9 +180,3 @@ class StagedLayers:
             if made is None:
                 made = known[load] = _Prepared(cuts, stagings, tables, self._programs)
         return made
-
-    @cached_property
-    def _loops(self) -> ModuleType:
-        from kvplan.execute.gpu.by_layer import layer_loops as loaded  # imports numba
-
-        return loaded

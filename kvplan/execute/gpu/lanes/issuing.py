@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import FAILED, CallList, new_state, paced
 from kvplan.errors import TransferError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer, Mark
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.lanes.lane_streams import LaneStreams
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.waits import Awaited, Wait, recorded
+from kvplan.execute.gpu.waits import Awaited, Mark, Wait, recorded
 from kvplan.plan.layers import cuts_of
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Issuing(LaneStreams):
         apart = blocking or self._issuing_apart or self.full()
         # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
         apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
+        front: CallList | None = None
         try:
             if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
                 prepared = path.prepare(transfer, plan, self)
@@ -80,10 +81,10 @@ class Issuing(LaneStreams):
                 if path.issue_recorded(transfer, prepared, begin, end):
                     self._fly(transfer, begin, end)
                     return
+                front = CallList()  # its calls have been made
                 calls = CallList()
                 calls.record(begin, enter)
                 path.write(transfer, prepared, calls)
-                waits, behind = [], []
             else:
                 calls = CallList()
                 calls.record(begin, enter)
@@ -93,7 +94,8 @@ class Issuing(LaneStreams):
             calls.record(end, leave)
             calls.close()
             apart = apart or calls.effort > self._resources.limits.inline_effort
-            front = self._front(transfer, path, enter, waits, behind, apart=apart)
+            if front is None:
+                front = self._front(transfer, path, enter, waits, behind, apart=apart)
             if apart:
                 self._give(transfer, front, calls, begin, end)
                 return
