@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.columns import different_tokens, faults, summary
+from benchmarks.engines.engine import GRAPHS
 from benchmarks.engines.required import judged
 from benchmarks.engines.rows import rows, save, tables
 from benchmarks.engines.shapes import FULL, SHAPES, SMOKE, Work
@@ -49,6 +50,10 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--held", type=_numbers, help="a short and a long prefix, in tokens; default 6000,28000")
     parser.add_argument("--rounds", type=int, help="default 5")
     parser.add_argument("--at-once", type=int, help="engines side by side; by default, what fits 139 GiB")
+    parser.add_argument(
+        "--graphs", choices=tuple(GRAPHS), default="piecewise",
+        help="CUDA graphs: of all steps, as by vLLM's default, or of decoding only; default piecewise",
+    )  # fmt: skip
     parser.add_argument(
         "--budget", type=float, default=float("inf"), metavar="SECONDS", help="take no new round after so long"
     )
@@ -122,7 +127,7 @@ def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
         if began < 0:
             run.failed[f"{shape}: batch {number + 1}"] = "not measured: the time is over"
             continue
-        batch = Batch(run, shape, number, ways, chosen.work, device)
+        batch = Batch(run, shape, number, ways, chosen.work, device, chosen.graphs)
         try:
             if chosen.trace:
                 batch.trace()

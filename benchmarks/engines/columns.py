@@ -63,7 +63,8 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"tokens_s": round(answer["tokens"] / answer["seconds"], 2), "unserved": answer["unserved"]}
     if measure == "chats":
         found |= {"tokens_s": round(answer["answered"] / answer["seconds"], 2), "cpu_s": round(answer["cpu"], 4),
-                  "cached_share": round(answer["cached"] / answer["prompted"], 4)}  # fmt: skip
+                  "cached_share": round(answer["cached"] / answer["prompted"], 4),
+                  "steps": kinds_of_steps(answer["steps"])}  # fmt: skip
     else:
         found["ttft"] = [round(1e3 * value, 3) for value in answer["ttft"]]
     for name in ("cached", "local"):
@@ -72,6 +73,26 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     if "tokens" in answer and measure == "alone":
         found["tokens"] = answer["tokens"]
     return found
+
+
+def kinds_of_steps(steps: Iterable[tuple[int, int, float]]) -> dict[str, list[float]]:
+    """Return number, total ms and median ms of steps that only decode, that compute prompts, and that are empty.
+
+    Args:
+        steps: tokens, requests and seconds of each step.
+
+    >>> kinds_of_steps([(16, 16, 0.008), (528, 17, 0.02), (16, 16, 0.01), (0, 0, 0.001)])
+    {'decode': [2, 18.0, 8.0], 'prefill': [1, 20.0, 20.0], 'empty': [1, 1.0, 1.0]}
+    """
+    kinds: dict[str, list[float]] = {"decode": [], "prefill": [], "empty": []}
+    for tokens, requests, seconds in steps:
+        kind = "empty" if not tokens else "decode" if tokens == requests else "prefill"
+        kinds[kind].append(1e3 * seconds)
+    return {
+        kind: [len(times), round(sum(times), 2), round(percentile(times, 0.5), 3)]
+        for kind, times in kinds.items()
+        if times
+    }
 
 
 def spread(values: Sequence[float]) -> Spread:

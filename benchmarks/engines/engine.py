@@ -22,6 +22,16 @@ from benchmarks.engines.ways import Way, way_of
 MARK = "@"
 # vLLM asks for a share of the GPU's memory, although the size of its cache is given. It must not exceed what is free.
 GPU_SHARE = 0.12
+_DECODED = [1, 2, 4, 8, 16, 24, 32]
+# "piecewise" is vLLM's default: decoding replays whole graphs, and a prefill replays a graph for each piece between two
+# attention layers. TorchInductor's kernels are left out, since compiling them takes minutes.
+GRAPHS = {
+    "piecewise": {
+        "mode": 3, "backend": "eager", "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": [*_DECODED, 64, 144, 288, 512, 528, 1024, 2048],
+    },
+    "decode": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _DECODED},
+}  # fmt: skip
 _ATTENTION = ("qkv_proj", "q_proj", "kv_a_proj", "kv_b_proj")
 _CPU_SPEC = "benchmarks.engines.cpu"
 
@@ -35,12 +45,14 @@ class Setup:
         way: name of a way.
         work: sizes.
         device: "cuda" or "cpu".
+        graphs: key of :data:`GRAPHS`.
     """
 
     shape: str
     way: str
     work: Work
     device: str
+    graphs: str = "piecewise"
 
     @classmethod
     def read(cls, text: str) -> Setup:
@@ -48,7 +60,7 @@ class Setup:
         given = json.loads(text)
         work = {key: tuple(value) if isinstance(value, list) else value for key, value in given["work"].items()}
         chats = Chats(**work.pop("chats"))
-        return cls(given["shape"], given["way"], Work(**work, chats=chats), given["device"])
+        return cls(given["shape"], given["way"], Work(**work, chats=chats), given["device"], given["graphs"])
 
 
 def say(**answer: Any) -> None:
@@ -79,6 +91,7 @@ def environment(way: Way, shape: Shape, work: Work) -> dict[str, str]:
     found = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "VLLM_DISABLE_COMPILE_CACHE": "1",  # engines start side by side
         **way.env,
     }
     if way.base == "lmcache":
@@ -96,11 +109,9 @@ def engine_arguments(setup: Setup) -> dict[str, Any]:
     }  # fmt: skip
     if setup.device == "cpu":
         return {**arguments, "enforce_eager": True, "dtype": "float32"}
-    # Decoding replays graphs; prefill is eager.
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32]}
     cache = work.gpu_tokens * SHAPES[setup.shape].token_nbytes
     return {**arguments, "gpu_memory_utilization": GPU_SHARE, "kv_cache_memory_bytes": cache,
-            "compilation_config": graphs}  # fmt: skip
+            "compilation_config": GRAPHS[setup.graphs]}  # fmt: skip
 
 
 def start(setup: Setup) -> Any:

@@ -55,6 +55,7 @@ class Measures:
         }
         self._contexts: list[list[int]] = []
         self._local = self._watch_lookups()
+        self._scheduled = self._watch_steps()
 
     def sampling(self, count: int, **more: Any) -> Any:
         """Return parameters of greedy sampling of ``count`` tokens."""
@@ -74,6 +75,19 @@ class Measures:
 
             setattr(manager, name, noted)
         return found
+
+    def _watch_steps(self) -> list[tuple[int, int]]:
+        """Note how many tokens and requests each step schedules."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        schedule, noted = scheduler.schedule, []
+
+        def watched(*given: Any, **named: Any) -> Any:
+            step = schedule(*given, **named)
+            noted.append((step.total_num_scheduled_tokens, len(step.num_scheduled_tokens)))
+            return step
+
+        scheduler.schedule = watched
+        return noted
 
     def prompt(self, held: int, number: int, suffix: int) -> dict[str, list[int]]:
         """Return the prompt of a hit: one of the held prefixes in turn, and new tokens."""
@@ -216,7 +230,12 @@ class Measures:
                 "steps": steps, "unserved": len(waiting), "cached": cached, "local": local}  # fmt: skip
 
     def chats(self, first: int) -> dict[str, Any]:
-        """Serve some turns of every session. A session's next prompt is its last one, the answer and new tokens."""
+        """Serve some turns of every session. A session's next prompt is its last one, the answer and new tokens.
+
+        Returns:
+            ``ttft`` of all turns; ``cached`` and ``prompted`` tokens, ``answered`` tokens; ``seconds`` and ``cpu``;
+            ``steps``, a triple for each step: tokens and requests of its schedule, and seconds.
+        """
         self.empty_gpu()
         chats, engine = self.work.chats, self.engine
         texts = [list(context) for context in self._contexts]
@@ -236,6 +255,7 @@ class Measures:
                 held_back.append((turn, session))
             return None
 
+        steps: list[tuple[int, int, float]] = []
         began = now()
         while True:
             while len(in_flight) < chats.in_flight and (found := next_turn()) is not None:
@@ -246,7 +266,11 @@ class Measures:
                 engine.add_request(name, {"prompt_token_ids": texts[session]}, self.sampling(chats.answered))
             if not in_flight:
                 break
-            for one in engine.step():
+            self._scheduled.clear()
+            step_began = now()
+            served = engine.step()
+            steps.append((*(self._scheduled or [(0, 0)])[-1], now() - step_began))
+            for one in served:
                 session, asked = in_flight[one.request_id]
                 if len(one.outputs[0].token_ids) == 1:
                     times.append(now() - asked)
@@ -257,7 +281,7 @@ class Measures:
                     answered += len(one.outputs[0].token_ids)
                     del in_flight[one.request_id]
         return {"ttft": times, "cached": cached, "prompted": prompted, "answered": answered, "seconds": now() - began,
-                "cpu": cpu_seconds() - cpu}  # fmt: skip
+                "cpu": cpu_seconds() - cpu, "steps": steps}  # fmt: skip
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 

@@ -201,11 +201,12 @@ def note(text: str) -> None:
 class Batch:
     """Engines of one shape that run side by side."""
 
-    def __init__(self, run: Run, shape: str, number: int, ways: Sequence[str], work: Work, device: str) -> None:
+    def __init__(self, run: Run, shape: str, number: int, ways: Sequence[str], work: Work, device: str,
+                 graphs: str) -> None:  # fmt: skip
         self.run, self.shape, self.number, self.work = run, shape, number, work
         self.facts = run.facts.setdefault(shape, {"started": {}, "filled": {}, "answers": {}})
         began = time.monotonic()
-        self.engines = [Engine(Setup(shape, way, work, device)) for way in ways]
+        self.engines = [Engine(Setup(shape, way, work, device, graphs)) for way in ways]
         for engine in self.engines:
             answer = self.checked(engine, engine.hear(START_S))
             if answer:
