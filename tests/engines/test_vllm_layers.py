@@ -5,11 +5,14 @@ from __future__ import annotations
 import timeit
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvplan
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
-from kvplan.engines.vllm.lines import Job
+from kvplan.engines.vllm.lines import Job, LayerTransfer
 from tests.engines.vllm_stand_ins import on_device, on_host, reference, rows_of, torch, two_layers, workers
 
 
@@ -51,10 +54,10 @@ class Loads:
         self.layers = LayerLoads(worker, places_of(layer_names, references, caches))
         self.step(hooked)
 
-    def _submit(self, number, host_spec, device_spec, whole):
+    def _submit(self, loads, whole):
         self.whole = whole
-        transfers, groups = zip(*self.transfers, strict=True)
-        return Job(number, device_spec, list(transfers), list(groups))
+        jobs = [Job(number, device_spec, [transfer for transfer, _ in self.transfers]) for number, _, device_spec in loads]
+        return jobs, [LayerTransfer(transfer, groups, tuple(jobs)) for transfer, groups in self.transfers]
 
     def step(self, hooks, *transfers, hooked=True, late=()):
         """A step; returns, for each hook, the layers that were awaited until then."""
@@ -193,7 +196,7 @@ def test_a_flush_waits_for_a_load_of_a_step(made):
     """Preempted and aborted requests: vLLM waits for their jobs by number."""
     worker, cache, pool = two_layers(made)
     pool.fill_(5)
-    job = worker.submit_layers(4, on_host([1, 2]), on_device([7, 8]))
+    (job,), _ = worker.submit_layers([(4, on_host([1, 2]), on_device([7, 8]))])
     worker.wait({4})
     assert job.done()
     assert (cache[[7, 8]] == 5).all()
@@ -210,8 +213,8 @@ def test_groups_are_planned_whole_first_then_by_their_blocks(made, monkeypatch, 
     groups = [references(0, 1), references(0), references(1), references(0)]
     worker = made(groups, device, host, 1)
     source, target = on_host(range(8)), on_device([1, 2, 3, 4, 5, 6, 7, 8], [4, 1, 3, 0])
-    job = worker.submit_layers(1, source, target, whole={2})
-    assert job.groups == ([(2,), (1, 0)] if joined else [(2,), (1,), (0,)])
+    _, transfers = worker.submit_layers([(1, source, target)], whole={2})
+    assert [one.groups for one in transfers] == ([(2,), (1, 0)] if joined else [(2,), (1,), (0,)])
     worker.wait({1})
     assert worker.get_finished()[0].success
     assert torch.equal(cache[1:5], pool[:4])
@@ -223,7 +226,91 @@ def test_groups_are_planned_whole_first_then_by_their_blocks(made, monkeypatch, 
 def test_a_pool_without_a_chunk_refuses_a_load_by_layer(made):
     _, device = rows_of([64], 4)
     worker = made([references(0)], device, [torch.zeros((0, 64), dtype=torch.int8)], 1)
-    assert "no chunk" in worker.submit_layers(1, on_host([0]), on_device([0])).error
+    (job,), transfers = worker.submit_layers([(1, on_host([0]), on_device([0]))])
+    assert "no chunk" in job.error
+    assert transfers == []
+
+
+def test_the_loads_of_one_step_share_their_transfers(made):
+    """Otherwise the first layer of the last load would arrive behind all layers of the others."""
+    worker, cache, pool = two_layers(made)
+    pool.copy_(torch.arange(pool.numel()).view(pool.shape) % 100)
+    loads = [(1, on_host([5]), on_device([2])), (2, on_host([0, 3]), on_device([9, 4]))]
+    jobs, transfers = worker.submit_layers(loads)
+    assert [(one.groups, one.jobs) for one in transfers] == [((0,), tuple(jobs))]
+    worker.wait({1, 2})
+    assert torch.equal(cache[[2, 9, 4]], pool[[5, 0, 3]])
+    results = worker.get_finished()
+    assert [(one.job_id, one.success, one.transfer_size) for one in results] == [(1, True, 128), (2, True, 256)]
+    whole = transfers[0].transfer.result()
+    assert whole.nbytes == 384
+    assert sum(one.transfer_time for one in results) == pytest.approx(whole.seconds)
+
+
+def test_of_several_loads_only_the_wrong_one_fails(made):
+    worker, cache, pool = two_layers(made)
+    worker.keep_failures()
+    pool.fill_(3)
+    loads = [(1, on_host([5]), on_device([2])), (2, on_host([99]), on_device([9])), (3, on_host([1]), on_device([7]))]
+    jobs, transfers = worker.submit_layers(loads)
+    assert [bool(job.error) for job in jobs] == [False, True, False]
+    assert [one.jobs for one in transfers] == [(jobs[0],), (jobs[2],)]
+    worker.wait({1, 2, 3})
+    assert (cache[[2, 7]] == 3).all()
+    assert [one.job_id for one in worker.get_finished()] == [1, 3]
+    assert worker.take_failures() == [(2, (9,))]
+
+
+def test_a_shared_transfer_that_fails_fails_all_of_its_loads():
+    loads = Loads([["a", "b"]], [references(0, 1)], "ab")
+    loads.transfers = [(Asked((0,), (1,), error=kvplan.TransferError("the link is gone")), (0,))]
+    loads.layers.begin_forward()
+    loads.layers.load([(1, None, None), (2, None, None)], hooked=True)
+    loads.layers.wait_layer("a")
+    loads.layers.leave_forward()
+    loads.layers.settle()
+    assert [(job.job_id, job.error) for job in loads.failed] == [
+        (1, "TransferError: the link is gone"), (2, "TransferError: the link is gone"),
+    ]  # fmt: skip
+
+
+@st.composite
+def steps(draw):
+    """Loads of one step: blocks per chunk, and for each load and each of two groups (first block, number of blocks)."""
+    per_chunk = draw(st.integers(1, 3))
+    whole = st.tuples(st.integers(0, 2), st.integers(0, 2)).map(lambda one: (one[0] * per_chunk, one[1] * per_chunk))
+    group = whole | st.tuples(st.integers(0, 4), st.integers(0, 4))
+    return per_chunk, draw(st.lists(st.tuples(group, group), min_size=1, max_size=4))
+
+
+@given(steps(), st.sampled_from([100, 0]), st.sets(st.integers(0, 1)))
+def test_loads_of_one_step_move_what_each_moves_alone(step, joined, whole):
+    per_chunk, loads = step
+    sizes = [64, 32]
+    rng = np.random.default_rng(len(loads))
+    blocks, chunks = iter(rng.permutation(64).tolist()), iter(rng.permutation(64).tolist())
+    asked = []
+    for number, groups in enumerate(loads):
+        device = [next(blocks) for _, count in groups for _ in range(count)]
+        held = [next(chunks) for first, count in groups if count for _ in range(-(-(first % per_chunk + count) // per_chunk))]
+        target = on_device(device, [count for _, count in groups], [first for first, _ in groups])
+        asked.append((number, on_host(held), target))
+    moved = []
+    with workers() as make, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvplan.engines.vllm.jobs.JOINED_BLOCKS", joined)
+        for parts in ([asked], [[one] for one in asked]):
+            cache, device = rows_of(sizes, 64, seed=1)
+            _, host = rows_of([size * per_chunk for size in sizes], 64, seed=2)
+            worker = make([references(0), [reference(1, 32)]], device, host, per_chunk)
+            for part in parts:
+                worker.submit_layers(part, whole)
+            worker.wait(range(len(asked)))
+            done = [(one.job_id, one.success, one.transfer_size) for one in worker.get_finished()]
+            moved.append((cache, done))
+    expected = [(number, True, sum(count * size for (_, count), size in zip(groups, sizes, strict=True)))
+                for number, groups in enumerate(loads)]  # fmt: skip
+    assert [done for _, done in moved] == [expected, expected]
+    assert torch.equal(moved[0][0], moved[1][0])
 
 
 # ---- costs ----

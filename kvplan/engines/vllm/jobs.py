@@ -5,7 +5,7 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/k
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,13 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
     return found
 
 
+def _chained(groups: Sequence[GroupIds]) -> GroupIds:
+    """Return the blocks of one group of several loads, one load after another; each but a single one of whole chunks."""
+    if len(groups) == 1:
+        return groups[0]
+    return GroupIds(*(np.concatenate(ids) for ids in zip(*(group[:2] for group in groups), strict=True)), first=0)
+
+
 class Jobs:
     """The programs of all cache groups, which plan loads and stores.
 
@@ -111,7 +118,9 @@ class Jobs:
         blocks_per_chunk = integer("blocks_per_chunk", blocks_per_chunk, least=1)
         self.blocks_per_chunk = blocks_per_chunk
         whole = [layouts_of(pages, device_rows, host_rows, blocks_per_chunk) for pages in groups]
-        self._loads = Groups([compile(group.host, group.device) for group in whole])
+        loads = [compile(group.host, group.device) for group in whole]
+        self._loads = Groups(loads)
+        self._block_nbytes = [program.unit_nbytes * program.program.dst_units for program in loads]
         self._stores = Groups([compile(group.device, group.host) for group in whole])
         # If ranks hold the same bytes, each stores some of the blocks. Then each block is planned alone.
         self._turns: list[list[_TurnStore]] | None = None
@@ -137,25 +146,40 @@ class Jobs:
         """Plan a load from the host: one plan, or one per group if there are many blocks. No byte is moved twice."""
         return [self._load(some) for some in _split(self._ids(device_spec, host_spec))]
 
-    def load_layers(self, device_spec: Any, host_spec: Any, whole: Container[int] = ()) -> list[LayerPlan]:
-        """Plan a load whose layers are awaited one by one, as plans in the order of their submits.
+    def load_layers(self, loads: Sequence[tuple[Any, Any]], whole: Container[int] = ()) -> list[LayerPlan]:
+        """Plan loads of one step whose layers are awaited one by one, as plans in the order of their submits.
+
+        Loads of whole chunks are planned together, so that a layer of all of them arrives before the next layer of any.
 
         Args:
-            device_spec: device blocks, as for :func:`ids_of`.
-            host_spec: host chunks.
+            loads: for each load, its device blocks and its host chunks, as for :func:`ids_of`.
             whole: groups that are moved first, and not by layer.
         """
-        groups = self._ids(device_spec, host_spec)
+        ids = [self._ids(*load) for load in loads]
+        together = [k for k, groups in enumerate(ids) if all(self._has_whole_chunks(group) for group in groups)]
+        parts = [together] if len(together) > 1 else [[k] for k in together]
+        parts += [[k] for k in range(len(ids)) if k not in together]
+        return [plan for part in parts for plan in self._plan_layers({k: ids[k] for k in part}, whole)]
+
+    def _has_whole_chunks(self, group: GroupIds) -> bool:
+        return group.first % self.blocks_per_chunk == 0 == len(group.blocks) % self.blocks_per_chunk
+
+    def _plan_layers(self, loads: Mapping[int, list[GroupIds]], whole: Container[int]) -> Iterator[LayerPlan]:
+        """Yield the plans of some loads that are planned together; the key of a load is its place in the step."""
+        groups = [_chained(same) for same in zip(*loads.values(), strict=True)]
         # A group of few blocks, such as a sliding window, does not wait for the many blocks of another group.
         moving = sorted((k for k, group in enumerate(groups) if len(group.blocks)), key=lambda k: len(groups[k].blocks))
-        found = []
         for by_layer in (False, True):
             some = [k for k in moving if (k not in whole) == by_layer]
             few = sum(len(groups[k].blocks) for k in some) <= JOINED_BLOCKS
             for part in [some] if few and some else [[k] for k in some]:
-                chosen = [group if k in part else group.none() for k, group in enumerate(groups)]
-                found.append(LayerPlan(self._load(chosen), tuple(part), by_layer=by_layer))
-        return found
+                plan = self._load([group if k in part else group.none() for k, group in enumerate(groups)])
+                sizes = {place: self._nbytes(ids, part) for place, ids in loads.items()}
+                own = {place: nbytes for place, nbytes in sizes.items() if nbytes}
+                yield LayerPlan(plan, tuple(part), by_layer=by_layer, nbytes=own)
+
+    def _nbytes(self, groups: Sequence[GroupIds], some: Iterable[int]) -> int:
+        return sum(len(groups[k].blocks) * self._block_nbytes[k] for k in some)
 
     def _load(self, groups: list[GroupIds]) -> Plan:
         return self._loads.plan(

@@ -11,7 +11,7 @@ Source: vLLM 0.33.0, ``model_executor/layers/attention/kv_transfer_utils.py`` (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.engines.streams import current_stream
@@ -89,15 +89,20 @@ class _Route(NamedTuple):
 class _Flight:
     """A transfer of this step, and the number of its layer groups that the stream already waits for."""
 
-    __slots__ = ("job", "last", "route", "steps", "transfer", "waited")
+    __slots__ = ("jobs", "last", "route", "steps", "transfer", "waited")
 
-    def __init__(self, job: Job, transfer: Transfer, route: _Route) -> None:
-        self.job = job
+    def __init__(self, jobs: Sequence[Job], transfer: Transfer, route: _Route) -> None:
+        self.jobs = jobs
         self.transfer = transfer
         self.route = route
         self.steps = route.steps
         self.last = len(route.firsts)
         self.waited = 0
+
+    def fail(self, error: Exception) -> None:
+        """Fail all jobs of the transfer."""
+        for job in self.jobs:
+            job.fail(error)
 
 
 class LayerLoads:
@@ -134,28 +139,27 @@ class LayerLoads:
         self._in_forward, self._called = True, False
         self.waiting = self._noting
 
-    def load(self, jobs: Iterable[tuple[int, Any, Any]], *, hooked: bool) -> None:
+    def load(self, loads: Sequence[tuple[int, Any, Any]], *, hooked: bool) -> None:
         """Submit the loads of this step, and let the stream wait for the bytes that no hook waits for.
 
         An error of a job is kept until :meth:`settle`, because the forward pass runs in any case.
 
         Args:
-            jobs: for each load, its number, its host chunks and its device blocks.
+            loads: for each load, its number, its host chunks and its device blocks.
             hooked: whether the hooks of this forward pass will be called. If not, the stream waits for all bytes.
         """
         known = self._hooked if hooked else {}
         split = {place.group for name in known for place in self._places.get(name, ()) if place.layer is not None}
         whole = self._groups - split
-        for number, host_spec, device_spec in jobs:
-            job = self._worker.submit_layers(number, host_spec, device_spec, whole)
-            self._jobs.append(job)
-            for transfer, groups in zip(job.transfers, job.groups, strict=True):
-                flight = _Flight(job, transfer, self._route(transfer, groups))
-                self._flights.append(flight)
-                if not hooked or not split.issuperset(groups):
-                    self._wait_whole(flight)
-                elif flight.route.early:
-                    self._wait_until(flight, flight.route.early)
+        jobs, transfers = self._worker.submit_layers(loads, whole)
+        self._jobs += jobs
+        for transfer, groups, mine in transfers:
+            flight = _Flight(mine, transfer, self._route(transfer, groups))
+            self._flights.append(flight)
+            if not hooked or not split.issuperset(groups):
+                self._wait_whole(flight)
+            elif flight.route.early:
+                self._wait_until(flight, flight.route.early)
         self._look()
 
     def wait_layer(self, name: str) -> None:
@@ -185,7 +189,7 @@ class LayerLoads:
             logger.error("the hooks of the attention layers were not called; loads are awaited before the model now")
         for flight in unread:
             if not self._called:
-                flight.job.fail(TransferError("the forward pass called no hook that waits for layers"))
+                flight.fail(TransferError("the forward pass called no hook that waits for layers"))
             self._wait_whole(flight)
         self._look()
 
@@ -239,12 +243,12 @@ class LayerLoads:
             stream = current_stream(self._worker.device)
             flight.transfer.wait_layer(flight.route.firsts[step - 1], stream)
         except Exception as error:  # noqa: BLE001  # the forward pass goes on; settle reports the job
-            flight.job.fail(error)
+            flight.fail(error)
         flight.waited = step
 
     def _wait_whole(self, flight: _Flight) -> None:
         try:
             flight.transfer.wait(current_stream(self._worker.device))
         except Exception as error:  # noqa: BLE001  # as above
-            flight.job.fail(error)
+            flight.fail(error)
         flight.waited = flight.last

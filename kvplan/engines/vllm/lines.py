@@ -5,9 +5,10 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``TransferResult``).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,17 +49,19 @@ class FailedJob(NamedTuple):
 
 
 class LayerPlan(NamedTuple):
-    """A plan of some KV-cache groups of a load by layer.
+    """A plan of some KV-cache groups, for one or more loads of a step.
 
     Attributes:
         plan: the plan.
         groups: numbers of the KV-cache groups whose blocks it moves.
         by_layer: whether the plan is submitted layer by layer.
+        nbytes: for each load that it serves, by the load's place in the step, the bytes that it moves for this load.
     """
 
     plan: Plan
     groups: tuple[int, ...]
     by_layer: bool
+    nbytes: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -68,20 +71,25 @@ class Job:
     Attributes:
         job_id: the scheduler's number of the job.
         device_spec: the job's device blocks, with ``block_ids``.
-        transfers: the transfers that move its bytes.
-        groups: for each transfer of a load by layer, the numbers of its KV-cache groups.
+        transfers: the transfers that move its bytes; loads of one step may share a transfer.
+        nbytes: for each transfer, the job's own bytes.
         error: text of the first error, or "".
     """
 
     job_id: int
     device_spec: Any
     transfers: list[Transfer] = field(default_factory=list)
-    groups: list[tuple[int, ...]] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
     error: str = ""  # a text, since an exception's traceback refers to the job, and that cycle would keep tensors alive
 
     def fail(self, error: Exception) -> None:
         """Set the error, unless there is one."""
         self.error = self.error or f"{type(error).__name__}: {error}"
+
+    def add(self, transfer: Transfer, nbytes: int) -> None:
+        """Add a transfer that moves so many of the job's bytes."""
+        self.transfers.append(transfer)
+        self.nbytes.append(nbytes)
 
     def done(self) -> bool:
         """Return whether all transfers have ended."""
@@ -104,15 +112,29 @@ class Job:
                 self.fail(error)
 
     def result(self) -> JobResult:
-        """Return the result of a job that has ended."""
+        """Return the result of a job that has ended. Jobs that share a transfer share its time, too, by their bytes."""
         try:
             done = [transfer.result() for transfer in self.transfers]
         except Exception as error:  # noqa: BLE001  # as in submit
             self.fail(error)
         if self.error:
             return JobResult(self.job_id, success=False)
-        nbytes, seconds = sum(one.nbytes for one in done), sum(one.seconds for one in done)
-        return JobResult(self.job_id, success=True, transfer_size=nbytes, transfer_time=seconds)
+        seconds = sum(one.seconds * own / (one.nbytes or 1) for one, own in zip(done, self.nbytes, strict=True))
+        return JobResult(self.job_id, success=True, transfer_size=sum(self.nbytes), transfer_time=seconds)
+
+
+class LayerTransfer(NamedTuple):
+    """A transfer of one or more loads of a step.
+
+    Attributes:
+        transfer: the transfer.
+        groups: numbers of the KV-cache groups whose blocks it moves.
+        jobs: the jobs of these loads.
+    """
+
+    transfer: Transfer
+    groups: tuple[int, ...]
+    jobs: tuple[Job, ...]
 
 
 class Line:
@@ -137,23 +159,34 @@ class Line:
             # Stores read blocks that the stream writes, and loads overwrite blocks that it has read.
             after = current_stream(self.executor.device)
             for plan in self._plan(device_spec, host_spec):
-                job.transfers.append(self.executor.submit(plan, after))
+                job.add(self.executor.submit(plan, after), plan.nbytes)
         except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
             job.fail(error)
 
-    def submit_layers(self, job_id: int, device_spec: Any, plan: Callable[[], Sequence[LayerPlan]]) -> Job:
-        """Plan and queue a load by layer; see :meth:`submit`. Its transfers overtake whole loads of the same line."""
-        job = Job(job_id, device_spec)
-        self.jobs.append(job)
-        try:
-            after = current_stream(self.executor.device)
-            for part in plan():
+    def submit_layers(
+        self, jobs: Sequence[Job], plan: Callable[[Sequence[int]], Sequence[LayerPlan]]
+    ) -> list[LayerTransfer]:
+        """Plan and queue the loads by layer of one step. Their transfers overtake whole loads of the same line.
+
+        Args:
+            jobs: a new job for each load.
+            plan: function that plans some of the loads, given their places in ``jobs``.
+        """
+        self.jobs.extend(jobs)
+        found = []
+        for part in _planned(jobs, plan):
+            mine = [jobs[place] for place in part.nbytes]
+            try:
+                after = current_stream(self.executor.device)
                 transfer = self.executor.submit(part.plan, after, by_layer=part.by_layer, priority="high")
-                job.transfers.append(transfer)
-                job.groups.append(part.groups)
-        except Exception as error:  # noqa: BLE001  # as in submit
-            job.fail(error)
-        return job
+            except Exception as error:  # noqa: BLE001  # as in submit
+                for job in mine:
+                    job.fail(error)
+                continue
+            for job, nbytes in zip(mine, part.nbytes.values(), strict=True):
+                job.add(transfer, nbytes)
+            found.append(LayerTransfer(transfer, part.groups, tuple(mine)))
+        return found
 
     def finished(self) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs that have ended since the last call, in order."""
@@ -179,6 +212,20 @@ class Line:
 
     def _tell(self, job: Job) -> None:
         logger.error("%s job %d failed: %s", self._what, job.job_id, job.error)
+
+
+def _planned(jobs: Sequence[Job], plan: Callable[[Sequence[int]], Sequence[LayerPlan]]) -> list[LayerPlan]:
+    """Plan all jobs together; if that fails, plan each of them alone, so that only a wrong job fails."""
+    places = range(len(jobs))
+    with contextlib.suppress(Exception):
+        return list(plan(places))
+    found: list[LayerPlan] = []
+    for place in places:
+        try:
+            found += plan([place])
+        except Exception as error:  # noqa: BLE001  # as in submit
+            jobs[place].fail(error)
+    return found
 
 
 def failed(job: Job) -> FailedJob:

@@ -14,7 +14,7 @@ from typing import Any
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
 from kvplan.engines.vllm.jobs import Jobs
-from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, Line, failed
+from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, LayerTransfer, Line, failed
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
@@ -140,28 +140,35 @@ class Worker:
         self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
         return True
 
-    def submit_layers(self, job_id: int, src_spec: Any, dst_spec: Any, whole: Container[int] = ()) -> Job:
-        """Queue an expedited load whose layers arrive in their order, and return it.
+    def submit_layers(
+        self, loads: Sequence[tuple[int, Any, Any]], whole: Container[int] = ()
+    ) -> tuple[list[Job], list[LayerTransfer]]:
+        """Queue the expedited loads of one step, whose layers arrive in their order.
 
-        The blocks of several KV-cache groups may be moved by several transfers. ``job.groups`` has their groups. Layers
-        of a group are numbered in the order in which the group's references first name their tensor.
+        Loads of whole chunks share their transfers: layer by layer, the bytes of all of them arrive. The blocks of
+        several KV-cache groups may be moved by several transfers. Layers of a group are numbered in the order in which
+        the group's references first name their tensor.
 
         Args:
-            job_id: the scheduler's number of the job.
-            src_spec: host chunks.
-            dst_spec: device blocks.
+            loads: for each load, the scheduler's number of the job, its host chunks and its device blocks.
             whole: KV-cache groups whose layers are not awaited one by one; they are moved first, in one piece.
+
+        Returns:
+            The job of each load, and the transfers.
 
         Raises:
             TransferError: the worker is shut down.
         """
 
-        def plan() -> Sequence[LayerPlan]:
+        def plan(places: Sequence[int]) -> Sequence[LayerPlan]:
+            some = [(loads[place][2], loads[place][1]) for place in places]
             if self._jobs is None:
-                return [LayerPlan(plan, (), by_layer=False) for plan in _no_chunks(dst_spec, src_spec)]
-            return self._jobs.load_layers(dst_spec, src_spec, whole)
+                return [LayerPlan(plan, (), by_layer=False, nbytes={}) for load in some for plan in _no_chunks(*load)]
+            found = self._jobs.load_layers(some, whole)
+            return [part._replace(nbytes={places[k]: own for k, own in part.nbytes.items()}) for part in found]
 
-        return self._line("expedited load").submit_layers(job_id, dst_spec, plan)
+        jobs = [Job(number, device_spec) for number, _, device_spec in loads]
+        return jobs, self._line("expedited load").submit_layers(jobs, plan)
 
     def load_rate(self) -> float | None:
         """Return the bytes per second that the cost model predicts for a long load; None on the CPU.
