@@ -61,7 +61,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="JSON file; by default benchmarks/results/engines-<gpu>.json, none for --smoke"
     )
     parser.add_argument(
-        "--trace", type=_names, default=(), metavar="WAYS", help="trace some hits of these ways instead"
+        "--trace", type=_names, default=(), metavar="WAYS", help="trace some hits of these ways instead; with --phases long, of the long prefix"
     )
     parser.add_argument(
         "--smoke", action="store_true", help="a tiny model on the CPU: shows that it runs, and nothing else"
@@ -130,7 +130,7 @@ def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
         batch = Batch(run, shape, number, ways, chosen.work, device, chosen.graphs)
         try:
             if chosen.trace:
-                batch.trace()
+                batch.trace(chosen.work.held[-1 if chosen.phases == ("long",) else 0])
             else:
                 batch.measure(chosen.phases, ends - (began - run.left()))
         finally:

@@ -287,9 +287,8 @@ class Batch:
                     self.run.samples.append(of | columns(ask.measure, answer))
         note(f"{self.shape}, {phase.name}: round {number + 1}, {time.monotonic() - began:.1f} s")
 
-    def trace(self, hits: int = 6) -> None:
-        """Trace some hits of every engine, one engine after another."""
-        held = self.work.held[0]
+    def trace(self, held: int, hits: int = 6) -> None:
+        """Trace some hits of a prefix of ``held`` tokens in every engine, one engine after another."""
         self.together("fill", {"held": held})
         if engines := self.alive():
             self.facts["link"] = self.checked(engines[0], engines[0].ask("link", {})).get("rate", 0.0)

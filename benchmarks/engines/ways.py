@@ -52,6 +52,7 @@ BASES = {
 WORDS = {
     "packed": Piece("BLHNC", env={"VLLM_KV_CACHE_LAYOUT": "BLHNC"}),  # all layers of a block in one piece
     "sync": Piece("sync", extra={"sync_load_budget_bytes": 8 << 30}),
+    "chunks": Piece("chunks of 5 blocks", extra={"blocks_per_chunk": 5}),  # all measured prefixes are whole chunks
     LAYERS: Piece("by layer", extra={"load_by_layer": True}),
     "kernel": Piece("path kernel", extra={"kvplan": {"path": "kernel"}}),
     "staged": Piece("path staged", extra={"kvplan": {"path": "staged"}}),
