@@ -32,8 +32,10 @@ def test_no_hit_in_flight_has_no_figure():
 
 
 def test_chats_count_answers_per_second():
-    answer = {"ttft": [0.01], "cached": 900, "prompted": 1000, "answered": 64, "seconds": 2.0, "cpu": 1.25}
+    answer = {"ttft": [0.01], "cached": 900, "prompted": 1000, "answered": 64, "seconds": 2.0, "cpu": 1.25,
+              "steps": [(4, 4, 0.01), (132, 5, 0.03)]}  # fmt: skip
     found = columns("chats", answer)
+    assert found["steps"] == {"decode": [1, 10.0, 10.0], "prefill": [1, 30.0, 30.0]}
     assert (found["tokens_s"], found["cpu_s"], found["cached_share"]) == (32.0, 1.25, 0.9)
 
 

@@ -48,7 +48,7 @@ for line in sys.stdin:
     if do == "beside":
         answer |= {"itl": [0.005], "quiet": [0.004], "tokens": 9, "unserved": 0}
     if do == "chats":
-        answer |= {"cached": 9, "prompted": 10, "answered": 5}
+        answer |= {"cached": 9, "prompted": 10, "answered": 5, "steps": [[3, 1, 0.02], [1, 1, 0.01]]}
     say(**answer)
 """
 
@@ -66,7 +66,7 @@ def child(tmp_path, monkeypatch):
 def batch_of(*ways, budget=float("inf")):
     reports = []
     run = Run(budget, lambda run: reports.append(len(run.samples)))
-    batch = Batch(run, "tiny", 0, ways, SMOKE, "cpu")
+    batch = Batch(run, "tiny", 0, ways, SMOKE, "cpu", "decode")
     batch.measure(("short", "chats", "long"), budget)
     batch.close()
     return run, reports
@@ -83,7 +83,7 @@ def test_every_way_has_every_measure_in_every_round(child):
 
 def test_a_child_of_a_dead_engine_holds_nothing_up(child):
     began = time.monotonic()
-    batch = Batch(Run(9.0, lambda run: None), "tiny", 0, ["lmcache"], SMOKE, "cpu")
+    batch = Batch(Run(9.0, lambda run: None), "tiny", 0, ["lmcache"], SMOKE, "cpu", "decode")
     batch.checked(batch.engines[0], batch.engines[0].hear(0.2))
     assert time.monotonic() - began < 30
     assert "no answer" in batch.run.failed["tiny: lmcache"]

@@ -103,3 +103,12 @@ def test_the_pools_of_all_engines_fit():
 def test_a_setup_survives_the_command_line():
     setup = engine.Setup("8b", "own", FULL, "cuda")
     assert engine.Setup.read(json.dumps(asdict(setup))) == setup
+
+
+@pytest.mark.parametrize("graphs", ["piecewise", "decode"])
+def test_graphs_are_captured_for_the_steps_that_are_measured(graphs):
+    setup = engine.Setup("8b", "own", FULL, "cuda", graphs)
+    config = engine.engine_arguments(setup)["compilation_config"]
+    assert {FULL.decoders, FULL.chats.in_flight} <= set(config["cudagraph_capture_sizes"])
+    prefills = {FULL.suffix, FULL.suffix + FULL.decoders, FULL.batch}
+    assert (prefills <= set(config["cudagraph_capture_sizes"])) == (graphs == "piecewise")
