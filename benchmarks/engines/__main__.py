@@ -61,7 +61,11 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="JSON file; by default benchmarks/results/engines-<gpu>.json, none for --smoke"
     )
     parser.add_argument(
-        "--trace", type=_names, default=(), metavar="WAYS", help="trace some hits of these ways instead; with --phases long, of the long prefix"
+        "--trace",
+        type=_names,
+        default=(),
+        metavar="WAYS",
+        help="trace some hits of these ways instead; with --phases long, of the long prefix",
     )
     parser.add_argument(
         "--smoke", action="store_true", help="a tiny model on the CPU: shows that it runs, and nothing else"

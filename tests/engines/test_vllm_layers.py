@@ -56,7 +56,9 @@ class Loads:
 
     def _submit(self, loads, whole):
         self.whole = whole
-        jobs = [Job(number, device_spec, [transfer for transfer, _ in self.transfers]) for number, _, device_spec in loads]
+        jobs = [
+            Job(number, device_spec, [transfer for transfer, _ in self.transfers]) for number, _, device_spec in loads
+        ]
         return jobs, [LayerTransfer(transfer, groups, tuple(jobs)) for transfer, groups in self.transfers]
 
     def step(self, hooks, *transfers, hooked=True, late=()):
@@ -292,7 +294,12 @@ def test_loads_of_one_step_move_what_each_moves_alone(step, joined, whole):
     asked = []
     for number, groups in enumerate(loads):
         device = [next(blocks) for _, count in groups for _ in range(count)]
-        held = [next(chunks) for first, count in groups if count for _ in range(-(-(first % per_chunk + count) // per_chunk))]
+        held = [
+            next(chunks)
+            for first, count in groups
+            if count
+            for _ in range(-(-(first % per_chunk + count) // per_chunk))
+        ]
         target = on_device(device, [count for _, count in groups], [first for first, _ in groups])
         asked.append((number, on_host(held), target))
     moved = []

@@ -91,10 +91,11 @@ def ids_of(device_spec: Any, host_spec: Any, groups: int, blocks_per_chunk: int)
 
 
 def _chained(groups: Sequence[GroupIds]) -> GroupIds:
-    """Return the blocks of one group of several loads, one load after another; each but a single one of whole chunks."""
+    """Return the blocks of one group of several loads, load after load. Several loads must be of whole chunks."""
     if len(groups) == 1:
         return groups[0]
-    return GroupIds(*(np.concatenate(ids) for ids in zip(*(group[:2] for group in groups), strict=True)), first=0)
+    blocks, chunks = (np.concatenate([group[k] for group in groups]) for k in (0, 1))
+    return GroupIds(blocks, chunks, first=0)
 
 
 class Jobs:
