@@ -85,7 +85,8 @@ def test_a_hit_that_ends_within_a_block_is_not_loaded_in_the_step(computed, hit,
     status = SimpleNamespace(req=SimpleNamespace(num_tokens=200, request_id="a"))
     assert scheduler._reserve_sync_load(status, computed, hit) is (allowed > 0)
     assert scheduler.config.sync_load_budget_bytes == allowed
-    assert budget.taken() is (allowed > 0)
+    # A second hit of the step shares the budget with a first one, and would be alone without it.
+    assert (budget.of("b", 200) == UNBOUNDED) is (allowed == 0)
 
 
 @pytest.mark.parametrize("hit", [0, None])
@@ -94,7 +95,7 @@ def test_no_hit_asks_for_nothing(hit):
     budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
     bound_loads(scheduler, budget)
     assert scheduler._reserve_sync_load(None, 0, hit) is False
-    assert not budget.taken()
+    assert budget.of("a", 100) == UNBOUNDED  # no request of the step loads
 
 
 # ---- the time of a step ----
@@ -132,6 +133,34 @@ def test_steps_are_measured_without_a_wait():
     clock.begin(8)  # a step that did not end
     clock.end()
     assert [tokens for tokens, _ in clock.measured()] == [8]
+
+
+def test_the_time_for_which_a_step_waits_for_loads_does_not_count():
+    """Otherwise a step that loads would seem to hide more loads than it does, and the next one would load more."""
+    Moment.now, Moment.passed = 0.0, True
+    clock = StepClock("cuda:0", Moment)
+
+    def wait(milliseconds):
+        Moment.now += milliseconds
+
+    def broken():
+        Moment.now += 3
+        raise ValueError("the link is gone")
+
+    clock.stall(lambda: wait(100))  # no step is measured
+    clock.begin(512)
+    Moment.now += 10
+    clock.stall(lambda: wait(7))
+    Moment.now += 10
+    clock.stall(lambda: wait(0))
+    with pytest.raises(ValueError, match="the link is gone"):
+        clock.stall(broken)
+    clock.end()
+    assert clock.measured() == [(512, pytest.approx(0.020))]
+    clock.begin(7)
+    Moment.now += 1
+    clock.end()
+    assert clock.measured() == [(7, pytest.approx(0.001))]
 
 
 def test_a_step_of_the_cpu_is_measured():

@@ -233,6 +233,14 @@ def test_a_pool_without_a_chunk_refuses_a_load_by_layer(made):
     assert transfers == []
 
 
+def test_each_wait_of_the_stream_can_be_measured():
+    loads = Loads([["a", "b"], ["m"]], [references(0, 1), references(2)], "ab")
+    waits = []
+    loads.layers._stall = lambda wait: waits.append(wait())
+    loads.step("ab", (Asked((0,)), (1,)), (Asked((0,), (1,)), (0,)))
+    assert len(waits) == 3  # the states before the model, and two layers
+
+
 def test_the_loads_of_one_step_share_their_transfers(made):
     """Otherwise the first layer of the last load would arrive behind all layers of the others."""
     worker, cache, pool = two_layers(made)

@@ -107,8 +107,8 @@ def classes() -> tuple[type[Any], ...]:
         def _watch_layers(self, kv_caches: Any) -> None:
             config, worker = self.connector_worker.kv_cache_config, self.connector_worker.worker
             names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
-            self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches))
             self._clock, self._line = StepClock(worker.device), StepLine()
+            self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
             self._rate = worker.load_rate() or GUESSED_RATE
 
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
@@ -198,8 +198,7 @@ def classes() -> tuple[type[Any], ...]:
             if self._budget is None:
                 return jobs
             counts = scheduler_output.num_scheduled_tokens
-            # A step that loads may have stalled, and a step that only decodes often replays a graph.
-            measured = not self._budget.taken() and max(counts.values(), default=0) > self._decoded
+            measured = max(counts.values(), default=0) > self._decoded  # a step that only decodes may replay a graph
             self._budget.ran(counts)
             tokens = scheduler_output.total_num_scheduled_tokens if measured else 0
             return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens)

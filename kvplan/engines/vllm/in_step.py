@@ -103,10 +103,6 @@ class StepBudget:
         """Note that a request loads in this step."""
         self._found[request] = new_tokens
 
-    def taken(self) -> bool:
-        """Return whether a request loads in this step."""
-        return bool(self._found)
-
     def learn(self, pace: Pace | None) -> None:
         """Note the pace that the workers report."""
         self._pace = pace or self._pace

@@ -11,7 +11,7 @@ Source: vLLM 0.33.0, ``model_executor/layers/attention/kv_transfer_utils.py`` (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.engines.streams import current_stream
@@ -114,13 +114,20 @@ class LayerLoads:
     Args:
         worker: the worker that moves the blocks.
         places: the place of each layer's cache, from :func:`places_of`.
+        stall: function that calls its argument, by which the stream waits for a load; see :meth:`StepClock.stall`.
 
     Attributes:
         waiting: whether hooks must call :meth:`wait_layer`. It is an attribute, because a step has a hook per layer.
     """
 
-    def __init__(self, worker: Worker, places: Mapping[str, tuple[Place, ...]]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        places: Mapping[str, tuple[Place, ...]],
+        stall: Callable[[Callable[[], object]], object] = lambda wait: wait(),
+    ) -> None:
         self.waiting = True
+        self._stall = stall
         self._worker = worker
         self._places = dict(places)
         self._groups = frozenset(place.group for found in self._places.values() for place in found)
@@ -241,14 +248,15 @@ class LayerLoads:
         """Let the stream wait for a group of layers. Earlier groups, as those of skipped layers, arrive before it."""
         try:
             stream = current_stream(self._worker.device)
-            flight.transfer.wait_layer(flight.route.firsts[step - 1], stream)
+            self._stall(lambda: flight.transfer.wait_layer(flight.route.firsts[step - 1], stream))
         except Exception as error:  # noqa: BLE001  # the forward pass goes on; settle reports the job
             flight.fail(error)
         flight.waited = step
 
     def _wait_whole(self, flight: _Flight) -> None:
         try:
-            flight.transfer.wait(current_stream(self._worker.device))
+            stream = current_stream(self._worker.device)
+            self._stall(lambda: flight.transfer.wait(stream))
         except Exception as error:  # noqa: BLE001  # as above
             flight.fail(error)
         flight.waited = flight.last

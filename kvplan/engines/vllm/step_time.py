@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-LATEST = 0.15  # weight of the latest step among those before it
+LATEST = 0.25  # weight of the latest step among those before it
 MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
 
 
@@ -74,8 +74,18 @@ class StepLine:
         return (base, slope) if base > 0 else (0.0, seconds / tokens)
 
 
+class _Pass(NamedTuple):
+    """A measured forward pass: events around it, and around the times at which the stream waited for loads."""
+
+    tokens: int
+    whole: tuple[Any, Any]
+    stalls: list[tuple[Any, Any]]
+
+
 class StepClock:
-    """Measures forward passes on a device by two events on torch's current stream; on the CPU, by its clock.
+    """Measures forward passes on a device by events on torch's current stream; on the CPU, by its clock.
+
+    The time for which the stream waits for loads does not count. So the compute of a step that loads is known, too.
 
     Args:
         device: ``"cuda:0"``, or ``"cpu"``.
@@ -86,32 +96,53 @@ class StepClock:
     def __init__(self, device: str, event: Callable[[], Any] | None = None) -> None:
         self._event = event or (_Moment if device == "cpu" else _torch_event)
         self._spare: list[tuple[Any, Any]] = []
-        self._now: tuple[int, tuple[Any, Any]] | None = None
-        self._ended: deque[tuple[int, tuple[Any, Any]]] = deque()
+        self._now: _Pass | None = None
+        self._ended: deque[_Pass] = deque()
 
     def begin(self, tokens: int) -> None:
         """Begin to measure a step of some tokens."""
         self._now = None
         if len(self._ended) < MEASURED:
-            pair = self._spare.pop() if self._spare else (self._event(), self._event())
-            pair[0].record()
-            self._now = tokens, pair
+            self._now = _Pass(tokens, self._began(), [])
+
+    def stall(self, wait: Callable[[], object]) -> None:
+        """Call a function that lets the stream wait for a load."""
+        step = self._now
+        if step is None:
+            wait()
+            return
+        step.stalls.append(self._began())
+        try:
+            wait()
+        finally:
+            step.stalls[-1][1].record()
 
     def end(self) -> None:
         """End the measured step, if there is one."""
         if self._now is not None:
-            self._now[1][1].record()
+            self._now.whole[1].record()
             self._ended.append(self._now)
             self._now = None
 
     def measured(self) -> list[tuple[int, float]]:
         """Return tokens and seconds of the steps whose end has passed since the last call; this does not wait."""
         found = []
-        while self._ended and self._ended[0][1][1].query():
-            tokens, (begin, end) = self._ended.popleft()
-            found.append((tokens, begin.elapsed_time(end) * 1e-3))
-            self._spare.append((begin, end))
+        while self._ended and self._ended[0].whole[1].query():
+            tokens, whole, stalls = self._ended.popleft()
+            found.append((tokens, max(_seconds(whole) - sum(map(_seconds, stalls)), 0.0)))
+            self._spare += [whole, *stalls]
         return found
+
+    def _began(self) -> tuple[Any, Any]:
+        """Return two events, of which the first is recorded."""
+        pair = self._spare.pop() if self._spare else (self._event(), self._event())
+        pair[0].record()
+        return pair
+
+
+def _seconds(pair: tuple[Any, Any]) -> float:
+    begin, end = pair
+    return float(begin.elapsed_time(end)) * 1e-3
 
 
 class _Moment:
