@@ -148,7 +148,7 @@ def made_of(run: Run, chosen: argparse.Namespace, started: dict[str, Any], gpu: 
     made["machine"]["gpu"] = gpu
     made["versions"] |= versions(PACKAGES)
     return {**made, "failed": run.failed, "faults": faults(run.samples), "tokens": different_tokens(run.samples),
-            "facts": run.facts, "traces": run.traces, "samples": run.samples}  # fmt: skip
+            "graphs": chosen.graphs, "facts": run.facts, "traces": run.traces, "samples": run.samples}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
