@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
+
+from kvplan.errors import PathError
 
 
 def stream_handle(stream: Any) -> int | None:
@@ -15,6 +18,27 @@ def stream_handle(stream: Any) -> int | None:
     if callable(protocol):
         return int(protocol()[1])
     return None
+
+
+def lender(kernel_stream: Any) -> Callable[[], int | None]:
+    """Return a function that returns the handle of the caller's stream for kernels, or None.
+
+    Raises:
+        PathError: the object is neither a stream nor a function.
+    """
+    if kernel_stream is None:
+        return lambda: None
+    handle = stream_handle(kernel_stream)
+    if handle is not None:
+        return lambda: handle
+    if not callable(kernel_stream):
+        raise PathError(f"kernel_stream is {kernel_stream!r}; give a CUDA stream, a function that returns one, or None")
+
+    def lent() -> int | None:
+        stream = kernel_stream()
+        return None if stream is None else stream_handle(stream)
+
+    return lent
 
 
 def event_handle(event: Any) -> int | None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
+from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
@@ -71,9 +72,12 @@ class Executor:
         policy: the path to take, and its limits; by default ``Policy()``.
         profile: measured costs of the device's paths. By default the profile that ``kvplan calibrate`` made on this
             machine; else the profile that kvplan ships for this GPU; else a guess.
+        kernel_stream: an idle stream of the caller for all kernels of a GPU's executor, or a function that returns one
+            or None, and that the first kernel calls. By default the executor makes streams of its own.
 
     Raises:
-        PathError: no path, or not the policy's path, serves the device; or ``policy`` or ``profile`` has a wrong type.
+        PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type; or
+            ``kernel_stream`` is no stream.
         TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
@@ -84,6 +88,11 @@ class Executor:
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
     names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
     memory, and memory of GPUs that cannot reach each other.
+
+    If a second stream besides the default one has launched about ten kernels, the driver starts kernels of CUDA graphs
+    0.2 us later, and does so until the process ends (driver 580; ``docs/gpu.md``). An engine that replays its graphs on
+    the default stream avoids this: it gives the stream on which it captured them as ``kernel_stream``. Kernels of loads
+    and stores then run one after another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
     destination's GPU pulls (``docs/gpu-to-gpu.md``).
@@ -102,7 +111,14 @@ class Executor:
     (128, 'host', True)
     """
 
-    def __init__(self, device: Any = "cpu", policy: Policy | None = None, profile: DeviceProfile | None = None) -> None:
+    def __init__(
+        self,
+        device: Any = "cpu",
+        policy: Policy | None = None,
+        profile: DeviceProfile | None = None,
+        *,
+        kernel_stream: Any = None,
+    ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         if profile is not None and not hasattr(profile, "costs"):
@@ -111,7 +127,7 @@ class Executor:
             )
         self.policy = policy or Policy()
         self.device = _device_name(device)
-        self._backend: _Backend = _backend(self.device, self.policy, profile)
+        self._backend: _Backend = _backend(self.device, self.policy, profile, kernel_stream)
         self._submit = ranged(self._backend.submit)
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
@@ -261,8 +277,10 @@ def _device_name(device: Any) -> str:
     raise PathError(f"no path serves device {name!r}: {reasons}")
 
 
-def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Backend:
+def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> _Backend:
     if device == "cpu":
+        if kernel_stream is not None:
+            raise PathError(f"kernel_stream is {kernel_stream!r}, and device 'cpu' runs no kernels; leave it out")
         if policy.path not in ("auto", "host"):
             raise PathError(
                 f"path {policy.path!r} cannot serve device 'cpu': it is for GPU memory; use 'auto' or 'host'"
@@ -276,7 +294,7 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None) -> _Bac
     from kvplan.execute.gpu.backend import GpuBackend
 
     try:
-        return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile)
+        return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile, lent=lender(kernel_stream))
     except TransferError as error:
         wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
         reasons = "; ".join(f"{path}: {error}" for path in wanted)

@@ -103,7 +103,9 @@ def open_executor(
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
     device.limits = limits
     asked = (Unchecked if path == ToyPath.name else kvplan.Policy)(path=path, **policy)
-    made = backend.GpuBackend(device, asked, profile or default(), limits, (*backend.PATHS, ToyPath))
+    made = backend.GpuBackend(
+        device, asked, profile or default(), limits, (*backend.PATHS, ToyPath), lambda: device.lent
+    )
     with mock.patch("kvplan.execute.executor._backend", return_value=made):
         executor = kvplan.Executor(f"cuda:{device.ordinal}", asked)
     tables = executor._backend.resources.tables

@@ -40,6 +40,7 @@ class Worker:
         policy: policy of the executors; by default ``Policy(overlap="decode")``. Expedited loads use it with
             ``overlap="idle"``, unless they go by layer.
         by_layer: whether :meth:`submit_layers` will be called, so that its kernels are made ready, too.
+        kernel_stream: function that returns the stream for all kernels, or None; see :class:`kvplan.Executor`.
         result: function that makes a report from the four fields of :class:`JobResult`.
         release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
 
@@ -77,6 +78,7 @@ class Worker:
         canonical: bool = False,
         policy: Policy | None = None,
         by_layer: bool = False,
+        kernel_stream: Callable[[], Any] | None = None,
         result: Callable[..., Any] = JobResult,
         release: Callable[[], None] | None = None,
     ) -> None:
@@ -88,10 +90,12 @@ class Worker:
         # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
-        self._executors = [Executor(self.device, policy)]
+        stream = None if self.device == "cpu" else kernel_stream
+        self._executors = [Executor(self.device, policy, kernel_stream=stream)]
         try:
             # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
-            self._executors.append(Executor(self.device, policy if by_layer else replace(policy, overlap="idle")))
+            expedited_policy = policy if by_layer else replace(policy, overlap="idle")
+            self._executors.append(Executor(self.device, expedited_policy, kernel_stream=stream))
         except KVPlanError:
             self._executors[0].close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -45,6 +46,7 @@ class GpuBackend:
         profile: measured costs of the device; if None, the profile is looked up at the first use.
         limits: sizes and counts at which paths change what they do.
         paths: the classes of all paths.
+        lent: returns the handle of the caller's stream for all kernels, or None; called at the first kernel of a lane.
 
     Attributes:
         resources: data, memory and events that all parts share.
@@ -59,8 +61,9 @@ class GpuBackend:
         profile: DeviceProfile | None = None,
         limits: Limits = DEFAULT_LIMITS,
         paths: tuple[type[Path], ...] = PATHS,
+        lent: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.resources = resources = resources_of(device, policy, limits)
+        self.resources = resources = resources_of(device, policy, limits, lent)
         self.tally = resources.tally
         self.closed = False
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
@@ -269,7 +272,7 @@ class GpuBackend:
                 path.close()
             resources.tables.close()
             for lane in self.lanes.values():
-                for stream in lane.streams:
+                for stream in lane.created:
                     cu.cuStreamDestroy_v2(stream)
             for event in resources.events:
                 cu.cuEventDestroy_v2(event)

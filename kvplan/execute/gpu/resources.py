@@ -107,6 +107,7 @@ class Resources:
         tally: sums over ended transfers.
         wakes: one queue for the thread of each lane; any object put in wakes the thread.
         inside: identifiers of the executor's own threads, which cannot wait for its end.
+        lent: returns the caller's stream for all kernels, or None; called when a lane needs its first such stream.
     """
 
     generation: int
@@ -122,16 +123,32 @@ class Resources:
     tally: Tally
     wakes: list[Wake]
     inside: set[int]
+    lent: Callable[[], int | None]
 
 
-def resources_of(device: Device, policy: Policy, limits: Limits) -> Resources:
+def resources_of(
+    device: Device, policy: Policy, limits: Limits, lent: Callable[[], int | None] = lambda: None
+) -> Resources:
     """Make the resources of one executor. No memory is allocated before the first transfer."""
     lock, events = threading.RLock(), list[int]()
     slots = Arena(partial(_allocate, device, device.allocate_host), device.free_host, visible=True)
     memory = Arena(partial(_allocate, device, device.allocate), device.free, visible=False)
     tables = Tables(device, lock, events, slots, memory)
     return Resources(
-        generation(), device, policy, limits, lock, events, slots, memory, tables, Reach(device), Tally(), [], set()
+        generation(),
+        device,
+        policy,
+        limits,
+        lock,
+        events,
+        slots,
+        memory,
+        tables,
+        Reach(device),
+        Tally(),
+        [],
+        set(),
+        lent,
     )
 
 

@@ -10,6 +10,7 @@ from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
 
 STREAMS = ("copy", "kernel", "other", "gate")
+FOR_KERNELS = ("kernel", "other")  # those that the caller's stream replaces, if it lends one
 
 
 class Flights:
@@ -95,20 +96,31 @@ class LaneStreams(Flights):
         self.name = name
         self.urgent = urgent
         self.side: list[int] = []
+        self._lent: int | None = None
         self._resources = resources
         self._device = resources.device
 
     def make(self, name: str, *, urgent: bool | None) -> None:
         """Create a stream unless it exists; if ``urgent`` is None, with the priority of the lane's transfers."""
-        if name not in vars(self):
-            with self._device.current():
-                vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
+        if name in vars(self):
+            return
+        lent = self._resources.lent() if name in FOR_KERNELS else None
+        if lent is not None:
+            self._lent, vars(self)[name] = lent, lent
+            return
+        with self._device.current():
+            vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """Return all streams of the lane that exist."""
+        """Return all streams of the lane that exist, with the caller's."""
         made = vars(self)
-        return (*(made[name] for name in STREAMS if name in made), *self.side)
+        return (*dict.fromkeys(made[name] for name in STREAMS if name in made), *self.side)
+
+    @property
+    def created(self) -> tuple[int, ...]:
+        """Return the streams that the lane has created."""
+        return tuple(stream for stream in self.streams if stream != self._lent)
 
     def sides(self, count: int) -> list[int]:
         """Return ``count`` more copy streams; missing ones are created."""
