@@ -163,6 +163,22 @@ def test_the_time_for_which_a_step_waits_for_loads_does_not_count():
     assert clock.measured() == [(7, pytest.approx(0.001))]
 
 
+def test_a_step_takes_as_long_as_the_cpu_launches_it(monkeypatch):
+    """The stream waits while the CPU still launches what follows: that much of the load is hidden."""
+    Moment.now, Moment.passed, host = 0.0, True, iter((5.0, 5.018))
+    monkeypatch.setattr("kvplan.engines.vllm.step_time.time.perf_counter", lambda: next(host))
+    clock = StepClock("cuda:0", Moment)
+    clock.begin(512)
+    Moment.now += 8
+
+    def wait():
+        Moment.now += 12
+
+    clock.stall(wait)
+    clock.end()
+    assert clock.measured() == [(512, pytest.approx(0.018))]
+
+
 def test_a_step_of_the_cpu_is_measured():
     clock = StepClock("cpu")
     clock.begin(5)

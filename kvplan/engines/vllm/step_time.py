@@ -75,9 +75,13 @@ class StepLine:
 
 
 class _Pass(NamedTuple):
-    """A measured forward pass: events around it, and around the times at which the stream waited for loads."""
+    """A measured forward pass: events around it, and around the times at which the stream waited for loads.
+
+    ``host`` is the CPU's clock at the beginning, and from the end on the seconds in which the CPU launched the pass.
+    """
 
     tokens: int
+    host: float
     whole: tuple[Any, Any]
     stalls: list[tuple[Any, Any]]
 
@@ -86,6 +90,7 @@ class StepClock:
     """Measures forward passes on a device by events on torch's current stream; on the CPU, by its clock.
 
     The time for which the stream waits for loads does not count. So the compute of a step that loads is known, too.
+    But a pass takes at least as long as the CPU launches it: if the stream waits meanwhile, the load is hidden.
 
     Args:
         device: ``"cuda:0"``, or ``"cpu"``.
@@ -103,7 +108,7 @@ class StepClock:
         """Begin to measure a step of some tokens."""
         self._now = None
         if len(self._ended) < MEASURED:
-            self._now = _Pass(tokens, self._began(), [])
+            self._now = _Pass(tokens, time.perf_counter(), self._began(), [])
 
     def stall(self, wait: Callable[[], object]) -> None:
         """Call a function that lets the stream wait for a load."""
@@ -121,15 +126,15 @@ class StepClock:
         """End the measured step, if there is one."""
         if self._now is not None:
             self._now.whole[1].record()
-            self._ended.append(self._now)
+            self._ended.append(self._now._replace(host=time.perf_counter() - self._now.host))
             self._now = None
 
     def measured(self) -> list[tuple[int, float]]:
         """Return tokens and seconds of the steps whose end has passed since the last call; this does not wait."""
         found = []
         while self._ended and self._ended[0].whole[1].query():
-            tokens, whole, stalls = self._ended.popleft()
-            found.append((tokens, max(_seconds(whole) - sum(map(_seconds, stalls)), 0.0)))
+            tokens, host, whole, stalls = self._ended.popleft()
+            found.append((tokens, max(_seconds(whole) - sum(map(_seconds, stalls)), host)))
             self._spare += [whole, *stalls]
         return found
 
