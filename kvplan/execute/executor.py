@@ -89,10 +89,9 @@ class Executor:
     names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
     memory, and memory of GPUs that cannot reach each other.
 
-    If a second stream besides the default one has launched about ten kernels, the driver starts kernels of CUDA graphs
-    0.2 us later, and does so until the process ends (driver 580; ``docs/gpu.md``). An engine that replays its graphs on
-    the default stream avoids this: it gives the stream on which it captured them as ``kernel_stream``. Kernels of loads
-    and stores then run one after another.
+    If two streams besides the default one have launched kernels, the kernels of CUDA graphs start 0.2 us later until
+    the process ends (driver 580). ``kernel_stream`` avoids that (``docs/gpu.md``, Streams): an engine that replays its
+    graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
     destination's GPU pulls (``docs/gpu-to-gpu.md``).

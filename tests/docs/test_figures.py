@@ -101,6 +101,8 @@ def test_our_own_limits_stand_with_the_benchmarks_and_not_in_the_readme():
         limited = [row for row in rows if row["limit"] is not None]
         assert limited
         for row in limited:
-            line = next(one for one in held.splitlines() if one.startswith(f"| {row['group']}: {row['what']} |"))
-            assert line.endswith("| yes |" if row["ok"] else "| no |")
+            lines = [one for one in held.splitlines() if one.startswith(f"| {row['group']}: {row['what']} |")]
+            alike = [one for one in limited if (one["group"], one["what"]) == (row["group"], row["what"])]
+            ends = ["| yes |" if one["ok"] else "| no |" for one in alike]  # a figure may have several limits
+            assert [line[-len(end) :] for line, end in zip(lines, ends, strict=True)] == ends
     assert "missed" not in (ROOT / "README.md").read_text()

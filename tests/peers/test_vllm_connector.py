@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import re
 from pathlib import Path
@@ -368,28 +367,3 @@ def test_another_worker_is_refused(monkeypatch):
     made.connector_worker = SimpleNamespace(register_kv_caches=lambda caches: None, worker=object())
     with pytest.raises(TypeError, match=r"got a object; name a spec of kvplan\.engines\.vllm: spec_name"):
         made.register_kv_caches({})
-
-
-def test_the_stream_of_a_capture_is_known_to_the_worker(monkeypatch):
-    """vLLM's own function makes the context through the name that is watched."""
-    from vllm.distributed import parallel_state
-
-    from kvplan.engines.vllm.capture_stream import captured_stream, watch_captures
-
-    class Group:
-        def graph_capture(self, context):
-            return contextlib.nullcontext(context)
-
-    stream = SimpleNamespace(device=torch.device("cuda:5"), cuda_stream=7)
-    for name in ("get_tp_group", "get_pp_group", "get_dp_group"):
-        monkeypatch.setattr(parallel_state, name, Group)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda **_: stream)
-    monkeypatch.setattr(
-        parallel_state, "GraphCaptureContext", parallel_state.GraphCaptureContext
-    )  # put back afterwards
-    watch_captures(parallel_state)
-    watch_captures(parallel_state)
-    assert captured_stream("cuda:5") is None
-    with parallel_state.graph_capture(torch.device("cuda:5")) as context:
-        assert context.stream is stream
-    assert captured_stream("cuda:5") is stream

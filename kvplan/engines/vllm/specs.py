@@ -12,7 +12,6 @@ from dataclasses import fields
 from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
-from kvplan.engines.vllm.capture_stream import captured_stream, watch_captures
 from kvplan.engines.vllm.in_step import layer_options_of
 from kvplan.engines.vllm.pages import canonical_nbytes
 from kvplan.engines.vllm.worker import Worker
@@ -44,7 +43,6 @@ def policy_of(extra_config: Mapping[str, Any]) -> Policy:
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the worker and of both specs; this imports vLLM."""
     import torch
-    from vllm.distributed import parallel_state
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.gpu_worker import pin_mmap_region
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -74,7 +72,6 @@ def classes() -> tuple[type[Any], ...]:
             policy: Policy | None = None,
             by_layer: bool = False,
         ) -> None:
-            watch_captures(parallel_state)  # vLLM captures its graphs after it has made the worker
             device_rows = [cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes) for cache in kv_caches.tensors]
             on_device = device_rows[0].device.type != "cpu"
             if canonical_layout:
@@ -98,7 +95,6 @@ def classes() -> tuple[type[Any], ...]:
             super().__init__(
                 kv_caches.group_data_refs, device_rows, host_rows, blocks_per_chunk, canonical=canonical_layout,
                 policy=policy, by_layer=by_layer, result=TransferResult,
-                kernel_stream=functools.partial(captured_stream, str(device_rows[0].device)),
                 release=None if mmap_region is None else mmap_region.cleanup,
             )  # fmt: skip
 

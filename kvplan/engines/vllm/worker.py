@@ -13,6 +13,7 @@ from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
+from kvplan.engines.streams import EngineStream
 from kvplan.engines.vllm.jobs import Jobs
 from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, LayerTransfer, Line, failed
 from kvplan.engines.vllm.pages import pages_of
@@ -40,7 +41,6 @@ class Worker:
         policy: policy of the executors; by default ``Policy(overlap="decode")``. Expedited loads use it with
             ``overlap="idle"``, unless they go by layer.
         by_layer: whether :meth:`submit_layers` will be called, so that its kernels are made ready, too.
-        kernel_stream: function that returns the stream for all kernels, or None; see :class:`kvplan.Executor`.
         result: function that makes a report from the four fields of :class:`JobResult`.
         release: function that :meth:`shutdown` calls, when the worker no longer uses the rows.
 
@@ -78,7 +78,6 @@ class Worker:
         canonical: bool = False,
         policy: Policy | None = None,
         by_layer: bool = False,
-        kernel_stream: Callable[[], Any] | None = None,
         result: Callable[..., Any] = JobResult,
         release: Callable[[], None] | None = None,
     ) -> None:
@@ -90,7 +89,8 @@ class Worker:
         # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
-        stream = None if self.device == "cpu" else kernel_stream
+        self._engine_stream = EngineStream(self.device)
+        stream = None if self.device == "cpu" else self._engine_stream.beside
         self._executors = [Executor(self.device, policy, kernel_stream=stream)]
         try:
             # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
@@ -258,6 +258,7 @@ class Worker:
     def _line(self, name: str) -> Line:
         if name not in self._lines:
             raise TransferError("the offloading worker is shut down; submit before shutdown()")
+        self._engine_stream.look()
         return self._lines[name]
 
 
