@@ -100,6 +100,9 @@ class Bindings(Protocol):
     def lost(self, neighbour: Neighbour, why: str) -> None:
         """Forget a peer that is gone."""
 
+    def knows(self, neighbour: Neighbour) -> bool:
+        """Return whether a peer has been neither removed nor added again since."""
+
 
 @dataclass(eq=False)
 class TakenTransfer:
@@ -136,6 +139,8 @@ class TakenTransfer:
         """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended can be posted again."""
         if self.own is None and self._moving is not None and self.telemetry is None and self.look() == "PROC":
             raise self.agent.error("RepostActive", "the transfer is in flight")
+        if not self.agent.knows(self.neighbour):
+            raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
         self.note = note or self.note
         self._failed = self.telemetry = self._moving = None
         self._begun = perf_counter()

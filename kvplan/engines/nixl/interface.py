@@ -321,7 +321,7 @@ class _State:
         if not isinstance(local, PreparedList) or not isinstance(remote, PreparedList) or operation not in OPERATIONS:
             return None
         neighbour = remote.neighbour
-        if neighbour is None or self.neighbours.get(remote.peer) is not neighbour or local.peer:
+        if neighbour is None or not self.knows(neighbour) or local.peer:
             return None
         if local.version != self._registered.version:
             self.place(local)
@@ -369,9 +369,13 @@ class _State:
         """Send a notification by NIXL."""
         self.real.send_notif(peer, note)
 
+    def knows(self, neighbour: Neighbour) -> bool:
+        """Return whether a peer has been neither removed nor added again since."""
+        return self.neighbours.get(neighbour.name) is neighbour
+
     def lost(self, neighbour: Neighbour, why: str) -> None:
         """Forget a peer that is gone, as NIXL does after it noticed."""
-        if self.neighbours.get(neighbour.name) is not neighbour:
+        if not self.knows(neighbour):
             return
         log.warning("peer %s is gone: %s", neighbour.name, why)
         self.leave(neighbour.name)

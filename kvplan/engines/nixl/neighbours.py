@@ -46,7 +46,7 @@ class Neighbourhood:
     def card(self, ranges: Ranges, version: int) -> bytes:
         """Return the card for peers of this machine."""
         self.spans(ranges, version)
-        return json.dumps({"schema": SCHEMA, "identity": self.identity}).encode()
+        return json.dumps({"schema": SCHEMA, "identity": self.identity, "version": version}).encode()
 
     def withdraw(self) -> None:
         """Withdraw what was offered, because some of it is deregistered."""
