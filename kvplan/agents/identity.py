@@ -66,7 +66,9 @@ def _this_process(forks: int, pid: int) -> Self:
         net, pids = (Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid"))
         started = int(_fields(Path("/proc/self/stat").read_bytes())[_STARTED])
     except (OSError, ValueError, IndexError) as error:
-        raise KVPlanError(f"this system does not tell the identity of a process ({error}); it needs Linux's /proc") from error
+        raise KVPlanError(
+            f"this system does not tell the identity of a process ({error}); it needs Linux's /proc"
+        ) from error
     return Self(Host(boot, net, pids), pid, started, os.geteuid())
 
 

@@ -54,7 +54,8 @@ class Mapped(NamedTuple):
         nbytes: number of bytes.
         here: address of its first byte in the visitor.
         device: device in the visitor: ``"cpu"``, or the GPU whose context opened it, such as ``"cuda:1"``.
-        owner: the object that the layout's regions keep; it keeps the mapping while it is alive.
+        owner: the object that the layout's regions keep; it keeps the mapping while it is alive. It has the method
+            ``present() -> int``: some address of its own that never changes, and 0 after :meth:`Opened.close`.
         writable: whether the visitor may write it.
         pinned: whether the GPUs of the visitor reach it, if it is host memory.
     """
@@ -173,8 +174,12 @@ class Opened(Protocol):
         """Let go of memory that the owner may free from now on; no transfer is in flight. May be called twice."""
 
     def close(self) -> None:
-        """Release, and unmap all; no transfer is in flight. Layouts over the memory may still be alive: their addresses
-        must not be given to other memory while :attr:`Mapped.owner` lives. May be called twice."""  # fmt: skip
+        """Release, and unmap all; no transfer is in flight. May be called twice.
+
+        Layouts over the memory may still be alive. Their addresses must not go to other memory while
+        :attr:`Mapped.owner` lives. After this, its method ``present()`` returns 0 instead of its address, so that an
+        executor refuses plans over these layouts.
+        """
 
 
 class Way(Protocol):

@@ -93,6 +93,7 @@ class NixlAgent:
             KVPlanError: the card is this process's own.
             TransferError: NIXL does not accept the card's metadata.
         """
+        self._end.check_open()
         name, layouts, metadata = read(card)
         return self.connect(name, layouts, metadata)
 
