@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.engines.nixl.row_plans import Memory, RowProgram, layout_of
+from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.host import tasks
+from tests.simulated import Device
+from tests.simulated.executors import TIGHT, executor_on
 
 SIZE = 1 << 14
 
@@ -79,3 +82,40 @@ def test_a_layout_of_many_ranges_keeps_their_owners():
     assert (layout.device, layout.addresses, layout.writable) == ("cpu", "memory", True)
     assert {(r.address, r.nbytes) for r in layout.regions} == {(p.ctypes.data, p.nbytes) for p in pools}
     assert {id(region.owner.owner) for region in layout.regions} == {id(pool) for pool in pools}
+
+
+PLACES = {"load": ("cpu", "cuda:0"), "store": ("cuda:0", "cpu"), "device": ("cuda:0", "cuda:0"),
+          "pull": ("cuda:1", "cuda:0"), "push": ("cuda:0", "cuda:1")}  # fmt: skip
+GPU_PATHS = [(route, path) for route in PLACES for path in ("auto", "copy_engine", "copy_engine_2d", "kernel", "staged")
+             if path != "staged" or route in {"load", "store"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("sizes", [[48], [16, 48], list(range(1, 41))])
+@pytest.mark.parametrize(("route", "path"), GPU_PATHS)
+def test_every_path_of_a_gpu_moves_rows(route, path, sizes, tight):
+    device = Device(5)
+    rng = np.random.default_rng(len(sizes))
+    src, dst = (rng.integers(0, 256, 1 << 13, np.uint8) for _ in range(2))
+    for pool, place in zip((src, dst), PLACES[route], strict=True):
+        if place == "cpu":
+            device.pin(pool)
+        else:
+            device.own(pool, int(place[-1]))
+    program = RowProgram(*(
+        layout_of([Memory(pool.ctypes.data, pool.nbytes, place, pool)])
+        for pool, place in zip((src, dst), PLACES[route], strict=True)
+    ))  # fmt: skip
+    with executor_on(device, path, limits=Limits(**TIGHT) if tight else Limits()) as executor:
+        for turn in range(2):
+            slots = rng.permutation(100)[:60]
+            size = rng.choice(sizes, 60)
+            rows = [(64 * int(source), 64 * int(slot), int(n)) for source, slot, n in zip(rng.integers(0, 100, 60), slots, size, strict=True)]
+            wanted = moved((src, dst), rows)
+            columns = np.array(rows, dtype=np.int64).T
+            given = columns[2] if len(sizes) > 1 else sizes[0]
+            alignment = 16 if len(sizes) < 3 else 1
+            plan = program.plan(columns[0] + src.ctypes.data, columns[1] + dst.ctypes.data, given, alignment)
+            result = executor.submit(plan).result()
+            assert result.nbytes == plan.nbytes, turn
+            np.testing.assert_array_equal(dst, wanted)
