@@ -1,0 +1,95 @@
+"""The switch: one environment variable puts kvplan's agent in the place of NIXL's, whenever NIXL is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvplan import KVPlanError
+from kvplan.engines.nixl import switch
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = {  # as NIXL's: the package takes its modules from another package, and repeats their names
+    "nixl_cu0/__init__.py": "",
+    "nixl_cu0/_api.py": "class nixl_agent:\n    def __init__(self, name, conf=None, every=False):\n"
+    "        self.name = name\n\nclass nixl_agent_config: pass\n",
+    "nixl/__init__.py": "import sys, nixl_cu0._api as _api\nsys.modules['nixl._api'] = _api\n"
+    "from nixl_cu0._api import nixl_agent, nixl_agent_config\n",
+    "nixl/_api.py": "raise ImportError('a stub')\n",
+}
+SEEN = """
+import nixl
+from nixl._api import nixl_agent, nixl_agent_config
+import nixl_cu0._api
+from kvplan.engines.nixl import Agent
+print(nixl_agent is Agent, nixl.nixl_agent is Agent, nixl_cu0._api.nixl_agent is Agent, nixl_agent("a").name)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def run(code, **variables):
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"} | variables
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+        assert not done.returncode, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.mark.parametrize("before", ["", "import nixl\n", "import nixl._api\n"])
+@pytest.mark.parametrize(
+    ("switch_on", "wanted"),
+    [
+        ("from kvplan.engines.nixl import plugin; plugin(); plugin()", "True True True a"),
+        ("from kvplan.engines.nixl import install; install(); install()", "True True True a"),
+    ],
+)
+def test_the_class_is_replaced_before_and_after_the_import(run, before, switch_on, wanted):
+    assert run(before + switch_on + SEEN, KVPLAN_NIXL="1") == wanted
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_without_the_variable_nothing_is_replaced(run, value):
+    code = "from kvplan.engines.nixl import plugin; plugin()" + SEEN
+    assert run(code, KVPLAN_NIXL=value) == "False False False a"
+
+
+def test_switching_on_does_not_import_nixl(run):
+    code = "import sys; from kvplan.engines.nixl import plugin; plugin(); print('nixl' in sys.modules, 'torch' in sys.modules)"
+    assert run(code, KVPLAN_NIXL="1") == "False False"
+
+
+def test_an_agent_without_nixl_says_what_to_install(run, tmp_path):
+    code = "from kvplan.engines.nixl import Agent, install\ninstall()\ntry:\n    Agent('a')\nexcept Exception as error:\n    print(repr(error))"
+    for name in PACKAGE:
+        (tmp_path / name).unlink()
+    if switch_free():
+        assert run(code).startswith("PathError(\"this agent needs NIXL: pip install 'kvplan[nixl]'")
+
+
+def switch_free():
+    import importlib.util
+
+    return importlib.util.find_spec("nixl") is None
+
+
+def test_another_value_is_refused(monkeypatch):
+    monkeypatch.setenv(switch.VARIABLE, "yes")
+    with pytest.raises(KVPlanError, match=r"KVPLAN_NIXL is 'yes'; give '1', or '0' to do nothing"):
+        switch.plugin()
+
+
+def test_the_plugin_is_announced_to_vllm_and_sglang():
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        assert points[group]["kvplan-nixl"] == "kvplan.engines.nixl.switch:plugin"
