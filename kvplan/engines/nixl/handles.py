@@ -36,6 +36,16 @@ class Neighbour(Protocol):
             KVPlanError: no byte has moved and none will.
         """
 
+    def prepare(self, plan: Plan) -> None:
+        """Warm up for plans like this one; move nothing."""
+
+    def send(self, note: bytes) -> None:
+        """Send a notification by kvplan, behind those of transfers that have ended.
+
+        Raises:
+            KVPlanError: the peer is gone.
+        """
+
     def gone(self) -> str | None:
         """Return why the peer can no longer be moved to and from, or None."""
 
@@ -172,8 +182,6 @@ class TakenTransfer:
         except TransferError as error:
             raise self._fail(self.neighbour.gone() or "", str(error)) from error
         ended = perf_counter()
-        if gone := self.neighbour.gone():
-            raise self._fail(gone, gone)
         if self.note:
             try:
                 self.agent.notify(self.peer, self.note)

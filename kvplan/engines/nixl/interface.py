@@ -3,55 +3,60 @@
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import KINDS, Rows, rows_of
-from kvplan.engines.nixl.handles import Neighbour, PreparedList, TakenTransfer, Telemetry
+from kvplan.engines.nixl.handles import PreparedList, TakenTransfer, Telemetry
 from kvplan.engines.nixl.metadata import joined, split
-from kvplan.engines.nixl.neighbours import Neighbourhood
-from kvplan.engines.nixl.row_plans import RowProgram
-from kvplan.engines.nixl.spans import Placed, Registered
-from kvplan.errors import KVPlanError, TransferError
-from kvplan.layout.strides import Int64Array
+from kvplan.engines.nixl.standalone import StandaloneAgent
+from kvplan.engines.nixl.taking import State
+from kvplan.errors import PathError
 
 log = logging.getLogger("kvplan.engines.nixl")
+
 LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
-OPERATIONS = ("READ", "WRITE")
 
 
 class Agent:
     """An agent with the interface of ``nixl._api.nixl_agent`` (NIXL 1.5.1), which moves bytes within a machine itself.
 
     It makes NIXL's agent and passes every call on to it. It takes over a transfer whose descriptors lie in memory that
-    a peer of this machine offers. All other transfers, metadata and notifications are NIXL's. ``docs/engines/nixl.md``
+    a peer of this machine offers. All other transfers, metadata and notifications are NIXL's. ``docs/engines/nixl-agents.md``
     says which memory a peer can offer.
 
     Args:
         agent_name, nixl_conf, instantiate_all: as for ``nixl_agent``.
         agent: an existing agent of NIXL to put kvplan in front of; then the other arguments are not used.
 
-    Raises:
-        PathError: NIXL is not installed.
+    Without NIXL, it serves peers of this machine alone. A transfer that kvplan cannot move then raises PathError.
 
-    >>> from nixl._api import nixl_agent_config  # doctest: +SKIP
-    >>> agent = Agent("decode-0", nixl_agent_config(backends=["UCX"]))  # doctest: +SKIP
+    >>> import numpy as np
+    >>> decode, prefill = Agent("decode"), Agent("prefill")
+    >>> cache, pool = np.zeros((4, 64), np.uint8), np.full((8, 64), 7, np.uint8)
+    >>> for agent, memory in ((decode, cache), (prefill, pool)):
+    ...     registered = agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+    >>> name = decode.add_remote_agent(prefill.get_agent_metadata())
+    >>> lists = [decode.prep_xfer_dlist(whose, np.array([[memory.ctypes.data, 64, 0, 64, len(memory)]]), "DRAM")
+    ...          for whose, memory in (("NIXL_INIT_AGENT", cache), (name, pool))]
+    >>> handle = decode.make_prepped_xfer("READ", lists[0], [1, 3], lists[1], [6, 0], b"request 17")
+    >>> state = decode.transfer(handle)
+    >>> while decode.check_xfer_state(handle) == "PROC":
+    ...     pass
+    >>> cache[:, 0].tolist(), prefill.get_new_notifs()
+    ([0, 7, 0, 7], {'decode': [b'request 17']})
     """
 
-    _kvplan: _State
+    _kvplan: State
 
     def __init__(
         self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None
     ) -> None:
         if agent is None:
-            from kvplan.engines.nixl.switch import agent_class
-
-            agent = agent_class()(agent_name, nixl_conf, instantiate_all)
-        object.__setattr__(self, "_kvplan", _State(agent, nixl_conf))
+            agent = _class()(agent_name, nixl_conf, instantiate_all)
+        object.__setattr__(self, "_kvplan", State(agent, nixl_conf))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_kvplan":  # not made, because __init__ has failed
@@ -208,6 +213,14 @@ class Agent:
         cost: tuple[int, int, str] = self._kvplan.real.estimate_xfer_cost(_own(req_handle))
         return cost
 
+    def send_notif(self, remote_agent_name: Any, notif_msg: Any, backend: str | None = None) -> None:
+        """Send a notification to a peer."""
+        self._kvplan.notify(_text(remote_agent_name), _bytes(notif_msg), backend)
+
+    def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
+        """Return new notifications, by the names of peers."""
+        return self._kvplan.notes(list(backends))
+
     def release_xfer_handle(self, handle: Any) -> None:
         """Release a transfer; one in flight is cancelled, or its bytes are waited for."""
         handle.release()
@@ -217,187 +230,14 @@ class Agent:
         handle.release()
 
 
-class _State:
-    """What an agent knows: NIXL's agent, the registered memory, and the peers of this machine.
+def _class() -> Any:
+    from kvplan.engines.nixl.switch import agent_class
 
-    Args:
-        real: NIXL's agent.
-        config: its config, or None.
-
-    Attributes:
-        real: as given.
-        telemetry: whether figures of transfers are asked for.
-        neighbours: by name, peers whose memory is open here.
-    """
-
-    def __init__(self, real: Any, config: Any) -> None:
-        self.real = real
-        self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
-        self.neighbours: dict[str, Neighbour] = {}
-        self._cards: dict[str, bytes | None] = {}
-        self._registered = Registered()
-        self._around = Neighbourhood(str(getattr(real, "name", "")))
-        self._lock = threading.RLock()
-        self._programs: dict[tuple[int, int], RowProgram] = {}
-
-    # Memory and peers.
-
-    def rows(self, read: Any) -> Rows | None:
-        """Return the rows that ``read`` reads; None if kvplan cannot move such rows."""
-        try:
-            found: Rows = read()
-        except KVPlanError as error:
-            log.debug("left to NIXL: %s", error)
-            return None
-        return found
-
-    def remember(self, descriptors: Any) -> None:
-        """Remember registered memory."""
-        rows = self.rows(lambda: rows_of(descriptors))
-        if rows is not None:
-            with self._lock:
-                self._registered.add(rows)
-
-    def forget(self, descriptors: Any) -> None:
-        """Forget memory, and withdraw the offer of it."""
-        rows = self.rows(lambda: rows_of(descriptors))
-        if rows is not None:
-            with self._lock:
-                self._registered.remove(rows)
-                self._around.withdraw()
-
-    def card(self) -> bytes | None:
-        """Return the card that offers the registered memory; None if there is nothing to offer."""
-        with self._lock:
-            try:
-                return self._around.card(self._registered.union(), self._registered.version)
-            except KVPlanError as error:
-                log.warning("kvplan offers no memory to peers, NIXL moves all transfers: %s", error)
-                return None
-
-    def met(self, name: str, card: bytes | None) -> None:
-        """Open the memory of a peer that was added, if its card is of this machine."""
-        with self._lock:
-            known = self.neighbours.get(name)
-            if known is not None and card == self._cards.get(name) and not known.gone():
-                return
-            self.leave(name)
-            if card is None:
-                return
-            try:
-                neighbour = self._around.meet(name, card)
-            except KVPlanError as error:
-                log.info("transfers with %s go by NIXL: %s", name, error)
-                return
-            self.neighbours[name], self._cards[name] = neighbour, card
-        log.info("kvplan takes over transfers with %s: %s; all others go by NIXL", name, neighbour.words)
-
-    def leave(self, name: str) -> None:
-        """Let go of a peer's memory."""
-        with self._lock:
-            neighbour = self.neighbours.pop(name, None)
-            self._cards.pop(name, None)
-            self._programs.clear()
-        if neighbour is not None:
-            neighbour.close()
-
-    # Transfers.
-
-    def place(self, made: PreparedList) -> None:
-        """Look up where the rows of a list lie in this process."""
-        with self._lock:
-            made.version = self._registered.version
-            if made.rows is None:
-                return
-            if not made.peer:
-                made.placed = self._around.spans(self._registered.union(), made.version).place(made.rows)
-            elif (neighbour := self.neighbours.get(made.peer)) is not None:
-                made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
-
-    def take(
-        self, operation: str, local: Any, remote: Any, local_indices: Any, remote_indices: Any, note: Any, by_nixl: Any
-    ) -> TakenTransfer | None:
-        """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it."""
-        if not isinstance(local, PreparedList) or not isinstance(remote, PreparedList) or operation not in OPERATIONS:
-            return None
-        neighbour = remote.neighbour
-        if neighbour is None or not self.knows(neighbour) or local.peer:
-            return None
-        if local.version != self._registered.version:
-            self.place(local)
-        here, there = local.placed, remote.placed
-        if here is None or there is None:
-            return None
-        at, to = indices(local_indices, len(here.rows)), indices(remote_indices, len(there.rows))
-        if at is None or to is None or at.size != to.size:
-            return None
-        size: int | Int64Array = here.rows.one_size
-        if not size or size != there.rows.one_size:
-            size = here.rows.sizes(at)
-            if not np.array_equal(size, there.rows.sizes(to)):
-                return None
-        src, dst = (there, here) if operation == "READ" else (here, there)
-        sides = here.rows.addresses(at), there.rows.addresses(to)
-        plan = self._program(src, dst).plan(
-            *(sides if operation == "WRITE" else sides[::-1]), size, min(here.rows.alignment, there.rows.alignment)
-        )
-
-        def pass_on(note: bytes) -> tuple[Any, str]:
-            handle = by_nixl(note)
-            return handle, self.real.transfer(handle)
-
-        return TakenTransfer(self, neighbour, remote.peer, plan, at.size, _bytes(note), pass_on)
-
-    def _program(self, src: Placed, dst: Placed) -> RowProgram:
-        key = id(src.layout), id(dst.layout)
-        known = self._programs.get(key)
-        if known is None or known.src is not src.layout or known.dst is not dst.layout:
-            known = self._programs[key] = RowProgram(src.layout, dst.layout)
-        return known
-
-    # What transfers need.
-
-    def error(self, kind: str, why: str) -> Exception:
-        """Return NIXL's exception of a kind, with NIXL's text in front; TransferError if this NIXL has none."""
-        module = sys.modules.get(type(self.real).__module__)
-        made = getattr(getattr(module, "nixlBind", module), f"nixl{kind}Error", TransferError)
-        words = "".join(f"_{letter}" if letter.isupper() else letter for letter in kind).upper()
-        found: Exception = made(f"NIXL_ERR{words}: {why}")
-        return found
-
-    def notify(self, peer: str, note: bytes) -> None:
-        """Send a notification by NIXL."""
-        self.real.send_notif(peer, note)
-
-    def knows(self, neighbour: Neighbour) -> bool:
-        """Return whether a peer has been neither removed nor added again since."""
-        return self.neighbours.get(neighbour.name) is neighbour
-
-    def lost(self, neighbour: Neighbour, why: str) -> None:
-        """Forget a peer that is gone, as NIXL does after it noticed."""
-        if not self.knows(neighbour):
-            return
-        log.warning("peer %s is gone: %s", neighbour.name, why)
-        self.leave(neighbour.name)
-        try:
-            self.real.remove_remote_agent(neighbour.name)
-        except Exception:  # noqa: BLE001  # NIXL may have noticed before
-            log.debug("NIXL had already forgotten %s", neighbour.name)
-
-
-def indices(given: Any, count: int) -> Int64Array | None:
-    """Return indices as an int64 array; None if there are none, or one is out of range, which NIXL then refuses.
-
-    >>> indices([0, 2], 3), indices([3], 3), indices([], 3)
-    (array([0, 2]), None, None)
-    """
-    array = np.asarray(given)
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-        return None
-    made = np.ascontiguousarray(array, dtype=np.int64)
-    if int(made.view(np.uint64).max()) >= count:  # a negative index is a large one
-        return None
-    return made
+    try:
+        return agent_class()
+    except PathError as error:
+        log.warning("only transfers within this machine can be made: %s", error)
+        return StandaloneAgent
 
 
 def _text(name: Any) -> str:

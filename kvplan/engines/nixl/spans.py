@@ -63,6 +63,10 @@ class Spans:
         self._ends = np.array([span.address + span.nbytes for span in self._kept], dtype=np.int64)
         self._by = np.array([span.here - span.address for span in self._kept], dtype=np.int64)
 
+    def first(self, kind: str) -> Span | None:
+        """Return the first range of a kind; None if there is none."""
+        return next((span for span in self._kept if span.kind == kind), None)
+
     def place(self, rows: Rows) -> Placed | None:
         """Return rows at their addresses in this process; None if some lie outside, or they lie in several layouts."""
         if not self._kept:

@@ -69,18 +69,10 @@ def test_switching_on_does_not_import_nixl(run):
     assert run(code, KVPLAN_NIXL="1") == "False False"
 
 
-def test_an_agent_without_nixl_says_what_to_install(run, tmp_path):
-    code = "from kvplan.engines.nixl import Agent, install\ninstall()\ntry:\n    Agent('a')\nexcept Exception as error:\n    print(repr(error))"
-    for name in PACKAGE:
-        (tmp_path / name).unlink()
-    if switch_free():
-        assert run(code).startswith("PathError(\"this agent needs NIXL: pip install 'kvplan[nixl]'")
-
-
-def switch_free():
-    import importlib.util
-
-    return importlib.util.find_spec("nixl") is None
+def test_an_agent_of_a_broken_nixl_serves_this_machine(run, tmp_path):
+    (tmp_path / "nixl" / "__init__.py").write_text("raise ImportError('libucp.so.0 is missing')")
+    code = "from kvplan.engines.nixl import Agent, install\ninstall()\nprint(type(Agent('a')._kvplan.real).__name__)"
+    assert run(code) == "StandaloneAgent"
 
 
 def test_another_value_is_refused(monkeypatch):
