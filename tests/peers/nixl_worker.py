@@ -104,6 +104,7 @@ def meet(decode, payload):
     assert told.compatibility_hash == decode.compat_hash
     metadata = msgspec.msgpack.decode(told.agent_metadata_bytes, type=NixlAgentMetadata)
     decode._remote_agents[metadata.engine_id][0, 0] = decode.add_remote_agent(metadata, 0, 1, metadata.dcp_size)
+    decode._engine_by_address["localhost", 0] = metadata.engine_id
     decode._engine_last_active[metadata.engine_id] = time.perf_counter()
     return metadata.engine_id
 

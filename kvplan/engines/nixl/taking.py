@@ -213,15 +213,11 @@ class State:
         return self.neighbours.get(neighbour.name) is neighbour
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
-        """Forget a peer that is gone, as NIXL does after it noticed."""
+        """Let go of a peer that is gone; NIXL tells of it from the next transfer on."""
         if not self.knows(neighbour):
             return
-        log.warning("peer %s is gone: %s", neighbour.name, why)
+        log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)
         self.leave(neighbour.name)
-        try:
-            self.real.remove_remote_agent(neighbour.name)
-        except Exception:  # noqa: BLE001  # NIXL may have noticed before
-            log.debug("NIXL had already forgotten %s", neighbour.name)
 
 
 def indices(given: Any, count: int) -> Int64Array | None:

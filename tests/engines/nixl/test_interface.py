@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import kvplan
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.metadata import joined, split
 from tests.engines.nixl import nixl_double as nixl
@@ -173,19 +174,50 @@ def test_a_removed_peer_s_lists_and_transfers_are_stale(pair):
     assert pair.real[0].made == 0
 
 
-def test_a_peer_that_is_gone_fails_as_with_nixl(pair, monkeypatch):
+class Lost:
+    """A transfer whose peer has died."""
+
+    def done(self):
+        return True
+
+    def synchronize(self, timeout=None):
+        raise kvplan.TransferError("the peer died")
+
+
+@pytest.mark.parametrize(("gone", "wanted"), [("its process died", "RemoteDisconnect"), (None, "Backend")])
+def test_a_transfer_that_fails_is_told_as_nixl_tells_it(pair, monkeypatch, gone, wanted):
+    agent, error = pair.agents[0], getattr(nixl, f"nixl{wanted}Error")
     handle = pair.make("READ", [0], [1], b"never")
-    neighbour = pair.agents[0]._kvplan.neighbours["prefill"]
-    pair.agents[0].transfer(handle) if False else None
-    monkeypatch.setattr(neighbour, "gone", lambda: "its process has died")
-    with pytest.raises(nixl.nixlRemoteDisconnectError, match="^NIXL_ERR_REMOTE_DISCONNECT: its process has died"):
-        pair.agents[0].transfer(handle)
-        pair.finish(handle)
-    with pytest.raises(nixl.nixlRemoteDisconnectError):
-        pair.agents[0].check_xfer_state(handle)
-    assert not pair.agents[0].check_remote_metadata("prefill")
-    pair.agents[0].release_xfer_handle(handle)
+    neighbour = agent._kvplan.neighbours["prefill"]
+    monkeypatch.setattr(neighbour, "submit", lambda plan: Lost())
+    monkeypatch.setattr(neighbour, "gone", lambda: gone)
+    for call in (agent.transfer, agent.check_xfer_state, agent.check_xfer_state):
+        with pytest.raises(error, match=": the peer died$"):
+            call(handle)
+    agent.release_xfer_handle(handle)
     assert pair.notes == {}
+    assert agent.check_remote_metadata("prefill")
+    assert ("prefill" in agent._kvplan.neighbours) == (gone is None)
+    if gone:  # then NIXL tells how it is
+        agent.transfer(later := pair.make("READ", [0], [1]))
+        pair.finish(later)
+        assert pair.real[0].made == 1
+
+
+def test_what_kvplan_refuses_at_the_post_nixl_moves(pair, monkeypatch):
+    def refuse(plan):
+        raise kvplan.TransferError("its agent closes")
+
+    monkeypatch.setattr(pair.agents[0]._kvplan.neighbours["prefill"], "submit", refuse)
+    handle = pair.make("READ", [0, 5], [1, 2], b"done")
+    pair.agents[0].transfer(handle)
+    pair.finish(handle)
+    np.testing.assert_array_equal(pair.pools[0][[0, 5]], pair.pools[1][[1, 2]])
+    assert pair.notes == {"decode": [b"done"]}
+    assert pair.real[0].made == 1
+    assert pair.agents[0].query_xfer_backend(handle) == "UCX"
+    assert pair.agents[0].get_xfer_telemetry(handle).descCount == 2
+    pair.agents[0].release_xfer_handle(handle)
 
 
 def test_memory_registered_later_is_taken_over_after_new_metadata(pair):
