@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 import sys
 import time
-import warnings
 from types import SimpleNamespace
-
-warnings.simplefilter("ignore")
 
 import msgspec
 import torch
@@ -96,8 +93,6 @@ def worker(engine, agent, patch=setattr):
     return made, caches
 
 
-
-
 def meet(decode, payload):
     """Let a decode worker add a prefill worker, as its handshake thread does with the reply."""
     told = msgspec.msgpack.decode(payload, type=NixlHandshakePayload)
@@ -130,6 +125,12 @@ def serve(prefill, requests):
     prefill.start_load_kv(step)
 
 
+def answered(*words):
+    """Write a line of words."""
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
 def main():
     """Be a prefill worker: answer each line of input with a line of output."""
     kind = sys.argv[1]
@@ -139,17 +140,17 @@ def main():
         nixl.install()
     from nixl._api import nixl_agent
 
-    worker_, caches = worker("prefill", nixl_agent)
+    worker_, _ = worker("prefill", nixl_agent)
     sent = set()
-    print("READY", base64.b64encode(msgspec.msgpack.encode(worker_.xfer_handshake_metadata)).decode(), flush=True)
+    answered("READY", base64.b64encode(msgspec.msgpack.encode(worker_.xfer_handshake_metadata)).decode())
     for line in sys.stdin:
         command, *rest = line.split()
         if command == "serve":
             serve(worker_, rest)
-            print("SERVED", flush=True)
+            answered("SERVED")
         elif command == "sent":
             sent |= worker_.get_finished()[0]
-            print("SENT", *sorted(sent), flush=True)
+            answered("SENT", *sorted(sent))
     worker_.shutdown()
 
 

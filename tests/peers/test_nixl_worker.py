@@ -29,7 +29,7 @@ class Prefill:
 
     def __init__(self, kind):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.peers.nixl_worker", kind],
+            [sys.executable, "-W", "ignore", "-m", "tests.peers.nixl_worker", kind],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.payload = base64.b64decode(self._line("READY"))
@@ -97,7 +97,7 @@ def test_blocks_are_pulled_and_requests_notified(decode, prefill, monkeypatch):
 
 @pytest.mark.parametrize("kind", AGENTS)
 def test_a_dead_prefill_worker_fails_the_request(kind, monkeypatch):
-    with pair(kind, kind, monkeypatch.setattr) as (here, caches, there, engine):
+    with pair(kind, kind, monkeypatch.setattr) as (here, _, there, engine):
         there.ask("serve one two", "SERVED")
         nixl_worker.pull(here, "one", engine, [3], [0])
         assert received(here, ["one"]) == {"one"}

@@ -52,7 +52,10 @@ class Rows:
         columns = np.ascontiguousarray(table.T).astype(np.int64, copy=False)  # an address with bit 63 turns negative
         address, size, device = columns[:3]
         stride, count = columns[3:] if len(columns) == 5 else (size, np.ones_like(size))
-        if min(int(column.min()) for column in (address, device, stride)) < 0 or min(int(size.min()), int(count.min())) < 1:
+        if (
+            min(int(column.min()) for column in (address, device, stride)) < 0
+            or min(int(size.min()), int(count.min())) < 1
+        ):
             raise KVPlanError("a descriptor list with an address, a size or a count out of range")
         return cls(KINDS[kind], address, size, device, stride, count)
 
@@ -96,7 +99,8 @@ class Rows:
         if len(self) == len(self.count):
             return self.address
         step = np.arange(len(self), dtype=np.int64) - np.repeat(self._ends - self.count, self.count)
-        return np.repeat(self.address, self.count) + step * np.repeat(self.stride, self.count)
+        spread: Int64Array = np.repeat(self.address, self.count) + step * np.repeat(self.stride, self.count)
+        return spread
 
     @cached_property
     def _sizes(self) -> Int64Array | None:
@@ -107,7 +111,8 @@ class Rows:
         if self._expanded is not None:
             return self._expanded.take(indices)
         row = self.row(indices)
-        return self.address[row] + (indices - (self._ends - self.count)[row]) * self.stride[row]
+        step = indices - (self._ends - self.count).take(row)
+        return self.address.take(row) + step * self.stride.take(row)
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """Return the bytes of some descriptors, whose indices are in range."""
@@ -115,7 +120,8 @@ class Rows:
 
     def row(self, indices: Int64Array) -> Int64Array:
         """Return the row of each of some descriptors."""
-        return np.searchsorted(self._ends, indices, side="right")
+        found: Int64Array = np.searchsorted(self._ends, indices, side="right")
+        return found
 
 
 def rows_of(descriptors: Any) -> Rows:
@@ -134,8 +140,8 @@ def rows_of(descriptors: Any) -> Rows:
 def _table(descriptors: Any, count: int) -> np.ndarray[Any, Any]:
     """Return the descriptors as an (n, 3) table: from NIXL's serialised form if it is as expected, or one by one.
 
-    Source: NIXL 1.5.1, ``nixlDescList::serialize``: the descriptors as 24 bytes each, in front of a closing ``|``. A list
-    for registration has a text for each descriptor, so it is read one by one.
+    Source: NIXL 1.5.1, ``nixlDescList::serialize``: the descriptors as 24 bytes each, in front of a closing ``|``. In a
+    list for registration, each descriptor has a text, so it is read one by one.
     """
     state = getattr(descriptors, "__getstate__", lambda: b"")()
     if isinstance(state, bytes) and len(state) > PER_ROW * count and b"nixlBDList" in state[:64] and state[-1:] == b"|":

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import KINDS, Rows, rows_of
-from kvplan.engines.nixl.handles import PreparedList, TakenTransfer, Telemetry
 from kvplan.engines.nixl.metadata import joined, split
+from kvplan.engines.nixl.own_class import agent_class
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.taking import State
+from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
 from kvplan.errors import PathError
 
 log = logging.getLogger("kvplan.engines.nixl")
@@ -24,8 +25,8 @@ class Agent:
     """An agent with the interface of ``nixl._api.nixl_agent`` (NIXL 1.5.1), which moves bytes within a machine itself.
 
     It makes NIXL's agent and passes every call on to it. It takes over a transfer whose descriptors lie in memory that
-    a peer of this machine offers. All other transfers, metadata and notifications are NIXL's. ``docs/engines/nixl-agents.md``
-    says which memory a peer can offer.
+    a peer of this machine offers. All other transfers, metadata and notifications are NIXL's.
+    ``docs/engines/nixl-agents.md`` says which memory a peer can offer.
 
     Args:
         agent_name, nixl_conf, instantiate_all: as for ``nixl_agent``.
@@ -142,7 +143,7 @@ class Agent:
                 operation, local, local_indices, remote, remote_indices, note, list(backends), skip_desc_merge
             )
 
-        taken = state.take(operation, *lists, local_indices, remote_indices, notif_msg, by_nixl)
+        taken = state.take(operation, lists, (local_indices, remote_indices), notif_msg, by_nixl)
         return by_nixl(notif_msg) if taken is None else taken
 
     def initialize_xfer(
@@ -158,9 +159,7 @@ class Agent:
         state, name = self._kvplan, _text(remote_agent)
 
         def by_nixl(note: bytes) -> Any:
-            return state.real.initialize_xfer(
-                operation, local_descs, remote_descs, remote_agent, note, list(backends)
-            )
+            return state.real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, note, list(backends))
 
         taken = None
         if name in state.neighbours:
@@ -171,7 +170,7 @@ class Agent:
             counts = [0 if side.rows is None else len(side.rows) for side in sides]
             if counts[0] == counts[1]:
                 every = np.arange(counts[0], dtype=np.int64)
-                taken = state.take(operation, *sides, every, every, notif_msg, by_nixl)
+                taken = state.take(operation, sides, (every, every), notif_msg, by_nixl)
         return by_nixl(notif_msg) if taken is None else taken
 
     def transfer(self, handle: Any, notif_msg: bytes = b"") -> str:
@@ -231,8 +230,6 @@ class Agent:
 
 
 def _class() -> Any:
-    from kvplan.engines.nixl.switch import agent_class
-
     try:
         return agent_class()
     except PathError as error:
@@ -250,4 +247,3 @@ def _bytes(note: Any) -> bytes:
 
 def _own(handle: Any) -> Any:
     return handle.own if isinstance(handle, TakenTransfer) else handle
-

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.agent_card import read_card
@@ -18,8 +19,6 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from weakref import ReferenceType
 
-    from kvplan.engines.nixl.neighbours import Neighbourhood
-
 WORDS = {"DRAM": "host memory", "VRAM": "GPU memory"}
 
 
@@ -32,7 +31,7 @@ class OtherProcess:
         card: the peer's card.
 
     Attributes:
-        name, spans, words: see :class:`kvplan.engines.nixl.handles.Neighbour`.
+        name, spans, words: see :class:`kvplan.engines.nixl.transfer_handles.Neighbour`.
 
     Raises:
         KVPlanError: the card is wrong, or the peer's memory cannot be opened.
@@ -88,6 +87,16 @@ def _spans_of(kind: str, theirs: KVLayout, here: KVLayout) -> list[Span]:
     return spans
 
 
+class End(Protocol):
+    """The end of a peer in this process.
+
+    Attributes:
+        inbox: its notifications, as (name of the sender, notification).
+    """
+
+    inbox: deque[tuple[str, bytes]]
+
+
 class SameProcess:
     """A peer in this process: its memory is where it is.
 
@@ -99,13 +108,13 @@ class SameProcess:
         mine: name of this end's agent.
 
     Attributes:
-        name, spans, words: see :class:`kvplan.engines.nixl.handles.Neighbour`.
+        name, spans, words: see :class:`kvplan.engines.nixl.transfer_handles.Neighbour`.
     """
 
     words = "memory of this process"
 
     def __init__(
-        self, name: str, spans: Spans, its: ReferenceType[Neighbourhood], executor: Callable[[str], Executor], mine: str
+        self, name: str, spans: Spans, its: ReferenceType[End], executor: Callable[[str], Executor], mine: str
     ) -> None:
         self.name = name
         self.spans = spans
@@ -138,4 +147,3 @@ class SameProcess:
 
     def close(self) -> None:
         """See :meth:`Neighbour.close`."""
-

@@ -1,4 +1,4 @@
-"""The agent behind kvplan's where NIXL is not installed: it knows peers of this machine only, and moves nothing itself."""
+"""The agent behind kvplan's where NIXL is not installed: it knows peers of this machine only, and moves nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ class StandaloneAgent:
     def add_remote_agent(self, metadata: bytes) -> str:
         """Return the name of a peer; raise LayoutError if the metadata is not of an agent without NIXL."""
         if not metadata.startswith(TAG):
-            raise LayoutError(f"the metadata is {quoted(metadata)}, of an agent with NIXL; this one has none: {INSTALL}")
+            raise LayoutError(
+                f"the metadata is {quoted(metadata)}, of an agent with NIXL; this one has none: {INSTALL}"
+            )
         name = metadata.removeprefix(TAG).decode(errors="replace")
         self._known.add(name)
         return name
@@ -135,6 +137,7 @@ class StandaloneAgent:
 
     def make_prepped_xfer(self, *given: Any) -> Any:
         """Raise PathError: kvplan has not taken the transfer over."""
+        del given
         raise PathError(f"kvplan cannot move this transfer; {INSTALL}")
 
     def initialize_xfer(self, *given: Any) -> Any:

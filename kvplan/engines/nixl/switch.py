@@ -7,6 +7,7 @@ environment variable of UCX before). SGLang 0.5.23 loads entry points of ``sglan
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import logging
@@ -16,12 +17,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kvplan.errors import KVPlanError, PathError
+from kvplan.engines.nixl.interface import Agent
+from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
+from kvplan.errors import KVPlanError
 
 VARIABLE = "KVPLAN_NIXL"
-PACKAGE, MODULE, CLASS = "nixl", "nixl._api", "nixl_agent"
+PACKAGE = "nixl"
 log = logging.getLogger("kvplan.engines.nixl")
-_replaced: dict[str, Any] = {}  # NIXL's own class, by name
 
 
 def plugin() -> None:
@@ -51,29 +53,12 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def agent_class() -> Any:
-    """Return NIXL's own class of agents.
-
-    Raises:
-        PathError: NIXL is not installed.
-    """
-    if CLASS not in _replaced:
-        try:
-            module = importlib.import_module(MODULE)
-        except ImportError as error:
-            raise PathError(f"this agent needs NIXL: pip install 'kvplan[nixl]' ({error})") from error
-        return _replaced.get(CLASS) or getattr(module, CLASS)
-    return _replaced[CLASS]
-
-
 def _replace() -> None:
-    from kvplan.engines.nixl.interface import Agent
-
     module = sys.modules.get(MODULE) or importlib.import_module(MODULE)
     own = getattr(module, CLASS)
     if own is Agent:
         return
-    _replaced[CLASS] = own
+    replaced.append(own)
     for held in (module, sys.modules[PACKAGE]):  # the package repeats the names of its modules
         if getattr(held, CLASS, None) is own:
             setattr(held, CLASS, Agent)

@@ -1,20 +1,21 @@
-"""What an agent knows, and its choice of the transfers that kvplan moves."""
+"""The state of an agent, and its choice of the transfers that kvplan moves."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
-from kvplan.engines.nixl.handles import Neighbour, PreparedList, TakenTransfer
 from kvplan.engines.nixl.neighbours import Neighbourhood
 from kvplan.engines.nixl.row_plans import RowProgram
 from kvplan.engines.nixl.spans import Placed, Registered, Spans
 from kvplan.engines.nixl.standalone import StandaloneAgent
+from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
@@ -24,7 +25,7 @@ log = logging.getLogger("kvplan.engines.nixl")
 
 
 class State:
-    """What an agent knows: NIXL's agent, the registered memory, and the peers of this machine.
+    """The state of an agent: NIXL's agent, the registered memory, and the peers of this machine.
 
     Args:
         real: NIXL's agent.
@@ -139,9 +140,18 @@ class State:
         return self._around.spans(self._registered.union(), self._registered.version)
 
     def take(
-        self, operation: str, local: Any, remote: Any, local_indices: Any, remote_indices: Any, note: Any, by_nixl: Any
+        self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[[bytes], Any]
     ) -> TakenTransfer | None:
-        """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it."""
+        """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it.
+
+        Args:
+            operation: ``"READ"`` or ``"WRITE"``.
+            lists: the list of this process's memory, and the list of the peer's.
+            chosen: the indices of descriptors in each list.
+            note: notification for the peer.
+            by_nixl: makes the transfer by NIXL.
+        """
+        local, remote = lists
         if not isinstance(local, PreparedList) or not isinstance(remote, PreparedList) or operation not in OPERATIONS:
             return None
         neighbour = remote.neighbour
@@ -152,7 +162,7 @@ class State:
         here, there = local.placed, remote.placed
         if here is None or there is None:
             return None
-        at, to = indices(local_indices, len(here.rows)), indices(remote_indices, len(there.rows))
+        at, to = indices(chosen[0], len(here.rows)), indices(chosen[1], len(there.rows))
         if at is None or to is None or at.size != to.size:
             return None
         size: int | Int64Array = here.rows.one_size
@@ -213,7 +223,7 @@ class State:
         return self.neighbours.get(neighbour.name) is neighbour
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
-        """Let go of a peer that is gone; NIXL tells of it from the next transfer on."""
+        """Let go of a peer that is gone, or that kvplan cannot move to: NIXL tells of it from now on."""
         if not self.knows(neighbour):
             return
         log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)

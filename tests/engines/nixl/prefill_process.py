@@ -18,6 +18,11 @@ def pool(seed):
     return torch.randint(0, 256, (BLOCKS, BLOCK), dtype=torch.uint8, generator=generator).share_memory_()
 
 
+def answered(*words):
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
 def main():
     agent, memory = Agent(agent=StandaloneAgent("prefill")), pool(2)
     storage = memory.untyped_storage()
@@ -26,7 +31,7 @@ def main():
     def metadata():
         return base64.b64encode(agent.get_agent_metadata()).decode()
 
-    print(metadata(), memory.data_ptr(), flush=True)
+    answered(metadata(), str(memory.data_ptr()))
     for line in sys.stdin:
         command, _, given = line.strip().partition(" ")
         if command == "notes":
@@ -44,7 +49,7 @@ def main():
         elif command == "register":
             registered = agent.register_memory([(storage.data_ptr(), storage.nbytes(), 0, "")], "DRAM")
             answer = [metadata()]
-        print(" ".join(answer), flush=True)
+        answered(*answer)
 
 
 if __name__ == "__main__":

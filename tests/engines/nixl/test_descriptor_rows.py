@@ -45,7 +45,10 @@ def test_lists_without_strides_and_nixl_s_own_lists_are_read(table):
     every = np.arange(len(table))
     for one in (rows, same):
         assert one.kind == "DRAM"
-        assert list(zip(one.addresses(every).tolist(), one.sizes(every).tolist(), one.device.tolist(), strict=True)) == table
+        assert (
+            list(zip(one.addresses(every).tolist(), one.sizes(every).tolist(), one.device.tolist(), strict=True))
+            == table
+        )
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_peer_without_kvplan_is_moved_to_by_nixl(kvplan):
     ("here", "there"), [([], []), ([1, 2], [3]), ([32], [0]), ([0], [32]), ([-1], [0]), ([0], [-1])]
 )
 def test_nixl_refuses_what_it_would_refuse(pair, here, there):
-    with pytest.raises(nixl.nixlInvalidParamError, match="^NIXL_ERR_INVALID_PARAM$"):
+    with pytest.raises(nixl.nixlInvalidParamError, match=r"^NIXL_ERR_INVALID_PARAM$"):
         pair.make("READ", here, there)
 
 
@@ -135,7 +135,7 @@ def test_a_peer_s_memory_that_is_not_offered_is_refused_by_nixl(pair):
 def test_states_before_and_after_the_end(pair):
     agent = pair.agents[0]
     handle = pair.make("WRITE", [0], [1], b"first")
-    with pytest.raises(nixl.nixlNotPostedError, match="^NIXL_ERR_NOT_POSTED: "):
+    with pytest.raises(nixl.nixlNotPostedError, match=r"^NIXL_ERR_NOT_POSTED: "):
         agent.check_xfer_state(handle)
     with pytest.raises(nixl.nixlNotPostedError):
         agent.get_xfer_telemetry(handle)
@@ -192,7 +192,7 @@ def test_a_transfer_that_fails_is_told_as_nixl_tells_it(pair, monkeypatch, gone,
     monkeypatch.setattr(neighbour, "submit", lambda plan: Lost())
     monkeypatch.setattr(neighbour, "gone", lambda: gone)
     for call in (agent.transfer, agent.check_xfer_state, agent.check_xfer_state):
-        with pytest.raises(error, match=": the peer died$"):
+        with pytest.raises(error, match=r": the peer died$"):
             call(handle)
     agent.release_xfer_handle(handle)
     assert pair.notes == {}

@@ -110,7 +110,10 @@ def test_every_path_of_a_gpu_moves_rows(route, path, sizes, tight):
         for turn in range(2):
             slots = rng.permutation(100)[:60]
             size = rng.choice(sizes, 60)
-            rows = [(64 * int(source), 64 * int(slot), int(n)) for source, slot, n in zip(rng.integers(0, 100, 60), slots, size, strict=True)]
+            rows = [
+                (64 * int(source), 64 * int(slot), int(n))
+                for source, slot, n in zip(rng.integers(0, 100, 60), slots, size, strict=True)
+            ]
             wanted = moved((src, dst), rows)
             columns = np.array(rows, dtype=np.int64).T
             given = columns[2] if len(sizes) > 1 else sizes[0]

@@ -39,7 +39,9 @@ def run(tmp_path):
 
     def run(code, **variables):
         environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"} | variables
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True, timeout=600
+        )
         assert not done.returncode, done.stderr
         return done.stdout.strip()
 
@@ -65,8 +67,8 @@ def test_without_the_variable_nothing_is_replaced(run, value):
 
 
 def test_switching_on_does_not_import_nixl(run):
-    code = "import sys; from kvplan.engines.nixl import plugin; plugin(); print('nixl' in sys.modules, 'torch' in sys.modules)"
-    assert run(code, KVPLAN_NIXL="1") == "False False"
+    code = "import sys; from kvplan.engines.nixl import plugin; plugin(); print({'nixl', 'torch'} & set(sys.modules))"
+    assert run(code, KVPLAN_NIXL="1") == "set()"
 
 
 def test_an_agent_of_a_broken_nixl_serves_this_machine(run, tmp_path):

@@ -99,7 +99,7 @@ class PreparedList:
 
 
 class Bindings(Protocol):
-    """What a transfer needs of the agent that made it."""
+    """The methods of an agent that its transfers call."""
 
     def error(self, kind: str, why: str) -> Exception:
         """Return NIXL's exception of a kind, such as ``"RemoteDisconnect"``."""
@@ -108,7 +108,7 @@ class Bindings(Protocol):
         """Send a notification to a peer."""
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
-        """Forget a peer that is gone."""
+        """Leave all later transfers with a peer to NIXL."""
 
     def knows(self, neighbour: Neighbour) -> bool:
         """Return whether a peer has been neither removed nor added again since."""
@@ -189,8 +189,8 @@ class TakenTransfer:
                 self._failed = error
                 raise
         begun, posted = self._begun, self._posted
-        times = (int(seconds * 1e6) for seconds in (begun, posted - begun, ended - begun))
-        self.telemetry = Telemetry(*times, self.plan.nbytes, self.count)
+        start, post, whole = (int(seconds * 1e6) for seconds in (begun, posted - begun, ended - begun))
+        self.telemetry = Telemetry(start, post, whole, self.plan.nbytes, self.count)
         return "DONE"
 
     def _fail(self, gone: str, why: str) -> Exception:
@@ -200,6 +200,8 @@ class TakenTransfer:
         return self._failed
 
     def _pass_on(self, error: KVPlanError | None) -> str:
+        if error is not None:
+            self.agent.lost(self.neighbour, self.neighbour.gone() or str(error))
         if self.own is not None:
             self.own.release()
         self.own, state = self.pass_on(self.note)
