@@ -172,7 +172,8 @@ class Agent:
     def forget(self, peer: Peer, *, timeout: float = CLOSE_SECONDS) -> None:
         """Part from a peer: pending transfers are cancelled, those in flight end, then its memory is unmapped.
 
-        A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have ended their transfers over its layouts.
+        A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have
+        ended their transfers over its layouts.
 
         Args:
             peer: what :meth:`meet` returned.
