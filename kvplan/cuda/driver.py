@@ -27,7 +27,6 @@ LAZY_PEER_ACCESS = 1  # CUipcMem_flags
 ORDER_STREAM = 1  # CUmemcpySrcAccessOrder; ANY reads the source early, and was not measurably faster
 
 
-
 class IpcHandle(ctypes.Structure):
     """CUipcMemHandle and CUipcEventHandle: 64 bytes that another process opens. The driver takes them by value."""
 

@@ -105,7 +105,10 @@ class Reach:
             mapped = mapped_on(region.address)
             if mapped is not None:  # access was enabled when it was opened; another GPU would fault
                 right = f"let an executor of cuda:{mapped} move it"
-                return "" if mapped == self._device.ordinal else f"{_OPENED.format(region.address, mapped)}; {right}", ""
+                return (
+                    "" if mapped == self._device.ordinal else f"{_OPENED.format(region.address, mapped)}; {right}",
+                    "",
+                )
         if not layout.device.startswith("cuda") or ordinal_of(layout.device) == self._device.ordinal:
             return "", ""
         why = self._device.enable_peer(ordinal_of(layout.device))

@@ -86,7 +86,7 @@ class InterprocessEvent:
             TransferError: the event is closed, or work on the GPU failed.
         """
         cu = self.device.driver
-        code = cu.cuEventQuery(self._here())
+        code = int(cu.cuEventQuery(self._here()))
         if code != NOT_READY:
             cu.check("cuEventQuery", code)
         return code != NOT_READY

@@ -46,25 +46,26 @@ class _Process:
     """All mappings of this process. A handle opens once in a process and context, so openings share its mapping.
 
     Attributes:
+        made_in: the number of the process; a child of a fork has none of its parent's mappings.
         lock: lock for the others.
         by_handle: mappings by context and handle.
         alive: all mappings, also those without a handle.
-        made_in: the number of the process; a child of a fork has none of its parent's mappings.
     """
 
+    made_in: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     by_handle: dict[tuple[int | None, bytes], _Mapping] = field(default_factory=dict)
     alive: list[_Mapping] = field(default_factory=list)
-    made_in: int = field(default_factory=generation)
 
 
-_processes = [_Process()]
+_processes = [_Process(generation())]
 
 
 def _here() -> _Process:
     """Return the mappings of this process. A child takes a new lock: a thread of its parent may have held the old."""
-    if _processes[0].made_in != generation():
-        _processes[0] = _Process()
+    now = generation()
+    if _processes[0].made_in != now:
+        _processes[0] = _Process(now)
     return _processes[0]
 
 
@@ -196,6 +197,16 @@ def _check_size(held: int, export: Export) -> None:
         raise TransferError(f"the handle of another process maps {held} bytes; its card promises {export.nbytes}")
 
 
+def _check_piece(held: tuple[int, int], expected: tuple[int, int]) -> None:
+    if held != expected:
+        raise TransferError(f"a piece of another process maps {held[1]} bytes; its card promises {expected[1]}")
+
+
+def _check_count(descriptors: Sequence[int], pieces: Sequence[int]) -> None:
+    if len(descriptors) != len(pieces):
+        raise TransferError(f"{len(descriptors)} descriptors came for {len(pieces)} pieces of memory")
+
+
 def _map_pieces(device: Device, export: Export, fetch: Fetch, made_in: int) -> _Mapping:
     cu, reserved = device.driver, c_uint64()
     cu.check("cuMemAddressReserve", cu.cuMemAddressReserve(byref(reserved), export.nbytes, 0, 0, 0))
@@ -211,8 +222,7 @@ def _map_pieces(device: Device, export: Export, fetch: Fetch, made_in: int) -> _
         for first in range(0, len(export.pieces), PORTION):
             some = export.pieces[first : first + PORTION]
             descriptors = fetch(first, first + len(some))
-            if len(descriptors) != len(some):
-                raise TransferError(f"{len(descriptors)} descriptors came for {len(some)} pieces of memory")
+            _check_count(descriptors, some)
             for nbytes, descriptor in zip(some, descriptors, strict=True):
                 _map_piece(device, at, nbytes, descriptor)
                 mapped.append((at, nbytes))
@@ -236,8 +246,7 @@ def _map_piece(device: Device, at: int, nbytes: int, descriptor: int) -> None:
         cu.cuMemRelease(handle.value)  # the mapping keeps the memory
     try:
         cu.check("cuMemGetAddressRange", cu.cuMemGetAddressRange_v2(byref(start), byref(held), at))
-        if (start.value, held.value) != (at, nbytes):
-            raise TransferError(f"a piece of another process maps {held.value} bytes; its card promises {nbytes}")
+        _check_piece((start.value, held.value), (at, nbytes))
     except BaseException:
         cu.cuMemUnmap(at, nbytes)
         raise
