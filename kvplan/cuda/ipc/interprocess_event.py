@@ -9,7 +9,7 @@ from kvplan.base.process import generation
 from kvplan.cuda.device import NOT_READY, Device
 from kvplan.cuda.driver import IpcHandle
 from kvplan.cuda.scopes import Uncaptured
-from kvplan.errors import TransferError
+from kvplan.errors import LayoutError, TransferError
 
 DISABLE_TIMING, INTERPROCESS = 2, 4  # CUevent_flags
 
@@ -58,11 +58,12 @@ class InterprocessEvent:
             handle: the other process's :attr:`handle`.
 
         Raises:
+            LayoutError: the handle has another size.
             TransferError: the driver refuses the handle, for example because the other process has ended.
         """
         self, made, cu = cls.__new__(cls), c_void_p(), device.driver
         if len(handle) != 64:
-            raise TransferError(f"the handle of an event has {len(handle)} bytes; expected 64")
+            raise LayoutError(f"the handle of an event has {len(handle)} bytes; expected 64")
         with device.current(), Uncaptured(device):
             code = cu.cuIpcOpenEventHandle(byref(made), IpcHandle.from_buffer_copy(handle))
             cu.check("cuIpcOpenEventHandle", code)

@@ -14,7 +14,7 @@ from kvplan.cuda.driver import LAZY_PEER_ACCESS, POSIX_FD, DriverError, IpcHandl
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.gpu_uuids import check_reach, ordinal_here
 from kvplan.cuda.scopes import Uncaptured
-from kvplan.errors import PathError, TransferError
+from kvplan.errors import LayoutError, PathError, TransferError
 
 PORTION = 64  # descriptors that are open at a time
 READ_WRITE = 3  # CUmemAccess_flags
@@ -122,7 +122,8 @@ def opened(device: Device, export: Export, fetch: Fetch | None = None) -> Openin
 
     Raises:
         PathError: the GPU is not visible here, or cannot reach the memory.
-        TransferError: the driver refuses the handle, or it maps less memory than the export says.
+        LayoutError: the handle, or a descriptor, maps another number of bytes than the export says.
+        TransferError: the driver refuses the handle or a descriptor.
     """
     cu = device.driver
     owner = ordinal_here(cu, export.gpu)
@@ -194,17 +195,17 @@ def _open_handle(device: Device, export: Export, made_in: int) -> _Mapping:
 
 def _check_size(held: int, export: Export) -> None:
     if held < export.nbytes:
-        raise TransferError(f"the handle of another process maps {held} bytes; its card promises {export.nbytes}")
+        raise LayoutError(f"the handle of another process maps {held} bytes; its card promises {export.nbytes}")
 
 
 def _check_piece(held: tuple[int, int], expected: tuple[int, int]) -> None:
     if held != expected:
-        raise TransferError(f"a piece of another process maps {held[1]} bytes; its card promises {expected[1]}")
+        raise LayoutError(f"a piece of another process maps {held[1]} bytes; its card promises {expected[1]}")
 
 
 def _check_count(descriptors: Sequence[int], pieces: Sequence[int]) -> None:
     if len(descriptors) != len(pieces):
-        raise TransferError(f"{len(descriptors)} descriptors came for {len(pieces)} pieces of memory")
+        raise LayoutError(f"{len(descriptors)} descriptors came for {len(pieces)} pieces of memory")
 
 
 def _map_pieces(device: Device, export: Export, fetch: Fetch, made_in: int) -> _Mapping:

@@ -16,7 +16,7 @@ import numpy as np
 from kvplan.base.process import generation
 from kvplan.cuda.device import DEVICE_MAP, DEVICE_POINTER, PORTABLE, Device
 from kvplan.cuda.scopes import Uncaptured
-from kvplan.errors import TransferError
+from kvplan.errors import LayoutError, TransferError
 
 PAGE = 4096
 WORD = 8  # bytes
@@ -62,7 +62,7 @@ class SharedWords:
         """Map another process's page. The descriptor is closed, also after an error.
 
         Raises:
-            TransferError: it is no page of words, or its size is not sealed.
+            LayoutError: it is no page of words, or its size is not sealed.
         """
         self = cls.__new__(cls)
         try:
@@ -72,11 +72,11 @@ class SharedWords:
             except OSError:
                 sealed = 0
             if held != PAGE or sealed != SEALS:
-                raise TransferError(f"a descriptor of {held} bytes came; expected a page of {PAGE} bytes, sealed")
+                raise LayoutError(f"a descriptor of {held} bytes came; expected a page of {PAGE} bytes, sealed")
             try:
                 self._map(descriptor)
             except OSError as error:
-                raise TransferError(f"the page of words cannot be mapped: {error}") from None
+                raise LayoutError(f"the page of words cannot be mapped: {error}") from None
         finally:
             os.close(descriptor)
         return self

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
-from kvplan import TransferError
+from kvplan import LayoutError, TransferError
 from kvplan.cuda.device import Device
+from kvplan.cuda.handles import event_handle
 from kvplan.cuda.ipc import interprocess_event
 from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
 from kvplan.cuda.ipc.shared_words import SharedWords
-from kvplan.cuda.handles import event_handle
 
 HANDLE = bytes(range(64))
 
@@ -58,7 +59,7 @@ def test_an_event_of_another_process_is_opened_by_its_handle(events):
     assert not events.named("cuEventCreate")
     opened.close()
     assert events.named("cuEventDestroy_v2") == [(0xE2,)]
-    with pytest.raises(TransferError, match="has 63 bytes; expected 64"):
+    with pytest.raises(LayoutError, match="has 63 bytes; expected 64"):
         InterprocessEvent.opened(Device(0), HANDLE[1:])
     events.codes["cuIpcOpenEventHandle"] = 400
     with pytest.raises(TransferError, match="cuIpcOpenEventHandle returned"):
@@ -85,7 +86,7 @@ def test_a_child_of_a_fork_leaves_its_parent_s_event_alone(events, monkeypatch):
 
 
 def opened_descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_stream_writes_a_word_after_its_work(entries):
@@ -127,7 +128,7 @@ def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
     os.ftruncate(descriptor, nbytes)
     if seals:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    with pytest.raises(TransferError, match=f"a descriptor of {nbytes} bytes came; expected a page of 4096 bytes"):
+    with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of 4096 bytes"):
         SharedWords.opened(descriptor)
     assert opened_descriptors() == before
 
@@ -135,7 +136,7 @@ def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
 def test_a_descriptor_that_is_no_memory_is_refused():
     before = opened_descriptors()
     reading, writing = os.pipe()
-    with pytest.raises(TransferError, match="a descriptor of 0 bytes came"):
+    with pytest.raises(LayoutError, match="a descriptor of 0 bytes came"):
         SharedWords.opened(reading)
     os.close(writing)
     assert opened_descriptors() == before
