@@ -87,6 +87,10 @@ class Opening:
         self.address, self.nbytes = mapping.address, export.nbytes
         self.owner, self.ordinal = owner, mapping.device.ordinal
 
+    def present(self) -> int:
+        """Return the address; 0 once it is closed, so that an executor refuses plans over this memory."""
+        return 0 if self._mapping is None else self.address
+
     def close(self) -> None:
         """Unmap the memory once its last opening is closed; no transfer may be in flight. A second call does nothing.
 
