@@ -14,10 +14,10 @@ MOST_PENDING = 1 << 16  # notes that wait for their bytes
 
 
 def written(kind: bytes, number: int, rest: bytes = b"") -> bytes:
-    """Return a message with a number.
+    r"""Return a message with a number.
 
     >>> written(NOTE, 7, b"ready"), numbered(written(NOTE, 7, b"ready"))
-    (b'n\\x07\\x00\\x00\\x00\\x00\\x00\\x00\\x00ready', (7, b'ready'))
+    (b'n\x07\x00\x00\x00\x00\x00\x00\x00ready', (7, b'ready'))
     """
     return kind + number.to_bytes(NUMBER_NBYTES, "little") + rest
 

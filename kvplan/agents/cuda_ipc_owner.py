@@ -120,7 +120,7 @@ class CudaIpcOffer:
         handle = stream_handle(stream)
         known = {device.ordinal: device for device, _ in self.exports}
         if handle is None:
-            raise KVPlanError(f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()")
+            raise KVPlanError(f"stream is a {type(stream).__name__}; give a stream, as torch.cuda.Stream()")
         ordinal = getattr(stream, "device_index", next(iter(known)))
         if ordinal not in known:
             raise KVPlanError(f"the stream is of cuda:{ordinal}; give one of {', '.join(f'cuda:{k}' for k in known)}")

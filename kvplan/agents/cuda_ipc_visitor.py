@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from kvplan.agents.cuda_ipc_messages import DROPPED, EVENT, MOST_NOTE, NOTE, NOTES_WORD, PUBLISHED_WORD, written
@@ -49,8 +50,9 @@ class OpenedByCudaIpc:
     """
 
     def __init__(
-        self, device: Device, exports: Sequence[Export], table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell
-    ) -> None:
+        self, device: Device, exports: Sequence[Export], table: Mapping[str, Any], descriptors: Sequence[int],
+        tell: Tell,
+    ) -> None:  # fmt: skip
         handles = _handles(table)
         self._device = device
         self._tell = tell
@@ -80,7 +82,7 @@ class OpenedByCudaIpc:
         for export in exports:
             mine = descriptors[at : at + len(export.pieces)]
             at += len(export.pieces)
-            made = opened(self._device, export, lambda first, last, mine=mine: mine[first:last])
+            made = opened(self._device, export, partial(_some, mine))
             self._openings.append(made)
             found.append(Mapped(export.address, export.nbytes, made.address, f"cuda:{made.owner}", made))
         return found
@@ -180,6 +182,10 @@ class OpenedByCudaIpc:
         if words is not None:
             words.close()
         self.release()
+
+
+def _some(descriptors: Sequence[int], first: int, last: int) -> Sequence[int]:
+    return descriptors[first:last]
 
 
 def _issued(transfer: Any) -> bool:

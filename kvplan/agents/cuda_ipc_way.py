@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from kvplan.agents.cuda_ipc_owner import CudaIpcOffer
@@ -111,7 +112,7 @@ def _exports(part: object) -> tuple[Export, ...]:
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ALLOCATIONS:
         raise LayoutError(f"the card's part for cuda_ipc is {quoted(part)}; give what Agent.card() made")
     found = tuple(_export(row) for row in rows)
-    for one, following in zip(found, found[1:], strict=False):
+    for one, following in pairwise(found):
         if one.end > following.address:
             raise LayoutError(f"two allocations of the card overlap at {following.address:#x}, or do not ascend")
     if sum(len(one.pieces) for one in found) > MOST_PIECES:
@@ -128,7 +129,7 @@ def _export(row: Any) -> Export:
     if not isinstance(gpu, str) or not _UUID.fullmatch(gpu):
         raise LayoutError(f"the card's GPU is {quoted(gpu)}; give its UUID")
     if not isinstance(handle, str) or not re.fullmatch(f"([0-9a-f]{{{2 * HANDLE_NBYTES}}})?", handle):
-        raise LayoutError(f"the card's handle is {quoted(handle)}; it is {HANDLE_NBYTES} bytes in hexadecimal, or empty")
+        raise LayoutError(f"the card's handle is {quoted(handle)}; it is {HANDLE_NBYTES} bytes in hex, or empty")
     pieces = _pieces(runs)
     if bool(handle) == bool(pieces) or (pieces and sum(pieces) != nbytes):
         raise LayoutError(
@@ -151,5 +152,3 @@ def _pieces(runs: Any) -> tuple[int, ...]:
             raise LayoutError(f"an allocation of the card has more than {MOST_PIECES:,} pieces")
         found += [nbytes] * count
     return tuple(found)
-
-
