@@ -59,7 +59,7 @@ class PoolOwner:
         return self._answer()
 
     def _tell(self, question: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None  # noqa: S101  # it is a pipe
+        assert self._process.stdin is not None  # it is a pipe
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
@@ -67,7 +67,7 @@ class PoolOwner:
             raise TransferError("the process that owns the pool has ended; its error is above") from None
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None  # noqa: S101  # it is a pipe
+        assert self._process.stdout is not None  # it is a pipe
         line = self._process.stdout.readline()
         if not line:
             raise KVPlanError("the process that owns the pool has ended; its error is above")

@@ -34,10 +34,10 @@ def main() -> int:
         answers.flush()
 
     def bytes_of(nbytes: int) -> Any:
-        made = torch.zeros(nbytes, dtype=torch.uint8, device=spec.device)
+        made: Any = torch.zeros(nbytes, dtype=torch.uint8, device=spec.device)
         return made.share_memory_() if spec.device == "cpu" else made
 
-    from kvplan.agents import Agent  # a room above this one; see .importlinter
+    from kvplan.agents.agent import Agent  # a room above this one; see .importlinter
 
     flat, layers = bytes_of(spec.nbytes), [bytes_of(spec.layer_nbytes).view(64, -1) for _ in range(spec.layers)]
     if spec.device != "cpu":

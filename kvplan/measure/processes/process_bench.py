@@ -161,7 +161,7 @@ class ProcessRun:
         Raises:
             KVPlanError: a device does not exist, or the processes cannot meet.
         """
-        from kvplan.agents import Agent
+        from kvplan.agents.agent import Agent
 
         bench, until = self.bench, self.clock() + self.bench.seconds
         geometries = bench.geometries()
@@ -208,7 +208,7 @@ class ProcessRun:
                 start = time.perf_counter()
                 peer = agent.meet(card)
                 found.append(time.perf_counter() - start)
-                assert peer.layouts.keys() - {LAYERS_NAME} or len(peer.layouts) == 1  # noqa: S101  # it is used
+                assert peer.layouts.keys() - {LAYERS_NAME} or len(peer.layouts) == 1  # it is used
                 agent.forget(peer)
 
     def _one_block(self, remote: Remote, other: PoolOwner, moved: Work) -> None:
@@ -276,7 +276,7 @@ class ProcessRun:
         except RuntimeError as error:
             yield from (replace(row, broken=" ".join(str(error).split())) for row in rows.values())
             return
-        assert self.ceilings is not None  # noqa: S101  # measured first
+        assert self.ceilings is not None  # measured first
         for name, timing in timings.items():
             facts = figures(rows[name].nbytes, timing.seconds, self.ceilings, moved.geometry.direction)
             yield replace(rows[name], **timing._asdict(), **facts)

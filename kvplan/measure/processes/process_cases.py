@@ -19,7 +19,7 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvplan.agents import Peer
+    from kvplan.agents.peer import Peer
     from kvplan.execute.executor import Executor
     from kvplan.nixl import NixlPeer
 
