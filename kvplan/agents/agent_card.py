@@ -102,9 +102,7 @@ def read_card(card: object) -> AgentCard:
     host = _table(document["host"], "host")
     if set(host) != set(Host._fields) or not isinstance(host["boot"], str) or not _BOOT.fullmatch(host["boot"]):
         raise LayoutError(f"the card's host is {quoted(host)}; {_RIGHT}")
-    where = Host(
-        host["boot"], _number(host, "net", "the card's host.net"), _number(host, "pids", "the card's host.pids")
-    )
+    where = Host(host["boot"], *(_number(host, key, f"the card's host.{key}") for key in ("net", "pids")))
     pid = _number(document, "pid", "the card's pid", least=1, most=2**31 - 1)
     started = _number(document, "started", "the card's started")
     uid = _number(document, "uid", "the card's uid", most=2**32 - 2)
@@ -120,9 +118,7 @@ def read_card(card: object) -> AgentCard:
             raise LayoutError(
                 f"the card's {transport} offers layout {quoted(unknown[0])}, which the card does not hold"
             )
-    return AgentCard(
-        name, Host(host["boot"], net, pids), pid, started, uid, agent, key, socket, layouts, offered, refused
-    )
+    return AgentCard(name, where, pid, started, uid, agent, key, socket, layouts, offered, refused)
 
 
 def _document(card: object) -> dict[str, Any]:

@@ -127,11 +127,9 @@ class Life:
     def __init__(self, pid: int, started: int | None) -> None:
         self.pid = pid
         self._stat = self._pidfd = -1
-        self._poll = select.poll()
         try:
             with contextlib.suppress(OSError, AttributeError):  # not on Linux before 5.3
                 self._pidfd = os.pidfd_open(pid)
-                self._poll.register(self._pidfd, select.POLLIN)
             # From here on the number cannot go to another process unnoticed: this file belongs to one process only.
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             if started is not None and int(_fields(os.pread(self._stat, 4096, 0))[_STARTED]) != started:
@@ -149,8 +147,11 @@ class Life:
         """Return whether the process has ended or has begun to end; its memory is still whole if it has not."""
         if self._stat < 0:
             return True
-        if self._pidfd >= 0 and self._poll.poll(0):
-            return True
+        if self._pidfd >= 0:
+            poll = select.poll()  # several threads ask, and one object serves only one at a time
+            poll.register(self._pidfd, select.POLLIN)
+            if poll.poll(0):
+                return True
         try:
             fields = _fields(os.pread(self._stat, 4096, 0))
             return fields[0] in (b"Z", b"X", b"x") or bool(int(fields[_FLAGS]) & _EXITING)
