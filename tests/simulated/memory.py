@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from kvplan.cuda.device import ACCESS_FLAGS, DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from kvplan.cuda.driver import LEGACY_IPC
 
 
 class Memory:
@@ -44,6 +45,8 @@ class Memory:
             if not found:
                 return None
             return 0 if found[0] in self.unmapped else 1 if found[0] in self.readable else 3
+        if attribute == LEGACY_IPC:
+            return int(any(start <= address < end for start, end, _ in self.owned))
         for start, end in self.pinned:
             if start <= address < end:
                 known = {

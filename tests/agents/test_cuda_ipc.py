@@ -1,0 +1,197 @@
+"""The transport of GPU memory, on simulated GPUs: the order of transfers, notes and the owner's work."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+import kvplan
+from tests.agents.simulated_ipc import (
+    BLOCKS,
+    ROW,
+    assert_nothing_is_left,
+    cache,
+    devices_that_are_left_alone,
+    driven,
+    gpus,
+    joined,
+)
+from tests.simulated import Event, Stream
+from tests.simulated.executors import executor_on
+from tests.simulated.ipc import UUID
+
+NBYTES = BLOCKS * ROW
+UUIDS = [str(uuid.UUID(bytes=UUID + bytes([k]))) for k in range(2)]
+
+
+devices = pytest.fixture(devices_that_are_left_alone)
+
+
+@pytest.mark.parametrize("path", ["kernel", "copy_engine", "copy_engine_2d"])
+@pytest.mark.parametrize("owner", [0, 1])
+def test_blocks_are_pulled_and_pushed(devices, path, owner):
+    theirs, there = cache(devices, owner, 1)
+    mine, here = cache(devices, 0, 2)
+    before = theirs.copy()
+    with executor_on(devices[0], path) as executor, joined(there, "cuda:0") as ends:
+        assert [one.device for one in ends.opened.mapped] == [f"cuda:{owner}"] * 2
+        assert ends.layout.device == f"cuda:{owner}"
+        pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
+        pull.synchronize()
+        push = executor.submit(kvplan.compile(here, ends.layout).plan([7, 0], [2, 3]))
+        push.synchronize()
+    np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
+    np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
+
+
+def test_a_note_comes_after_the_last_byte_without_the_sender(devices):
+    device = devices[0]
+    theirs, there = cache(devices, 1, 1)
+    mine, here = cache(devices, 0, 2)
+    with executor_on(device, "kernel") as executor, joined(there, "cuda:0") as ends:
+        user = device.stream()
+        device.theirs.add(user)
+        device.eager = False
+        gate = device.gate(user)
+        program = kvplan.compile(here, ends.layout)
+        first = executor.submit(program.plan([0], [1]), after=Stream(user))
+        assert ends.opened.after(first, b"one")
+        second = executor.submit(program.plan([2], [3]))
+        assert ends.opened.after(second, b"two")
+        third = executor.submit(program.plan([2], [4]))
+        assert not ends.opened.after(third, b"")  # no note: the agent has nothing to send
+        device.run()
+        assert ends.notes() == []
+        gate.set()
+        device.run()
+        np.testing.assert_array_equal(theirs[:, [1, 3]], mine[:, [0, 2]])
+        assert ends.notes() == [b"one", b"two"]
+        assert ends.notes() == []
+        for each in (first, second, third):
+            each.synchronize()
+
+
+def test_notes_of_transfers_that_wait_on_the_cpu_are_the_agent_s_and_later_ones_do_not_overtake(devices):
+    _, there = cache(devices, 0, 1)
+    _, here = cache(devices, 0, 2)
+    with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
+        program, event = kvplan.compile(here, ends.layout), threading.Event()
+        first = executor.submit(program.plan([0], [1]), after=event)
+        assert first.queued
+        assert not ends.opened.after(first, b"one")
+        second = executor.submit(program.plan([2], [3]))
+        assert not ends.opened.after(second, b"two")
+        event.set()
+        first.synchronize()
+        second.synchronize()
+        third = executor.submit(program.plan([2], [3]))
+        assert ends.opened.after(third, b"three")
+        third.synchronize()
+        devices[0].run()
+        assert ends.notes() == [b"three"]
+
+
+def test_the_note_of_a_transfer_that_failed_is_taken_back(devices):
+    _, there = cache(devices, 0, 1)
+    _, here = cache(devices, 0, 2)
+    with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
+        program = kvplan.compile(here, ends.layout)
+        first = executor.submit(program.plan([0], [1]))
+        devices[0].fail("cuStreamWriteValue64")
+        assert not ends.opened.after(first, b"one")
+        second = executor.submit(program.plan([0], [1]))
+        assert ends.opened.after(second, b"two")
+        for each in (first, second):
+            each.synchronize()
+        devices[0].run()
+        assert ends.notes() == [b"two"]
+
+
+def test_a_long_note_is_the_agent_s(devices):
+    _, there = cache(devices, 0, 1)
+    _, here = cache(devices, 0, 2)
+    with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
+        transfer = executor.submit(kvplan.compile(here, ends.layout).plan([0], [1]))
+        assert not ends.opened.after(transfer, bytes(20_000))
+        transfer.synchronize()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_transfer_waits_for_what_the_owner_published(seed):
+    """Streams advance in random order, so that a missing wait shows as wrong bytes."""
+    devices = gpus(seed=seed)
+    with driven(devices):
+        theirs, there = cache(devices, 1, 1)
+        mine, here = cache(devices, 0, 2)
+        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
+            compute, user = devices[1].stream(), devices[0].stream()
+            program = kvplan.compile(ends.layout, here)
+            new = np.random.default_rng(seed + 9).integers(0, 256, theirs.shape, np.uint8)
+            devices[1].put(compute, lambda: theirs.__setitem__(slice(None), new))
+            ends.offer.publish(OnGpu(compute, 1))
+            mark = np.zeros(1)
+            devices[0].put(user, lambda: mark.__setitem__(0, 1))
+            event = Event.on(devices[0], user)
+            for after in (None, Stream(user), event, executor.submit(program.plan([0], [0]))):
+                given = ends.opened.before(None, after)
+                executor.submit(program.plan([1, 5], [0, 7]), after=given).synchronize()
+                np.testing.assert_array_equal(mine[:, [0, 7]], new[:, [1, 5]])
+            assert ends.opened.before(None, None) is None  # all that was published has passed
+            devices[0].run()
+        for device, stream in zip(devices[::-1], (compute, user), strict=True):
+            device.destroy_stream(stream)
+        devices[0].destroy_event(event.cuda_event)
+        assert_nothing_is_left(devices)
+
+
+class OnGpu:
+    """A stream of torch."""
+
+    def __init__(self, handle: int, ordinal: int) -> None:
+        self.cuda_stream, self.device_index = handle, ordinal
+
+
+def test_what_the_owner_published_is_waited_for_on_the_cpu_where_the_caller_s_object_is(devices):
+    theirs, there = cache(devices, 1, 1)
+    with joined(there, "cuda:0") as ends:
+        compute, event = devices[1].stream(), threading.Event()
+        devices[1].put(compute, lambda: theirs.fill(3))
+        ends.offer.publish(OnGpu(compute, 1))
+        devices[0].eager = False
+        assert ends.opened.before(None, event) is event
+        assert theirs.min() == theirs.max() == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_owner_s_stream_waits_for_the_visitor_s_transfers(seed):
+    devices = gpus(seed=seed)
+    with driven(devices):
+        theirs, there = cache(devices, 1, 1)
+        before = theirs.copy()
+        mine, here = cache(devices, 0, 2)
+        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
+            compute = devices[1].stream()
+            ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has sent its event
+            ends.hear()
+            pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
+            ends.opened.after(pull, b"")
+            ends.offer.wait_for_visitors(OnGpu(compute, 1))
+            devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
+            devices[0].run()
+            pull.synchronize()
+            np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
+            assert not theirs.any()
+        assert_nothing_is_left(devices)
+
+
+def test_streams_of_other_gpus_are_refused(devices):
+    _, there = cache(devices, 1)
+    with joined(there) as ends:
+        for call in (ends.offer.publish, ends.offer.wait_for_visitors):
+            with pytest.raises(kvplan.KVPlanError, match="stream is a str"):
+                call("stream")
+            with pytest.raises(kvplan.KVPlanError, match="the stream is of cuda:0; give one of cuda:1"):
+                call(OnGpu(7, 0))
