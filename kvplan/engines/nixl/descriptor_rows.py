@@ -111,7 +111,8 @@ class Rows:
         if self._expanded is not None:
             return self._expanded.take(indices)
         row = self.row(indices)
-        step = indices - (self._ends - self.count).take(row)
+        before: Int64Array = self._ends - self.count
+        step: Int64Array = indices - before.take(row)
         return self.address.take(row) + step * self.stride.take(row)
 
     def sizes(self, indices: Int64Array) -> Int64Array:

@@ -120,6 +120,7 @@ class Agent:
         own = state.real.prep_xfer_dlist(agent_name, xfer_list, mem_type, list(backends))
         made = PreparedList(own, "" if name in LOCAL else name, rows=rows)
         state.place(made)
+        state.prepare(made)
         return made
 
     def make_prepped_xfer(

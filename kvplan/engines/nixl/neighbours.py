@@ -50,7 +50,8 @@ class Neighbourhood:
         self._version = -1
         self._spans = Spans([])
         self._agent: LocalAgent | None = None  # of the newest version; None if nothing can be offered
-        self._agents: list[LocalAgent] = []  # all that are open
+        self._agents: list[LocalAgent] = []  # all that offer memory
+        self._visitor: LocalAgent | None = None  # opens the memory of peers, and offers none
         self._executors: dict[str, Executor] = {}
         _here[self.identity] = self
 
@@ -117,27 +118,21 @@ class Neighbourhood:
         told = document.get("agent")
         if not isinstance(told, str):
             raise LayoutError(f"the card of {name!r} offers nothing that another process can open")
-        if self._agent is None:  # the memory has changed since the last card, or none of it can be offered
-            self._agent = LocalAgent(self.name, {}, transports=tuple(LOCAL))
-            self._agents.append(self._agent)
-        return OtherProcess(name, self._agent, told.encode())
+        if self._visitor is None:
+            self._visitor = LocalAgent(self.name, {}, transports=tuple(LOCAL))
+        return OtherProcess(name, self._visitor, told.encode())
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the notifications that came by kvplan, as (name, notification); each comes once."""
         found = [self.inbox.popleft() for _ in range(len(self.inbox))]
-        return found + [note for agent in self._agents for note in agent.notes()]
+        visitor = [] if self._visitor is None else [self._visitor]
+        return found + [note for agent in (*self._agents, *visitor) for note in agent.notes()]
 
     def executor(self, device: str) -> Executor:
         """Return the executor of a device, for transfers within this process."""
         if device not in self._executors:
             self._executors[device] = Executor(device)
         return self._executors[device]
-
-    def close(self) -> None:
-        """Close everything."""
-        self.withdraw()
-        while self._executors:
-            self._executors.popitem()[1].close()
 
 
 def _device(kind: str, number: int) -> str:

@@ -39,6 +39,8 @@ class OtherProcess:
 
     def __init__(self, name: str, agent: LocalAgent, card: bytes) -> None:
         told = read_card(card)
+        if told.name != name:
+            raise LayoutError(f"the card behind the metadata of {name!r} is of {told.name!r}")
         self.name = name
         self._agent = agent
         self._peer = agent.meet(card)

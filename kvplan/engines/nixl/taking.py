@@ -120,10 +120,12 @@ class State:
                 made.placed = self._local().place(made.rows)
             elif (neighbour := self.neighbours.get(made.peer)) is not None:
                 made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
-                self._prepare(neighbour, made.placed)
 
-    def _prepare(self, neighbour: Neighbour, there: Placed | None) -> None:
+    def prepare(self, made: PreparedList) -> None:
         """Warm up for reads of a peer's rows, so that the first transfer does not wait for compilers."""
+        neighbour, there = made.neighbour, made.placed
+        if neighbour is None:
+            return
         for kind in ("VRAM", "DRAM"):
             here = self._local().first(kind)
             if there is None or here is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -143,7 +144,8 @@ class TakenTransfer:
     _failed: Exception | None = None
     _begun: float = 0.0
     _posted: float = 0.0
-    _released: bool = field(default=False)
+    _released: bool = False
+    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def post(self, note: bytes) -> str:
         """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended can be posted again."""
@@ -169,6 +171,10 @@ class TakenTransfer:
         Raises:
             Exception: NIXL's, if the transfer was not posted, or has failed.
         """
+        with self._looking:  # one thread sees the end, and notifies
+            return self._look()
+
+    def _look(self) -> str:
         if self._failed is not None:
             raise self._failed
         if self.telemetry is not None:
