@@ -172,7 +172,8 @@ class Agent:
     def forget(self, peer: Peer, *, timeout: float = CLOSE_SECONDS) -> None:
         """Part from a peer: pending transfers are cancelled, those in flight end, then its memory is unmapped.
 
-        A second call for a peer does nothing. Plain executors must have ended their transfers over its layouts.
+        A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have
+        ended their transfers over its layouts.
 
         Args:
             peer: what :meth:`meet` returned.
@@ -184,6 +185,8 @@ class Agent:
         """
         if not isinstance(peer, Peer) or peer.core is not self._core:
             raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
+        if self._core.foreign:
+            return
         if self.peers.get(peer.name) is peer:
             del self.peers[peer.name]
         if peer.nixl is not None:

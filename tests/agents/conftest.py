@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ class Left:
     """Descriptors, threads and mappings of this process, compared before and after."""
 
     def __init__(self) -> None:
-        gc.collect()
+        resource_tracker.ensure_running()  # once per process, as soon as it starts another one
         self.before = self.now()
 
     @staticmethod

@@ -50,7 +50,9 @@ class Other:
         self.process.join(PATIENCE)
 
     def end(self):
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join(PATIENCE)
-        self.pipe.close()
+        if not self.pipe.closed:
+            if self.process.is_alive():
+                self.process.kill()
+            self.process.join(PATIENCE)
+            self.process.close()
+            self.pipe.close()
