@@ -87,7 +87,7 @@ class Agent:
         if executor is not None and not isinstance(executor, Executor):
             raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
         self._users = allowed_users(users)
-        self._ways, self._reasons = ways_here(self._transports)
+        self._ways, self._reasons = ways_here(self._transports, None if executor is None else executor.device)
         nixl = None
         if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
             self._reasons.pop(NIXL, None)
@@ -212,6 +212,47 @@ class Agent:
         if core.nixl is not None and core.nixl.made is not None:
             found += core.nixl.notes()
         return found
+
+    def publish(self, stream: Any) -> None:
+        """Let transfers that visitors submit from now on wait for all work that was issued on a stream so far.
+
+        Call it after the work that writes blocks, then tell the visitor by any channel that it may submit. The
+        visitor's GPU waits, and no CPU.
+
+        Args:
+            stream: a stream of torch, or an object with ``cuda_stream`` or ``__cuda_stream__``, of a GPU whose memory
+                this agent offers.
+
+        Raises:
+            PathError: the agent offers no memory of a GPU.
+            KVPlanError: it is no stream, or is of another GPU.
+            TransferError: the agent is closed.
+        """
+        self._gpu_offer().publish(stream)
+
+    def wait_for_visitors(self, stream: Any) -> None:
+        """Let later work on a stream wait for all transfers that visitors have submitted so far; return at once.
+
+        Call it before work that writes blocks again that visitors have read. A transfer counts once its driver calls
+        have been made; one that waits on the CPU for its ``after=`` counts later, and a note tells its end.
+
+        Args:
+            stream: a stream, as of :meth:`publish`.
+
+        Raises:
+            PathError: the agent offers no memory of a GPU.
+            KVPlanError: it is no stream, or is of another GPU.
+            TransferError: the agent is closed.
+        """
+        self._gpu_offer().wait_for_visitors(stream)
+
+    def _gpu_offer(self) -> Any:
+        self._core.check_open()
+        offer = self._core.offered.offers.get("cuda_ipc")
+        if offer is None:
+            why = self._reasons.get("cuda_ipc") or self._core.offered.refused.get("cuda_ipc") or "it is not among them"
+            raise PathError(f"the agent {self.name!r} offers no memory of a GPU by cuda_ipc: {why}")
+        return offer
 
     def stats(self) -> ExecutorStats:
         """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""

@@ -92,15 +92,22 @@ class Core:
         if self.closing:
             raise TransferError(f"the agent {self.name!r} is closed")
 
-    def executor_for(self, plan: Plan) -> Executor:
-        """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own."""
+    def executor_for(self, plan: Plan, gpu: str | None = None) -> Executor:
+        """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own.
+
+        Args:
+            plan: the plan.
+            gpu: the GPU that alone reaches the peer's memory; None if any executor can move it.
+        """
         given, own = self._given, self._own
-        if len(plan.layouts) == 1:
+        if gpu is not None:
+            device = gpu
+        elif len(plan.layouts) == 1:
             src, dst = plan.layouts[0]
             device = dst.device if dst.device != "cpu" else src.device
         else:
             device = _device(plan)
-        if given is not None and (given.device == device or (given.device != "cpu" and device != "cpu")):
+        if given is not None and (given.device == device or (gpu is None and "cpu" not in (given.device, device))):
             return given
         executor = own.get(device)
         if executor is None:

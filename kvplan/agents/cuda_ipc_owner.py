@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from kvplan.agents.cuda_ipc_messages import (
-    DROPPED,
-    EVENT,
-    MOST_PENDING,
-    NOTE,
-    NOTES_WORD,
-    PUBLISHED_WORD,
-    numbered,
-)
+from kvplan.agents.cuda_ipc_messages import EVENT, PUBLISHED_WORD, read_message, refused
+from kvplan.agents.cuda_ipc_notes import PendingNotes
 from kvplan.agents.way import Table, Tell
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import stream_handle
-from kvplan.cuda.ipc.exports import HANDLE_NBYTES, Export, descriptors, exported
+from kvplan.cuda.ipc.exports import Export, descriptors, exported
 from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
 from kvplan.cuda.ipc.shared_words import SharedWords
 from kvplan.cuda.reach import ordinal_of
@@ -167,44 +159,29 @@ class ServedByCudaIpc:
         self.words = SharedWords()
         self.descriptors: Sequence[int] = (*pieces, self.words.descriptor)
         self.table: Table = {"events": {gpu: event.handle.hex() for gpu, event in events.items()}}
-        self._pending: deque[tuple[int, bytes | None]] = deque()  # notes by number; None for one that was taken back
-        self._last = 0
-        self._visitor: bytes | None = None  # the handle of the visitor's event
-        self._opened: dict[int, InterprocessEvent] = {}
+        self._notes = PendingNotes(self.words)
+        self._visitor: dict[int, bytes] = {}  # the handles of the visitor's events, by lane
+        self._opened: dict[tuple[int, int], InterprocessEvent] = {}  # by GPU and lane
+        self._closed = False
 
     def heard(self, message: bytes) -> None:
         """See :meth:`kvplan.agents.way.Served.heard`."""
-        kind = message[:1]
-        if kind == EVENT and len(message) == 1 + HANDLE_NBYTES and self._visitor is None:
-            self._visitor = message[1:]
-            return
-        number, rest = numbered(message)
-        if kind == NOTE and number > self._last and len(self._pending) < MOST_PENDING:
-            self._last = number
-            self._pending.append((number, rest))
-        elif kind == DROPPED and not rest and self._pending and self._pending[-1][0] == number:
-            self._pending[-1] = (number, None)
-        else:
-            raise LayoutError(f"a message of {len(message)} bytes came for cuda_ipc; no agent of kvplan sends it")
+        read = read_message(message)
+        if read.kind != EVENT:
+            self._notes.take(read)
+        elif self._visitor.setdefault(read.lane, read.rest) != read.rest:
+            raise refused(message)
 
     def notes(self) -> list[bytes]:
         """See :meth:`kvplan.agents.way.Served.notes`. A word says behind which note the last byte has arrived."""
-        if not self._pending:
-            return []
-        arrived, found = self.words.load(NOTES_WORD), list[bytes]()
-        while self._pending and self._pending[0][0] <= arrived:
-            note = self._pending.popleft()[1]
-            if note is not None:
-                found.append(note)
-        return found
+        return [] if self._closed else self._notes.arrived()
 
     def events_of(self, device: Device) -> list[InterprocessEvent]:
-        """Return the visitor's event behind its transfers, opened for a GPU; nothing if it has sent none."""
-        if self._visitor is None:
-            return []
-        if device.ordinal not in self._opened:
-            self._opened[device.ordinal] = InterprocessEvent.opened(device, self._visitor)
-        return [self._opened[device.ordinal]]
+        """Return the visitor's events behind its transfers, opened for a GPU; nothing if it has sent none."""
+        for lane, handle in list(self._visitor.items()):
+            if (device.ordinal, lane) not in self._opened:
+                self._opened[device.ordinal, lane] = InterprocessEvent.opened(device, handle)
+        return [event for (ordinal, _), event in self._opened.items() if ordinal == device.ordinal]
 
     def close(self) -> None:
         """See :meth:`kvplan.agents.way.Served.close`."""
@@ -212,7 +189,7 @@ class ServedByCudaIpc:
         for event in self._opened.values():
             event.close()
         self._opened.clear()
-        self._pending.clear()
+        self._closed = True
         self.words.close()
 
 

@@ -269,6 +269,7 @@ class Visitor:
         self.served: dict[str, Served] = {}
         self._door = door
         self._left = False
+        self._last: list[bytes] = []  # notes that transports had when it left
         self.channel = Channel(sock, life, name, self._hear, self._told, door.loop.wake)
 
     def files(self) -> dict[int, int]:
@@ -290,7 +291,9 @@ class Visitor:
 
     def notes(self) -> list[bytes]:
         """Return its notes, each once."""
-        return self.channel.notes() + [note for one in list(self.served.values()) for note in one.notes()]
+        last, self._last = self._last, []
+        found = self.channel.notes() + last
+        return found + [note for one in list(self.served.values()) for note in one.notes()]
 
     def say(self, transport: str, message: bytes) -> None:
         """Send a message of a transport."""
@@ -307,6 +310,7 @@ class Visitor:
         """Give back what it was given."""
         served, self.served = self.served, {}
         for one in served.values():
+            self._last += one.notes()
             one.close()
 
     def _hear(self, transport: str, message: bytes) -> None:

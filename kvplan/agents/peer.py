@@ -122,7 +122,7 @@ class Peer:
         core, link = self.core, self.link
         assert link is not None  # the transport is a local one
         opened = link.opened[transport]
-        executor = core.executor_for(order.plan)
+        executor = core.executor_for(order.plan, opened.gpu)
         after = order.after
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
@@ -137,8 +137,9 @@ class Peer:
         link.enter(transfer)
         try:
             transfer.submit()
-            if opened.after(transfer.inner, order.note):
-                transfer.leave_note()
+            deliver = opened.after(transfer.inner, order.note, urgent=priority == "high")
+            if deliver is not None:
+                transfer.leave_note(deliver)
         except BaseException:
             if transfer.inner is None:
                 link.leave_flight(transfer)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.agents.way import Deliver
 from kvplan.base.latch import Latch, Wake
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Standby, error_of
@@ -86,6 +88,7 @@ class PeerTransfer(StreamlessTransfer):
         self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
         self._generation = generation()
         self._over = Latch()
+        self._deliver: Deliver | None = None  # the transport's, if it delivers the note
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
         self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
         self._cancelled = self._expired = False
@@ -168,9 +171,10 @@ class PeerTransfer(StreamlessTransfer):
         self._fates.append(_BEGUN)  # from here on, the inner transfer says whether it can be cancelled
         self.inner = self._start()
 
-    def leave_note(self) -> None:
+    def leave_note(self, deliver: Deliver) -> None:
         """Leave the note to the transport, which delivers it behind the last byte."""
         self._order = self._order._replace(note=b"")
+        self._deliver = deliver
 
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
@@ -223,9 +227,13 @@ class PeerTransfer(StreamlessTransfer):
         lost = self._link.lost(self._opened)
         if lost is not None:
             return self._problem(lost, _HOLDS[order.reading])
-        if order.note:
+        if order.note or self._deliver is not None:
+            deliver, self._deliver = self._deliver, None
             try:
-                self._link.send_note(order.note)
+                if deliver is not None:
+                    deliver(None)
+                else:
+                    self._link.send_note(order.note)
             except TransferError as error:
                 return self._problem(f"the note was not sent: {error}", "all bytes have moved")
         return None
@@ -234,6 +242,10 @@ class PeerTransfer(StreamlessTransfer):
         self._ends.append((result, error))
         if len(self._ends) > 1:
             return
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None and error is not None:
+            with suppress(TransferError):  # the peer is gone
+                deliver(error)
         if result is not None:
             self._tally.add(result, "read" if self._order.reading else "write")
         elif self._cancelled and not self._expired:

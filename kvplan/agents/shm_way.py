@@ -190,6 +190,8 @@ class ShmServed:
 class ShmOpened:
     """Mapped files of an owner; see :class:`kvplan.agents.way.Opened`."""
 
+    gpu = None
+
     def __init__(self, mapped: list[Mapped]) -> None:
         self.mapped = tuple(mapped)
 
@@ -198,10 +200,8 @@ class ShmOpened:
         del plan
         return after
 
-    def after(self, transfer: Any, note: bytes) -> bool:
+    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> None:
         """Leave the note to the agent; see :meth:`Opened.after`."""
-        del transfer, note
-        return False
 
     def lost(self) -> str | None:
         """Return None: mapped files outlive their owner; see :meth:`Opened.lost`."""

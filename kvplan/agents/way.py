@@ -23,10 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.errors import TransferError
 from kvplan.layout.components import Region
 from kvplan.plan.plan import Plan
 
 Tell = Callable[[bytes], None]  # sends a message of at most 32 KiB to the other side's ``heard``; never blocks
+# Called when a transfer has ended: with its error, or None if all bytes have moved. It may raise TransferError.
+Deliver = Callable[[TransferError | None], None]
 Table = dict[str, Any]  # a table for JSON: texts, numbers, lists and tables; bytes as base64 or hex text
 
 
@@ -53,7 +56,7 @@ class Mapped(NamedTuple):
         theirs: address of its first byte in the owner.
         nbytes: number of bytes.
         here: address of its first byte in the visitor.
-        device: device in the visitor: ``"cpu"``, or the GPU whose context opened it, such as ``"cuda:1"``.
+        device: device in the visitor: ``"cpu"``, or the GPU that has the memory, such as ``"cuda:1"``.
         owner: the object that the layout's regions keep; it keeps the mapping while it is alive. It has the method
             ``present() -> int``: some address of its own that never changes, and 0 after :meth:`Opened.close`.
         writable: whether the visitor may write it.
@@ -135,9 +138,11 @@ class Opened(Protocol):
 
     Attributes:
         mapped: where the owner's memory is now; the ranges of :attr:`Checked.ranges`, in the same order.
+        gpu: the GPU whose executor must move the bytes, such as ``"cuda:0"``; None if any executor can.
     """
 
     mapped: Sequence[Mapped]
+    gpu: str | None
 
     def before(self, plan: Plan, after: Any) -> Any:
         """Return the ``after=`` to submit with; called before the executor's submit, in the user's thread.
@@ -147,15 +152,17 @@ class Opened(Protocol):
             after: the user's ``after=``, or None. A transport may make the user's stream wait for the owner's event.
         """
 
-    def after(self, transfer: Any, note: bytes) -> bool:
+    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
         """Take part in the end of a transfer; called right after the executor's submit, in the user's thread.
 
         Args:
             transfer: the executor's transfer.
             note: the user's note, or ``b""``.
+            urgent: whether the transfer has high priority. Notes of one priority come in the order of the submits.
 
         Returns:
-            True if this transport itself delivers the note, behind the last byte. False to have the agent send it.
+            None to have the agent send the note. Otherwise this transport delivers it, behind the last byte, and the
+            agent calls the function once, in a settling thread, when it knows how the transfer ended.
         """
 
     def lost(self) -> str | None:
@@ -184,6 +191,8 @@ class Opened(Protocol):
 
 class Way(Protocol):
     """One transport. An object is made for each agent: ``SomeWay()``; it raises PathError if this machine cannot.
+
+    ``cuda_ipc`` takes the device of the agent's executor, if the user gave one.
 
     Attributes:
         name: name of the transport, as in ``Agent(transports=...)``.

@@ -35,8 +35,12 @@ def checked_transports(transports: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(transports))
 
 
-def ways_here(transports: Sequence[str]) -> tuple[dict[str, Way], dict[str, str]]:
+def ways_here(transports: Sequence[str], device: str | None = None) -> tuple[dict[str, Way], dict[str, str]]:
     """Return the local transports that this machine can use, and the reasons why it cannot use the others.
+
+    Args:
+        transports: names of transports.
+        device: device of the agent's executor, if the user gave one.
 
     >>> ways, reasons = ways_here(["shm"])
     >>> list(ways), reasons
@@ -51,7 +55,8 @@ def ways_here(transports: Sequence[str]) -> tuple[dict[str, Way], dict[str, str]
             continue
         module, cls = LOCAL[name]
         try:
-            found[name] = getattr(import_module(module), cls)()
+            make = getattr(import_module(module), cls)
+            found[name] = make(device) if name == "cuda_ipc" and device not in (None, "cpu") else make()
         except (ImportError, KVPlanError) as error:
             reasons[name] = str(error)
     return found, reasons

@@ -53,70 +53,87 @@ def test_a_note_comes_after_the_last_byte_without_the_sender(devices):
     mine, here = cache(devices, 0, 2)
     with executor_on(device, "kernel") as executor, joined(there, "cuda:0") as ends:
         user = device.stream()
-        device.theirs.add(user)
         device.eager = False
         gate = device.gate(user)
         program = kvplan.compile(here, ends.layout)
         first = executor.submit(program.plan([0], [1]), after=Stream(user))
-        assert ends.opened.after(first, b"one")
+        delivers = [ends.opened.after(first, b"one", urgent=False)]
         second = executor.submit(program.plan([2], [3]))
-        assert ends.opened.after(second, b"two")
+        delivers.append(ends.opened.after(second, b"two", urgent=False))
         third = executor.submit(program.plan([2], [4]))
-        assert not ends.opened.after(third, b"")  # no note: the agent has nothing to send
+        assert ends.opened.after(third, b"", urgent=False) is None  # no note
         device.run()
         assert ends.notes() == []
         gate.set()
         device.run()
         np.testing.assert_array_equal(theirs[:, [1, 3]], mine[:, [0, 2]])
         assert ends.notes() == [b"one", b"two"]
+        for deliver in delivers:  # the agent's settling thread, later
+            deliver(None)
+        assert ends.told == []
         assert ends.notes() == []
         for each in (first, second, third):
             each.synchronize()
 
 
-def test_notes_of_transfers_that_wait_on_the_cpu_are_the_agent_s_and_later_ones_do_not_overtake(devices):
+def test_notes_of_high_priority_do_not_wait_for_others(devices):
+    device = devices[0]
+    _, there = cache(devices, 0, 1)
+    _, here = cache(devices, 0, 2)
+    with executor_on(device, "kernel") as executor, joined(there) as ends:
+        user = device.stream()
+        device.eager = False
+        gate = device.gate(user)
+        program = kvplan.compile(here, ends.layout)
+        slow = executor.submit(program.plan([0], [1]), after=Stream(user))
+        ends.opened.after(slow, b"slow", urgent=False)
+        urgent = executor.submit(program.plan([2], [3]), priority="high")
+        ends.opened.after(urgent, b"urgent", urgent=True)
+        device.run()
+        assert ends.notes() == [b"urgent"]
+        gate.set()
+        device.run()
+        assert ends.notes() == [b"slow"]
+        slow.synchronize()
+        urgent.synchronize()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_the_note_of_a_transfer_that_waits_on_the_cpu_comes_by_a_message_and_in_its_place(devices, moved):
     _, there = cache(devices, 0, 1)
     _, here = cache(devices, 0, 2)
     with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
         program, event = kvplan.compile(here, ends.layout), threading.Event()
         first = executor.submit(program.plan([0], [1]), after=event)
         assert first.queued
-        assert not ends.opened.after(first, b"one")
-        second = executor.submit(program.plan([2], [3]))
-        assert not ends.opened.after(second, b"two")
+        deliver = ends.opened.after(first, b"one" * 20_000, urgent=False)
         event.set()
         first.synchronize()
+        second = executor.submit(program.plan([2], [3]))
+        ends.opened.after(second, b"two", urgent=False)
         second.synchronize()
-        third = executor.submit(program.plan([2], [3]))
-        assert ends.opened.after(third, b"three")
-        third.synchronize()
         devices[0].run()
-        assert ends.notes() == [b"three"]
+        assert ends.notes() == []
+        deliver(None if moved else kvplan.TransferError())
+        assert ends.notes() == [b"one" * 20_000, b"two"][not moved :]
 
 
-def test_the_note_of_a_transfer_that_failed_is_taken_back(devices):
+def test_a_note_whose_word_is_not_written_comes_by_a_message(devices):
     _, there = cache(devices, 0, 1)
     _, here = cache(devices, 0, 2)
     with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
         program = kvplan.compile(here, ends.layout)
         first = executor.submit(program.plan([0], [1]))
         devices[0].fail("cuStreamWriteValue64")
-        assert not ends.opened.after(first, b"one")
+        deliver = ends.opened.after(first, b"one", urgent=False)
         second = executor.submit(program.plan([0], [1]))
-        assert ends.opened.after(second, b"two")
+        ends.opened.after(second, b"two", urgent=False)
         for each in (first, second):
             each.synchronize()
         devices[0].run()
-        assert ends.notes() == [b"two"]
-
-
-def test_a_long_note_is_the_agent_s(devices):
-    _, there = cache(devices, 0, 1)
-    _, here = cache(devices, 0, 2)
-    with executor_on(devices[0], "kernel") as executor, joined(there) as ends:
-        transfer = executor.submit(kvplan.compile(here, ends.layout).plan([0], [1]))
-        assert not ends.opened.after(transfer, bytes(20_000))
-        transfer.synchronize()
+        assert ends.notes() == []
+        deliver(None)
+        assert ends.notes() == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -177,7 +194,7 @@ def test_the_owner_s_stream_waits_for_the_visitor_s_transfers(seed):
             ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has sent its event
             ends.hear()
             pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
-            ends.opened.after(pull, b"")
+            ends.opened.after(pull, b"", urgent=False)
             ends.offer.wait_for_visitors(OnGpu(compute, 1))
             devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
             devices[0].run()

@@ -11,8 +11,8 @@ import pytest
 
 import kvplan
 from kvplan import LayoutError, PathError
-from kvplan.agents import cuda_ipc_owner
-from kvplan.agents.cuda_ipc_messages import written
+from kvplan.agents import cuda_ipc_notes
+from kvplan.agents.cuda_ipc_messages import Message
 from kvplan.agents.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
 from kvplan.cuda.ipc import interprocess_event, openings, shared_words
@@ -143,8 +143,11 @@ def test_a_gpu_that_cannot_reach_the_other_is_refused(devices):
 
 
 MESSAGES = [
-    b"", b"x", b"n", b"n1234567", b"e" + bytes(63), b"e" + bytes(65), written(b"n", 0, b"note"), written(b"d", 1),
-    written(b"z", 1, b"note"),
+    b"", b"x", b"n", b"n\0", Message(b"e", 0, 0, bytes(63)).written(), Message(b"e", 0, 0, bytes(65)).written(),
+    Message(b"e", 0, 1, bytes(64)).written(), Message(b"n", 0, 0, b"note").written(), Message(b"d", 0, 1).written(),
+    Message(b"z", 0, 1, b"note").written(), Message(b"n", 2, 1).written(), Message(b"n", 0, 2, b"note").written(),
+    Message(b"m", 0, 1, b"note").written(), Message(b"r", 0, 1, b"note").written(), Message(b"b", 1, 1).written(),
+    Message(b"n", 0, 1, bytes(30_000)).written(),
 ]  # fmt: skip
 
 
@@ -159,17 +162,29 @@ def test_messages_that_no_visitor_sends_end_the_connection(devices, message):
             ends.opened.heard(message)
 
 
-def test_notes_without_end_are_refused(devices, monkeypatch):
-    monkeypatch.setattr(cuda_ipc_owner, "MOST_PENDING", 3)
+def test_a_second_event_for_a_lane_is_refused(devices):
     _, there = cache(devices, 0)
     with joined(there) as ends:
-        for number in (1, 2, 9):
-            ends.served.heard(written(b"n", number, b"note"))
+        ends.hear()
         with pytest.raises(LayoutError):
-            ends.served.heard(written(b"n", 10, b"note"))
+            ends.served.heard(Message(b"e", 0, 0, bytes(64)).written())
+
+
+def test_notes_without_end_are_refused(devices, monkeypatch):
+    monkeypatch.setattr(cuda_ipc_notes, "MOST_PENDING", 3)
+    _, there = cache(devices, 0)
+    with joined(there) as ends:
+        for lane, number in ((0, 1), (0, 2), (1, 1)):
+            ends.served.heard(Message(b"n", lane, number, b"note").written())
+        for number in (3, 2, 4):
+            with pytest.raises(LayoutError):
+                ends.served.heard(Message(b"n", 0, number, b"note").written())
         with pytest.raises(LayoutError):
-            ends.served.heard(written(b"n", 2, b"note"))
+            ends.served.heard(Message(b"m", 0, 1, b"more").written())  # not the last one
         assert ends.served.notes() == []
+        monkeypatch.setattr(cuda_ipc_notes, "MOST_PENDING_NBYTES", 11)
+        with pytest.raises(LayoutError):
+            ends.served.heard(Message(b"m", 0, 2, b"more").written())
 
 
 @pytest.mark.parametrize("call", [
@@ -240,7 +255,7 @@ def test_a_child_of_a_fork_touches_nothing_of_the_gpu(devices, monkeypatch):
     with monkeypatch.context() as patch:
         for module in (openings, interprocess_event, shared_words):
             patch.setattr(module, "generation", lambda: now + 1)
-        patch.setattr("kvplan.agents.cuda_ipc_visitor.generation", lambda: now + 1)
+        patch.setattr("kvplan.agents.cuda_ipc_lane.generation", lambda: now + 1)
         kept = openings._processes[0]
         ends.opened.close()
         assert len(devices[0].calls) == calls
