@@ -89,7 +89,8 @@ def measured(kind: str, gpu: int, rows: int, nbytes: int) -> dict[str, dict[str,
             times.append((ready - begun, posted - ready, time.perf_counter() - begun))
             agent.release_xfer_handle(handle)
         make, post, whole = (median(column) for column in zip(*times, strict=True))
-        found[operation] = {"make_us": make * 1e6, "post_us": post * 1e6, "gbps": count * LAYERS * nbytes / whole / 1e9}
+        moved = count * LAYERS * nbytes
+        found[operation] = {"make_us": make * 1e6, "post_us": post * 1e6, "gbps": moved / whole / 1e9}
         if kind == "kvplan":
             found[operation]["gbps_in_flight"] = in_flight(
                 agent, operation, here, there, chosen, count * LAYERS * nbytes
