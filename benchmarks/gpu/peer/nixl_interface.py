@@ -1,9 +1,9 @@
 """Measure NIXL's interface between two processes with GPU memory, called as vLLM's connector calls it.
 
-``python -m benchmarks.gpu.nixl_interface [--owner 1] [--rows 40960] [--nbytes 8192] [--json FILE]``: per layer one row
-of a strided list on each side, and random blocks. Times of ``make_prepped_xfer``, of ``transfer`` (the post), and until
-``check_xfer_state`` answers ``DONE``; beside them one large copy of the same bytes between both GPUs. Where NIXL is
-installed, NIXL's own agents make the same transfers.
+``python -m benchmarks.gpu.peer.nixl_interface [--owner 1] [--rows 40960] [--nbytes 8192] [--json FILE]``: a list has
+one strided row for each layer, and the blocks are random. It shows the times of ``make_prepped_xfer``, of ``transfer``
+(the post), and until ``check_xfer_state`` answers ``DONE``; beside them one large copy of the same bytes between both
+GPUs. Where NIXL is installed, NIXL's own agents make the same transfers.
 """
 
 from __future__ import annotations
