@@ -48,6 +48,8 @@ class Prefill:
     def end(self):
         self.process.kill()
         self.process.wait(PATIENCE)
+        self.process.stdin.close()
+        self.process.stdout.close()
 
 
 @contextmanager
