@@ -58,7 +58,7 @@ def ways_here(transports: Sequence[str]) -> tuple[dict[str, Way], dict[str, str]
 
 
 class OfferedLayouts:
-    """What an agent offers, by transport.
+    """The offers of an agent, by transport.
 
     Attributes:
         offers: the offers.
