@@ -11,9 +11,9 @@ from unittest import mock
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.agents.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
-from kvplan.agents.cuda_ipc_visitor import OpenedByCudaIpc
-from kvplan.agents.cuda_ipc_way import CudaIpcWay
+from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of, relocated
 from kvplan.agents.way import Origin
 from kvplan.cuda.ipc import openings
@@ -37,8 +37,8 @@ def driven(devices: list[Device]) -> Iterator[None]:
     """The transport takes these GPUs."""
     with ExitStack() as stack:
         for module in ("cuda_ipc_owner", "cuda_ipc_way"):
-            stack.enter_context(mock.patch(f"kvplan.agents.{module}.Device", devices.__getitem__))
-        stack.enter_context(mock.patch("kvplan.agents.cuda_ipc_way.driver", return_value=devices[0].driver))
+            stack.enter_context(mock.patch(f"kvplan.agents.cuda_ipc.{module}.Device", devices.__getitem__))
+        stack.enter_context(mock.patch("kvplan.agents.cuda_ipc.cuda_ipc_way.driver", return_value=devices[0].driver))
         process = openings._Process(openings.generation())
         stack.enter_context(mock.patch.object(openings, "_processes", [process]))
         yield

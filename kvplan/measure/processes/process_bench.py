@@ -105,7 +105,7 @@ class ProcessBench:
 
 @dataclass
 class Findings:
-    """What is measured beside the rows.
+    """Times that are measured beside the rows.
 
     Attributes:
         transport: the transport that the two processes have agreed on.

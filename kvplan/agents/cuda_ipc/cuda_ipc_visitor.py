@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvplan.agents.cuda_ipc_lane import VisitorLane, Waited
-from kvplan.agents.cuda_ipc_messages import LANES, PUBLISHED_WORD
+from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane, Waited
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PUBLISHED_WORD
 from kvplan.agents.way import Deliver, Mapped, Tell
 from kvplan.base.quoting import quoted
 from kvplan.cuda.device import Device

@@ -7,7 +7,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.agents.cuda_ipc_messages import BY_MESSAGE, DROPPED, EVENT, LATER, NOTE, READY, Message, note_messages
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
+    BY_MESSAGE,
+    DROPPED,
+    EVENT,
+    LATER,
+    NOTE,
+    READY,
+    Message,
+    note_messages,
+)
 from kvplan.agents.way import Deliver, Tell
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
