@@ -30,7 +30,7 @@ _BOOT = re.compile(r"[0-9a-f-]{1,64}")
 
 
 class Offered(NamedTuple):
-    """What one transport offers.
+    """The offer of one transport.
 
     Attributes:
         layouts: names of the layouts that it offers.

@@ -162,7 +162,7 @@ class Channel:
         elif packet in (CLOSING, GOODBYE):
             self._told(packet)
         else:
-            raise LayoutError(f"{quoted(packet)} is none that kvplan sends")
+            raise LayoutError(f"{quoted(packet)}, which no kvplan sends")
 
     def full(self) -> bool:
         """Return whether so many notes wait in the inbox that no more are read."""

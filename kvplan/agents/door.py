@@ -221,7 +221,7 @@ class Greeting:
             raise TransferError(f"{door.name!r} closes its agent")
         _, uid = peer_of(self.sock)
         if uid not in door.users:
-            raise TransferError(f"user {user_name(uid)} is none of the users that {door.name!r} allows (users=)")
+            raise TransferError(f"{door.name!r} does not allow user {user_name(uid)}; it would by users=[{uid}]")
         self._nonce = new_nonce()
         shown = proof(door.key, "owner", door.agent, hello, self._nonce)
         self.sock.send(packet_of({"nonce": self._nonce.hex(), "proof": shown.hex()}))

@@ -69,8 +69,9 @@ class Link:
 
     def check_open(self) -> None:
         """Raise TransferError if the link is not open."""
-        if self.why is not None:
-            raise TransferError(f"no transfer with {self.name!r}: {self.why}")
+        why = self.why or self.channel.gone  # noted first by the thread that asked, and then by the service thread
+        if why is not None:
+            raise TransferError(f"no transfer with {self.name!r}: {why}")
 
     @property
     def in_flight(self) -> int:

@@ -41,7 +41,7 @@ class Peering(Protocol):
 
 
 class Order(NamedTuple):
-    """What a submit asked for.
+    """The arguments of a submit.
 
     Attributes:
         plan: the plan.

@@ -63,7 +63,7 @@ def ways_here(transports: Sequence[str], device: str | None = None) -> tuple[dic
 
 
 class OfferedLayouts:
-    """What an agent offers, by transport.
+    """The offers of an agent, by transport.
 
     Attributes:
         offers: the offers.

@@ -134,7 +134,7 @@ def _handles(table: Mapping[str, Any]) -> list[bytes]:
     """Return the handles of the owner's events.
 
     Raises:
-        LayoutError: the table is none that an owner sends.
+        LayoutError: no owner sends the table.
     """
     events = table.get("events")
     if not isinstance(events, dict) or len(events) > MOST_EVENTS or set(table) != {"events"}:
