@@ -83,7 +83,7 @@ def test_a_way_that_fails_while_it_is_timed_is_broken(monkeypatch):
 @pytest.mark.parametrize(("told", "words"), [
     ({"device": "cuda:0", "peer": "cpu"}, "expected two GPUs, or the CPU twice"),
     ({"directions": ("load",)}, "unknown direction 'load'; expected one of push, pull"),
-    ({"sizes": (100,)}, "runs of 100 bytes"), ({"block_runs": 3}, "163839 runs, 3 a block"),
+    ({"sizes": (100,)}, "runs of 100 bytes"), ({"block_runs": 3}, "131070 runs, 3 a block"),
     ({"hosts": ("woven",)}, "host 'woven'"),
     ({"sizes": (1 << 20,), "most_nbytes": 1 << 20}, "two blocks of 160 runs of 1 MiB do not fit into 1 MiB"),
 ])  # fmt: skip
