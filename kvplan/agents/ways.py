@@ -14,7 +14,7 @@ from kvplan.layout.kvlayout import KVLayout
 
 # Transports between processes of one machine, with the class of each.
 LOCAL = {
-    "cuda_ipc": ("kvplan.agents.cuda_ipc_way", "CudaIpcWay"),
+    "cuda_ipc": ("kvplan.agents.cuda_ipc.cuda_ipc_way", "CudaIpcWay"),
     "shm": ("kvplan.agents.shm_way", "ShmWay"),
 }
 NIXL = "nixl"

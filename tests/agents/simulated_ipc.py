@@ -11,13 +11,14 @@ from unittest import mock
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.agents.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
-from kvplan.agents.cuda_ipc_visitor import OpenedByCudaIpc
-from kvplan.agents.cuda_ipc_way import CudaIpcWay
+from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of, relocated
 from kvplan.agents.way import Origin
 from kvplan.cuda.ipc import openings
 from tests.simulated import Device, Tensor
+from tests.simulated.pieces import Pieces
 
 ORIGIN = Origin("owner", 1, 0, same_user=True)
 BLOCKS, ROW = 8, 96
@@ -37,8 +38,8 @@ def driven(devices: list[Device]) -> Iterator[None]:
     """The transport takes these GPUs."""
     with ExitStack() as stack:
         for module in ("cuda_ipc_owner", "cuda_ipc_way"):
-            stack.enter_context(mock.patch(f"kvplan.agents.{module}.Device", devices.__getitem__))
-        stack.enter_context(mock.patch("kvplan.agents.cuda_ipc_way.driver", return_value=devices[0].driver))
+            stack.enter_context(mock.patch(f"kvplan.agents.cuda_ipc.{module}.Device", devices.__getitem__))
+        stack.enter_context(mock.patch("kvplan.agents.cuda_ipc.cuda_ipc_way.driver", return_value=devices[0].driver))
         process = openings._Process(openings.generation())
         stack.enter_context(mock.patch.object(openings, "_processes", [process]))
         yield
@@ -62,6 +63,23 @@ def devices_that_are_left_alone() -> Iterator[list[Device]]:
         yield found
         assert_nothing_is_left(found)
     assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+@contextmanager
+def expandable(devices: list[Device], ordinal: int, seed: int = 0) -> Iterator[tuple[np.ndarray, KVLayout]]:
+    """The same, in a segment of pieces: the second layer lies in two of them."""
+    sizes = (8192, 4096, 4096)
+    pieces = Pieces(*sizes)
+    array = pieces.array[8192 - 3 * BLOCKS * ROW // 2 :][: 2 * BLOCKS * ROW].reshape(2, BLOCKS, ROW)
+    array[:] = np.random.default_rng(seed).integers(0, 256, array.shape, np.uint8)
+    devices[0].driver.pieces += pieces.files
+    for device in devices:
+        device.own(pieces.array, ordinal)
+    try:
+        yield array, KVLayout.from_tensors("layer: block dim", [Tensor(layer, f"cuda:{ordinal}") for layer in array])
+    finally:
+        devices[0].driver.pieces.clear()
+        pieces.close()
 
 
 @dataclass
@@ -126,5 +144,6 @@ def assert_nothing_is_left(devices: list[Device]) -> None:
         device.run()
         entries = device.driver
         assert (entries.mapped, entries.shared, entries.registered) == ({}, {}, set())
+        assert (entries.handles, entries.spans, entries.held) == ({}, {}, {})
         assert not device.made - device.theirs, "an event was left"
     assert openings.mappings() == 0

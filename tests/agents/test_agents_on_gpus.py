@@ -117,7 +117,7 @@ class OnGpu:
 def test_an_agent_without_memory_of_a_gpu_publishes_nothing(devices):
     with Agent("pool", {"kv": pool()}, transports=("cuda_ipc", "shm")) as agent:
         for call in (agent.publish, agent.wait_for_visitors):
-            with pytest.raises(PathError, match="offers no memory of a GPU by cuda_ipc: .*shm"):
+            with pytest.raises(PathError, match=r"offers no memory of a GPU by cuda_ipc: .*shm"):
                 call(OnGpu(7, 0))
 
 

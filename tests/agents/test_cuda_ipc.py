@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import threading
-import uuid
 
 import numpy as np
 import pytest
 
 import kvplan
+from kvplan import LayoutError, PathError
+from kvplan.agents.cuda_ipc import cuda_ipc_owner
+from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
+from kvplan.agents.relocation import regions_of
 from tests.agents.simulated_ipc import (
-    BLOCKS,
-    ROW,
+    ORIGIN,
     assert_nothing_is_left,
     cache,
     devices_that_are_left_alone,
     driven,
+    expandable,
     gpus,
     joined,
 )
 from tests.simulated import Event, Stream
 from tests.simulated.executors import executor_on
-from tests.simulated.ipc import UUID
-
-NBYTES = BLOCKS * ROW
-UUIDS = [str(uuid.UUID(bytes=UUID + bytes([k]))) for k in range(2)]
-
 
 devices = pytest.fixture(devices_that_are_left_alone)
 
@@ -45,6 +43,44 @@ def test_blocks_are_pulled_and_pushed(devices, path, owner):
         push.synchronize()
     np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
     np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_memory_of_pieces_is_mapped_at_other_addresses(devices, owner):
+    mine, here = cache(devices, 0, 2)
+    with expandable(devices, owner, 1) as (theirs, there):
+        before = theirs.copy()
+        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
+            (one,) = ends.opened.mapped
+            assert (one.nbytes, one.here != one.theirs) == (8192 + 4096, True)
+            assert ends.offer.part["memory"][0]["pieces"] == [[8192, 1], [4096, 1]]
+            load, store = kvplan.compile(ends.layout, here), kvplan.compile(here, ends.layout)
+            executor.submit(load.plan([1, 5], [0, 7])).synchronize()
+            executor.submit(store.plan([7, 0], [2, 3])).synchronize()
+            np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
+            np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
+
+
+def test_a_piece_that_is_smaller_than_its_card_says_is_refused(devices):
+    with expandable(devices, 0) as (_, there):
+        regions = regions_of([there])
+        offer = CudaIpcWay().offer(regions)
+        part = {"memory": [offer.part["memory"][0] | {"nbytes": 16384, "pieces": [[8192, 2]]}]}
+        checked = CudaIpcWay().check(part, regions, ORIGIN)
+        served = offer.serve({}, lambda message: None)
+        with pytest.raises(LayoutError, match="has fewer than the 8192 bytes that its card promises"):
+            CudaIpcWay().open(checked, served.table, served.descriptors, lambda message: None, ORIGIN)
+        served.close()
+        offer.close()
+
+
+def test_too_many_pieces_for_the_descriptors_of_a_process(devices, monkeypatch):
+    monkeypatch.setattr(cuda_ipc_owner.resource, "getrlimit", lambda which: (cuda_ipc_owner.SPARE_DESCRIPTORS + 1, 0))
+    with (
+        expandable(devices, 0) as (_, there),
+        pytest.raises(PathError, match=r"2 pieces.*ulimit -n"),
+    ):
+        CudaIpcWay().offer(regions_of([there]))
 
 
 def test_a_note_comes_after_the_last_byte_without_the_sender(devices):

@@ -11,9 +11,9 @@ import pytest
 
 import kvplan
 from kvplan import LayoutError, PathError
-from kvplan.agents import cuda_ipc_notes
-from kvplan.agents.cuda_ipc_messages import Message
-from kvplan.agents.cuda_ipc_way import CudaIpcWay
+from kvplan.agents.cuda_ipc import cuda_ipc_notes
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import Message
+from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
 from kvplan.cuda.ipc import interprocess_event, openings, shared_words
 from tests.agents.simulated_ipc import (
@@ -255,7 +255,7 @@ def test_a_child_of_a_fork_touches_nothing_of_the_gpu(devices, monkeypatch):
     with monkeypatch.context() as patch:
         for module in (openings, interprocess_event, shared_words):
             patch.setattr(module, "generation", lambda: now + 1)
-        patch.setattr("kvplan.agents.cuda_ipc_lane.generation", lambda: now + 1)
+        patch.setattr("kvplan.agents.cuda_ipc.cuda_ipc_lane.generation", lambda: now + 1)
         kept = openings._processes[0]
         ends.opened.close()
         assert len(devices[0].calls) == calls

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cuda.device import SUCCESS
 from kvplan.cuda.driver import IpcHandle
+from tests.simulated.pieces import PieceEntries
 
 if TYPE_CHECKING:
     from tests.simulated.device import Device
@@ -30,7 +31,7 @@ def number_in(handle: IpcHandle, kind: bytes) -> int | None:
     return number if found == kind else None
 
 
-class IpcEntries:
+class IpcEntries(PieceEntries):
     """The driver's entry points of memory, events and words that processes share.
 
     Attributes:
@@ -41,6 +42,7 @@ class IpcEntries:
     """
 
     def __init__(self, device: Device) -> None:
+        super().__init__()
         self._device = device
         first = min(device.peers.values(), key=lambda one: one.ordinal)
         machine = self if first is device else first.driver
@@ -48,6 +50,9 @@ class IpcEntries:
         self.mapped: dict[int, int] = {} if machine is self else machine.mapped
         self.shared: dict[int, int] = {} if machine is self else machine.shared
         self.registered: set[int] = set() if machine is self else machine.registered
+        if machine is not self:
+            self.pieces, self.handles = machine.pieces, machine.handles
+            self.spans, self.held = machine.spans, machine.held
 
     # GPUs.
 
@@ -68,7 +73,8 @@ class IpcEntries:
     # Memory.
 
     def cuMemGetAddressRange_v2(self, start: Any, nbytes: Any, address: int) -> int:
-        for first, last, _ in self._device.owned:
+        pieces = [(first, first + held, 0) for first, held, _ in self.pieces]
+        for first, last, _ in pieces + self._device.owned:
             if first <= address < last:
                 start._obj.value, nbytes._obj.value = first, last - first
                 return self._device.fault("cuMemGetAddressRange")

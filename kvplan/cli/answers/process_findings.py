@@ -79,9 +79,9 @@ def in_words(found: Findings) -> str:
     """Return the times of a meeting and of one block as sentences."""
     shown = found.document()
     seen, submit = shown["seen"], shown["submit"]
+    meet, layers = _milliseconds(found.meet), _milliseconds(found.meet_layers)
     lines = [
-        f"transport {found.transport}; a meeting takes {_milliseconds(found.meet)} ms, and "
-        f"{_milliseconds(found.meet_layers)} ms with an allocation for each layer"
+        f"transport {found.transport}; a meeting takes {meet} ms, and {layers} ms with an allocation for each layer"
     ]
     if seen["samples"]:
         lines.append(

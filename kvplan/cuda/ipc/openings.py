@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
-from kvplan.cuda.driver import LAZY_PEER_ACCESS, POSIX_FD, DriverError, IpcHandle
+from kvplan.cuda.driver import INVALID_VALUE, LAZY_PEER_ACCESS, POSIX_FD, DriverError, IpcHandle
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.gpu_uuids import check_reach, ordinal_here
 from kvplan.cuda.scopes import Uncaptured
@@ -202,11 +202,6 @@ def _check_size(held: int, export: Export) -> None:
         raise LayoutError(f"the handle of another process maps {held} bytes; its card promises {export.nbytes}")
 
 
-def _check_piece(held: tuple[int, int], expected: tuple[int, int]) -> None:
-    if held != expected:
-        raise LayoutError(f"a piece of another process maps {held[1]} bytes; its card promises {expected[1]}")
-
-
 def _check_count(descriptors: Sequence[int], pieces: Sequence[int]) -> None:
     if len(descriptors) != len(pieces):
         raise LayoutError(f"{len(descriptors)} descriptors came for {len(pieces)} pieces of memory")
@@ -241,17 +236,14 @@ def _map_pieces(device: Device, export: Export, fetch: Fetch, made_in: int) -> _
 
 
 def _map_piece(device: Device, at: int, nbytes: int, descriptor: int) -> None:
-    """Map one piece. The driver refuses a piece that has fewer bytes; a larger one is refused here."""
-    cu, handle, start, held = device.driver, c_uint64(), c_uint64(), c_size_t()
+    """Map one piece. The driver refuses a piece that has fewer bytes."""
+    cu, handle = device.driver, c_uint64()
     code = cu.cuMemImportFromShareableHandle(byref(handle), descriptor, POSIX_FD)
     cu.check("cuMemImportFromShareableHandle", code, f"a piece of {nbytes} bytes")
     try:
-        cu.check("cuMemMap", cu.cuMemMap(at, nbytes, 0, handle.value, 0), f"a piece of {nbytes} bytes")
+        code = cu.cuMemMap(at, nbytes, 0, handle.value, 0)
     finally:
-        cu.cuMemRelease(handle.value)  # the mapping keeps the memory
-    try:
-        cu.check("cuMemGetAddressRange", cu.cuMemGetAddressRange_v2(byref(start), byref(held), at))
-        _check_piece((start.value, held.value), (at, nbytes))
-    except BaseException:
-        cu.cuMemUnmap(at, nbytes)
-        raise
+        cu.cuMemRelease(handle.value)  # a mapping keeps the memory
+    if code == INVALID_VALUE:
+        raise LayoutError(f"a piece of another process has fewer than the {nbytes} bytes that its card promises")
+    cu.check("cuMemMap", code, f"a piece of {nbytes} bytes")

@@ -15,11 +15,11 @@ from kvplan.base.numbers import spelled
 from kvplan.cost.policy import PEER_ROUTES, Policy
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.executor import Executor
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure import baselines, ceilings
 from kvplan.measure.baselines import BATCH, COPY, MEMCPY, Baseline
 from kvplan.measure.flights import Line
 from kvplan.measure.peers import peer_baselines
+from kvplan.measure.peers.peer_baselines import MOST_COPIES
 from kvplan.measure.processes.pool_layouts import LAYERS_NAME, PoolSpec, name_of
 from kvplan.measure.processes.pool_owner import PoolOwner
 from kvplan.measure.processes.process_cases import NIXL, ONE, TWO, Remote, by_nixl, one_process, two_processes
@@ -85,9 +85,11 @@ class ProcessBench:
                 )
 
     def geometries(self) -> list[Geometry]:
-        """Return the transfers, each of as many whole blocks as the memory holds."""
+        """Return the transfers, each of as many whole blocks as the memory holds, and the driver's batch call takes."""
         block = self.block_runs
-        return [Geometry(direction, host, size, max(self.most_nbytes // size // block, 1) * block, block)
+        runs = {size: max(min(self.most_nbytes // max(size, 1), MOST_COPIES) // max(block, 1), 1) * block
+                for size in self.sizes}  # fmt: skip
+        return [Geometry(direction, host, size, runs[size], block)
                 for size in self.sizes for host in self.hosts for direction in self.directions]  # fmt: skip
 
     def one_block(self) -> Geometry:
@@ -105,7 +107,7 @@ class ProcessBench:
 
 @dataclass
 class Findings:
-    """What is measured beside the rows.
+    """Times that are measured beside the rows.
 
     Attributes:
         transport: the transport that the two processes have agreed on.
@@ -175,8 +177,7 @@ class ProcessRun:
             buffers = Buffers(bench.most_nbytes, bench.device, peer=None if on_cpu else bench.peer)
             self.ceilings = _ceilings(buffers, bench)
             executor = stack.enter_context(Executor(bench.device, Policy()))
-            near = {"cache": KVLayout.from_tensors("byte", buffers.other)} if not on_cpu else {}
-            agent = stack.enter_context(Agent("bench", near, transports=("cuda_ipc", "shm"), executor=executor))
+            agent = stack.enter_context(Agent("bench", {}, transports=("cuda_ipc", "shm"), executor=executor))
             self.progress(0.05, "meetings")
             self._meet(agent, other)
             peer = agent.meet(other.card)

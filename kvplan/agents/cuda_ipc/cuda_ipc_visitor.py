@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvplan.agents.cuda_ipc_lane import VisitorLane, Waited
-from kvplan.agents.cuda_ipc_messages import LANES, PUBLISHED_WORD
+from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane, Waited
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PUBLISHED_WORD
 from kvplan.agents.way import Deliver, Mapped, Tell
 from kvplan.base.quoting import quoted
 from kvplan.cuda.device import Device
@@ -134,7 +134,7 @@ def _handles(table: Mapping[str, Any]) -> list[bytes]:
     """Return the handles of the owner's events.
 
     Raises:
-        LayoutError: the table is none that an owner sends.
+        LayoutError: no owner sends the table.
     """
     events = table.get("events")
     if not isinstance(events, dict) or len(events) > MOST_EVENTS or set(table) != {"events"}:

@@ -57,7 +57,7 @@ def read_message(message: bytes) -> Message:
     """Read a message.
 
     Raises:
-        LayoutError: it is none that a visitor sends.
+        LayoutError: no visitor sends it.
 
     >>> read_message(Message(READY, 0, 9).written())
     Message(kind=b'r', lane=0, number=9, rest=b'')

@@ -10,8 +10,8 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from kvplan.agents.cuda_ipc_messages import EVENT, PUBLISHED_WORD, read_message, refused
-from kvplan.agents.cuda_ipc_notes import PendingNotes
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import EVENT, PUBLISHED_WORD, read_message, refused
+from kvplan.agents.cuda_ipc.cuda_ipc_notes import PendingNotes
 from kvplan.agents.way import Table, Tell
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import stream_handle

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from kvplan.agents.cuda_ipc_owner import CudaIpcOffer
-from kvplan.agents.cuda_ipc_visitor import OpenedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer
+from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
 from kvplan.agents.way import Checked, Origin, Tell
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted

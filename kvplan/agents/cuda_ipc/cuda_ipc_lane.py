@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvplan.agents.cuda_ipc_messages import BY_MESSAGE, DROPPED, EVENT, LATER, NOTE, READY, Message, note_messages
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
+    BY_MESSAGE,
+    DROPPED,
+    EVENT,
+    LATER,
+    NOTE,
+    READY,
+    Message,
+    note_messages,
+)
 from kvplan.agents.way import Deliver, Tell
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
@@ -18,7 +28,8 @@ from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
 
 
-class Waited(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Waited:
     """A stream, as ``after=`` and ``wait`` take it."""
 
     cuda_stream: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from kvplan.agents.cuda_ipc_messages import (
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     BY_MESSAGE,
     DROPPED,
     LANES,
