@@ -39,6 +39,9 @@ def plugin() -> None:
         return
     if asked != "1":
         raise KVPlanError(f"{VARIABLE} is {asked!r}; give '1', or '0' to do nothing")
+    if not any(isinstance(handler, _Lines) for handler in log.handlers):
+        log.addHandler(_Lines())
+        log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     install()
 
 
@@ -63,6 +66,15 @@ def _replace() -> None:
         if getattr(held, CLASS, None) is own:
             setattr(held, CLASS, Agent)
     log.info("kvplan's agent stands in front of NIXL's: it takes over transfers within this machine")
+
+
+class _Lines(logging.StreamHandler[Any]):
+    """Writes lines to stderr where the engine handles the lines of its own loggers only, as vLLM does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, unless the program handles all lines by itself."""
+        if not logging.getLogger().handlers:
+            sys.stderr.write(f"{record.levelname} [{record.name}] {record.getMessage()}\n")
 
 
 class _Finder(importlib.abc.MetaPathFinder):

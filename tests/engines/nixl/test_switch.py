@@ -71,6 +71,16 @@ def test_switching_on_does_not_import_nixl(run):
     assert run(code, KVPLAN_NIXL="1") == "set()"
 
 
+@pytest.mark.parametrize(("handled", "wanted"), [(False, 2), (True, 0)])
+def test_lines_are_seen_where_the_engine_handles_its_own_only(run, handled, wanted):
+    """vLLM handles the lines of its loggers; SGLang handles all."""
+    code = "import logging, sys, io; sys.stderr = made = io.StringIO()\n"
+    code += "from kvplan.engines.nixl import plugin; plugin(); plugin()\n"
+    code += "logging.basicConfig(level=logging.INFO, stream=io.StringIO())\n" if handled else ""
+    code += "import nixl; from nixl._api import nixl_agent\nlogging.getLogger('kvplan.engines.nixl').info('seen')\n"
+    assert run(code + "print(made.getvalue().count('INFO [kvplan.engines.nixl] '))", KVPLAN_NIXL="1") == str(wanted)
+
+
 def test_an_agent_of_a_broken_nixl_serves_this_machine(run, tmp_path):
     (tmp_path / "nixl" / "__init__.py").write_text("raise ImportError('libucp.so.0 is missing')")
     code = "from kvplan.engines.nixl import Agent, install\ninstall()\nprint(type(Agent('a')._kvplan.real).__name__)"
