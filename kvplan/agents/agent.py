@@ -244,7 +244,9 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        self._gpu_offer().wait_for_visitors(stream)
+        offer = self._gpu_offer()
+        self._core.door.read()  # the service thread may be late
+        offer.wait_for_visitors(stream)
 
     def _gpu_offer(self) -> Any:
         self._core.check_open()
