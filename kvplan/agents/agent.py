@@ -170,7 +170,7 @@ class Agent:
         return peer
 
     def forget(self, peer: Peer, *, timeout: float = CLOSE_SECONDS) -> None:
-        """Part from a peer: pending transfers are cancelled, those in flight end, then its memory is unmapped.
+        """Part from a peer: submitted transfers end, then its memory is unmapped.
 
         A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have
         ended their transfers over its layouts.
@@ -181,7 +181,7 @@ class Agent:
 
         Raises:
             KVPlanError: ``peer`` is not a peer of this agent.
-            TransferError: transfers are still in flight; they go on, and the rest follows their end.
+            TransferError: transfers have not ended; they go on, and the rest follows their end.
         """
         if not isinstance(peer, Peer) or peer.core is not self._core:
             raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
@@ -244,7 +244,9 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        self._gpu_offer().wait_for_visitors(stream)
+        offer = self._gpu_offer()
+        self._core.door.read()  # the service thread may be late
+        offer.wait_for_visitors(stream)
 
     def _gpu_offer(self) -> Any:
         self._core.check_open()

@@ -135,6 +135,11 @@ class Door:
         late, self.late = self.late, []
         return late + [(visitor.name, note) for visitor in list(self.visitors.values()) for note in visitor.notes()]
 
+    def read(self) -> None:
+        """Take the messages of visitors that have come; never block."""
+        for visitor in list(self.visitors.values()):
+            visitor.channel.read()
+
     def begin_to_close(self) -> None:
         """Accept no more visitors, and tell those that are here."""
         self.closing = True

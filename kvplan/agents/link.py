@@ -50,7 +50,7 @@ class Link:
         self._loop = loop
         self._lock = threading.RLock()
         self._flying: dict[int, Flying] = {}
-        self._leaving = self._released = False
+        self._leaving = self._released = self._lost = False
         self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -114,6 +114,7 @@ class Link:
             channel.flush()
             if (death := channel.death()) is not None:
                 self._shut(death)
+                self._cancel_pending()
         if self.why is None or self._flying or (channel.unsent() and channel.gone is None):
             return
         if not self._released:
@@ -141,10 +142,14 @@ class Link:
 
     def _shut(self, why: str) -> None:
         with self._lock:
-            first, self.why = self.why is None, self.why or why
-        if first:
+            self.why = self.why or why
+
+    def _cancel_pending(self) -> None:
+        """Cancel transfers that have not begun: those that wait for their ``after=`` need not wait any longer."""
+        if not self._lost:
+            self._lost = True
             for transfer in list(self._flying.values()):
-                guarded(transfer.cancel)  # those that wait for an after= would keep the link open
+                guarded(transfer.cancel)
 
     def _say_goodbye(self) -> None:
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.way import Deliver
@@ -179,13 +181,37 @@ class PeerTransfer(StreamlessTransfer):
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
         self._waking = wake
-        error = wait_on_cpu(self._order.after, standby, wake, lambda: self._cancelled or self._over.happened)
+        with self._alarm(wake):
+            error = wait_on_cpu(self._order.after, standby, wake, self._given_up)
+        if self._late_by_now():
+            self.expire()
+            return
         if error is None and not self._over.happened:
             self._fates.append(_BEGUN)
             if self._fates[0] is _BEGUN:
                 error = error_of(self.submit)
         if error is not None:
             self._finish(None, self._problem(str(error), "nothing was moved"))
+
+    @contextmanager
+    def _alarm(self, wake: Wake) -> Iterator[None]:
+        """Wake the lane at the deadline."""
+        if self.until is None:
+            yield
+            return
+        timer = threading.Timer(max(0.0, self.until - time.monotonic()) + 1e-3, wake.put, (None,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _late_by_now(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+    def _given_up(self) -> bool:
+        return self._cancelled or self._over.happened or self._late_by_now()
 
     def expire(self) -> None:
         """Give it up at its deadline: cancel it if it has not begun, and else let it run unobserved."""

@@ -283,14 +283,23 @@ def test_an_owner_that_closes_lets_transfers_end_and_takes_no_more(both):
 
 def test_a_visitor_that_closes_waits_for_its_transfers(both):
     event = threading.Event()
-    running = both.peer.submit(both.store.plan([1], [1]), note=b"before the close")
-    pending = both.peer.submit(both.store.plan([1], [2]), after=event, note=b"never")
-    both.visitor.close(timeout=PATIENCE)
-    running.synchronize()
-    with pytest.raises(TransferError, match="it had not begun, and nothing was moved"):
-        pending.synchronize()
-    assert both.owner.notes() == [("visitor", b"before the close")]
+    many = [both.peer.submit(both.store.plan([1], [1]), note=b"%d" % k) for k in range(50)]
+    pending = both.peer.submit(both.store.plan([1], [2]), after=event, note=b"last")
+    with pytest.raises(TransferError, match="transfers with 'owner' are in flight"):
+        both.visitor.close(timeout=0.05)
+    with pytest.raises(TransferError, match="is closed"):
+        both.peer.submit(both.store.plan([1], [2]))
     event.set()
+    both.visitor.close(timeout=PATIENCE)
+    for transfer in (*many, pending):
+        transfer.synchronize()
+    assert both.owner.notes() == [("visitor", b"%d" % k) for k in range(50)] + [("visitor", b"last")]
+
+
+def test_a_visitor_cancels_and_then_closes(both):
+    pending = both.peer.submit(both.store.plan([1], [2]), after=threading.Event())
+    assert pending.cancel()
+    both.visitor.close(timeout=PATIENCE)
 
 
 def test_nothing_is_left_after_close(left):

@@ -97,7 +97,6 @@ def test_a_stream_of_the_visitor_and_one_of_the_owner_order_a_transfer(seed):
         found[1].put(compute, lambda: both.theirs.__setitem__(slice(None), new))
         both.owner.publish(OnGpu(compute, 1))
         transfer = both.peer.submit(both.load.plan([1, 5], [0, 7]))
-        until(lambda: both.owner._core.offered.offers["cuda_ipc"]._served[0]._visitor)
         both.owner.wait_for_visitors(OnGpu(compute, 1))
         found[1].put(compute, lambda: both.theirs.fill(0))
         transfer.synchronize(PATIENCE)
