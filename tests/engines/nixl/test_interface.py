@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import numpy as np
 import pytest
+import torch
 
 import kvplan
 from kvplan.engines.nixl import Agent
@@ -256,3 +260,35 @@ def test_metadata_with_a_wrong_card_is_nixl_s_alone(pair, caplog):
         assert pair.agents[0]._kvplan.neighbours == {}
     for cut in (own + b"\0" * 8 + joined(b"", b"")[-16:], own + b"\xff" * 8 + joined(b"", b"")[-16:]):
         assert split(cut)[1] in {None, b""}
+
+
+def test_cards_that_lie_are_left_to_nixl():
+    """Every change of a card is refused or harmless: no other error, and transfers still move the right bytes."""
+    machine, rng = nixl.Machine(), random.Random(7)
+    real = [machine.agent(name) for name in ("decode", "prefill")]
+    agents = [Agent(agent=one) for one in real]
+    pools = [torch.full((8, BLOCK), k, dtype=torch.uint8).share_memory_().numpy() for k in (1, 2)]
+    for agent, pool in zip(agents, pools, strict=True):
+        agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "DRAM")
+    own, card = split(agents[1].get_agent_metadata())
+    document = json.loads(card) | {"identity": "of another process"}
+    met = 0
+    for turn in range(150):
+        told = json.dumps(document).encode()
+        if turn:
+            at, upto = sorted(rng.randrange(len(told)) for _ in range(2))
+            change = rng.choice([b"", b"0", b'"', b"{", b"9" * 20, b"-1", told[at : at + 40]])
+            told = told[:at] + change + told[at + rng.choice([0, 1, upto - at]) :]
+        name = agents[0].add_remote_agent(joined(own, told))
+        met += bool(agents[0]._kvplan.neighbours)
+        lists = [
+            agents[0].prep_xfer_dlist(who, [(pool.ctypes.data, pool.nbytes, 0)], "DRAM")
+            for who, pool in zip(("", name), pools, strict=True)
+        ]
+        pools[0][:] = 1
+        agents[0].transfer(handle := agents[0].make_prepped_xfer("READ", lists[0], [0], lists[1], [0]))
+        until(lambda handle=handle: agents[0].check_xfer_state(handle) == "DONE")
+        assert (pools[0] == 2).all()
+        agents[0].remove_remote_agent(name)
+    assert 1 <= met < 150
+    assert real[0].made == 150 - met
