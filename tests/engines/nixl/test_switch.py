@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from kvplan import KVPlanError
-from kvplan.engines.nixl import switch
+from kvplan.engines.nixl import Agent, own_class, switch
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = {  # as NIXL's: the package takes its modules from another package, and repeats their names
@@ -97,3 +98,35 @@ def test_the_plugin_is_announced_to_vllm_and_sglang():
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     for group in ("vllm.general_plugins", "sglang.srt.plugins"):
         assert points[group]["kvplan-nixl"] == "kvplan.engines.nixl.switch:plugin"
+
+
+def test_the_class_is_replaced_in_this_process(monkeypatch):
+    """As above, where the lines are counted."""
+    own = type("nixl_agent", (), {"__init__": lambda self, name, *given: setattr(self, "name", name)})
+    package, module = ModuleType("nixl"), ModuleType("nixl._api")
+    package.nixl_agent = module.nixl_agent = own
+    monkeypatch.setattr(own_class, "replaced", [])
+    monkeypatch.setattr(switch, "replaced", own_class.replaced)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(switch.log, "handlers", [])
+    monkeypatch.setenv(switch.VARIABLE, "1")
+    monkeypatch.delitem(sys.modules, "nixl", raising=False)
+    switch.plugin()
+    switch.plugin()
+    finder = sys.meta_path[0]
+    assert finder.find_spec("numpy", None) is None
+    spec = finder.find_spec("nixl", None)
+    assert spec is None or hasattr(spec.loader, "exec_module")
+    loader = switch._Loader(SimpleNamespace(create_module=lambda spec: None, exec_module=lambda made: None, path="p"))
+    monkeypatch.setitem(sys.modules, "nixl", package)
+    monkeypatch.setitem(sys.modules, "nixl._api", module)
+    assert own_class.agent_class() is own
+    assert loader.create_module(None) is None
+    assert loader.path == "p"
+    loader.exec_module(package)
+    switch.install()
+    assert package.nixl_agent is module.nixl_agent is Agent
+    assert own_class.agent_class() is own
+    assert Agent("made").name == "made"
+    monkeypatch.setenv(switch.VARIABLE, "0")
+    switch.plugin()
