@@ -12,6 +12,7 @@ from kvplan import LayoutError, PathError
 from kvplan.agents.cuda_ipc import cuda_ipc_owner
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
+from kvplan.verification.raw_bytes import Contents
 from tests.agents.simulated_ipc import (
     ORIGIN,
     assert_nothing_is_left,
@@ -59,6 +60,24 @@ def test_memory_of_pieces_is_mapped_at_other_addresses(devices, owner):
             executor.submit(store.plan([7, 0], [2, 3])).synchronize()
             np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
             np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
+
+
+def test_what_was_met_is_read_and_written_by_address(devices):
+    """So do the markers of kvplan.verify."""
+    with expandable(devices, 0, 1) as (theirs, there), joined(there) as ends:
+        contents = Contents(ends.layout)
+        start = min(region.address for region in ends.layout.regions)
+        flat = theirs.reshape(-1)
+        addresses = start + np.array([[5, 900, 901], [1400, 6, 4]])
+        np.testing.assert_array_equal(contents.read(addresses), flat[addresses - start])
+        contents.write(addresses, np.array([[1, 2, 3], [4, 5, 6]], np.uint8))
+        np.testing.assert_array_equal(flat[[4, 5, 6, 900, 901, 1400]], [6, 1, 5, 2, 3, 4])
+        np.testing.assert_array_equal(contents.stretch(start + 3, 8), flat[3:11])
+        contents.write_stretch(start + 3, np.arange(8, dtype=np.uint8))
+        np.testing.assert_array_equal(flat[3:11], range(8))
+        assert contents.read(np.empty((0, 2), np.int64)).shape == (0, 2)
+    with pytest.raises(LayoutError, match="is no longer mapped"):
+        Contents(ends.layout)
 
 
 def test_a_piece_that_is_smaller_than_its_card_says_is_refused(devices):

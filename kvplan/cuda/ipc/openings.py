@@ -13,6 +13,7 @@ from kvplan.cuda.device import Device
 from kvplan.cuda.driver import INVALID_VALUE, LAZY_PEER_ACCESS, POSIX_FD, DriverError, IpcHandle
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.gpu_uuids import check_reach, ordinal_here
+from kvplan.cuda.ipc.mapped_bytes import MappedBytes
 from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import LayoutError, PathError, TransferError
 
@@ -86,6 +87,17 @@ class Opening:
         self._key = key
         self.address, self.nbytes = mapping.address, export.nbytes
         self.owner, self.ordinal = owner, mapping.device.ordinal
+
+    def bytes_at(self, address: int, nbytes: int) -> MappedBytes:
+        """Return some of its bytes, to be read and written by the CPU.
+
+        Raises:
+            LayoutError: it is closed.
+        """
+        mapping = self._mapping
+        if mapping is None:
+            raise LayoutError(f"memory of another process at {address:#x} is no longer mapped")
+        return MappedBytes(mapping.device, address, nbytes)
 
     def present(self) -> int:
         """Return the address; 0 once it is closed, so that an executor refuses plans over this memory."""
