@@ -29,13 +29,14 @@ coverage: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not package" --cov --cov-report=term
 
 # For hours: eighty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
-# random files and signals at random moments, each of which prints its seed.
+# random files, signals at random moments, and processes that are killed; each prints its seed.
 deep: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws tests/gpu_simulated
 	$(BIN)/python -m tests.deep.mutants
 	$(BIN)/python -m tests.deep.soak
 	$(BIN)/python -m tests.deep.fuzz_files
 	$(BIN)/python -m tests.deep.signals --points
+	$(BIN)/python -m tests.deep.agents
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:

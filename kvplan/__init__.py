@@ -22,6 +22,8 @@ from kvplan.errors import (
 from kvplan.layout.kvlayout import KVLayout
 
 if TYPE_CHECKING:
+    from kvplan.agents.agent import Agent
+    from kvplan.agents.peer import Peer
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
     from kvplan.execute.transfer import Transfer, TransferResult
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from kvplan.verification.verify import Verification, verify
 
 __all__ = [
+    "Agent",
     "BlockIndexError",
     "CopyProgram",
     "Descriptors",
@@ -52,6 +55,7 @@ __all__ = [
     "OverlapError",
     "PairProgram",
     "PathError",
+    "Peer",
     "Place",
     "Plan",
     "Policy",
@@ -73,11 +77,13 @@ __all__ = [
 
 # Modules that are imported when their name is first used, so that `import kvplan` is fast.
 _LATER = {
+    "Agent": "kvplan.agents.agent",
     "CopyProgram": "kvplan.plan.copy_program",
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "PairProgram": "kvplan.ranks.rank_pair",
+    "Peer": "kvplan.agents.peer",
     "Place": "kvplan.layout.places",
     "Plan": "kvplan.plan.plan",
     "Policy": "kvplan.cost.policy",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import rate, spelled
 from kvplan.base.quoting import quoted
+from kvplan.cli.answers.process_findings import in_words, is_process, peer_name, process_bench
 from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import json_text, print_json, write_file
 from kvplan.cli.screen.printing import note, number_table, progress, show
@@ -27,7 +28,8 @@ EXAMPLES = """examples:
   kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K \\
       --plot bench.svg
   kvplan bench --beside decode --seconds 120 --output bench.json
-  kvplan bench --peer cuda:1 --plot peers.svg"""
+  kvplan bench --peer cuda:1 --plot peers.svg
+  kvplan bench --peer process --output processes.json"""
 
 # The lines of a column's title, each at most as long as "broken": so eight columns fit into 80 characters.
 TITLES = {
@@ -52,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--device", type=_device, metavar="cuda:N|cpu", help="default: cuda:0; cpu where there is no GPU")
-    add("--peer", type=gpu, metavar="cuda:M", help="the pool is memory of this GPU, which may be --device itself; "
-        "default: host memory")  # fmt: skip
+    add("--peer", type=peer_name, metavar="cuda:M|process", help="the pool is memory of this GPU, which may be "
+        "--device itself, or of another process (process:cuda:M names its GPU); default: host memory")  # fmt: skip
     add("--sizes", type=_sizes, metavar="BYTES,...",
         help="of a run (default 512,2K,8K,32K,128K,1M; with --peer 512,2K,8K,64K,1M)")  # fmt: skip
     add("--counts", type=_counts, metavar="RUNS,...",
@@ -78,18 +80,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, save and draw. Return 1 if bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
+    from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 
     for path in (args.output, args.plot):
         if path is not None and not path.parent.is_dir():
             raise KVPlanError(f"{path}: the folder {path.parent} does not exist")
     if args.plot:
         _plots()
-    device, name = _found(args.device or (args.peer and "cuda:0"))
-    bench = _asked(args, device)
-    peer = _peer(bench)
+    other = is_process(args.peer)
+    device, name = _found(args.device or (None if other else args.peer and "cuda:0"))
+    bench = process_bench(args, device, _visible) if other else _asked(args, device)
+    peer = _peer(bench.device, bench.peer)
     _need_torch(device)
     start = time.perf_counter()
-    measured = Run(bench)
+    measured: Any = ProcessRun(bench) if isinstance(bench, ProcessBench) else Run(bench)
     with progress() as measured.progress:
         rows = list(measured.rows())
     found = {
@@ -97,17 +101,21 @@ def run(args: argparse.Namespace) -> int:
         "name": name,
         **peer,
         "seconds": round(time.perf_counter() - start, 2),
-        "asked": asdict(bench),
+        "asked": bench.document() if isinstance(bench, ProcessBench) else asdict(bench),
         "ceilings": measured.ceilings.document() if measured.ceilings else None,
         "broken": sum(bool(row.broken) for row in rows),
         "rows": [row.document() for row in rows],
         "missing": [asdict(one) for one in measured.missing],
     }
+    if other:
+        found |= {"peer": "process", "peer_device": bench.peer, "processes": measured.findings.document()}
     if args.json:
         print_json("bench", found)
     else:
         far = f" and {peer['peer_name']} ({bench.peer}), {peer['link']}" if "link" in peer else ""
-        show(*screen(f"{name} ({device}){far}", measured.ceilings, rows, measured.missing))
+        far += "; the pool is another process's" if other else ""
+        shown = screen(f"{name} ({device}){far}", measured.ceilings, rows, measured.missing)
+        show(*shown, *([in_words(measured.findings)] if other else []))
     if args.output:
         write_file("--output", str(args.output), f"{json_text('bench', found)}\n".encode())
         note(f"saved {args.output}")
@@ -209,7 +217,13 @@ def _found(device: str | None) -> tuple[str, str]:
         return "cpu", "CPU"
 
 
-def _peer(bench: Bench) -> dict[str, str]:
+def _visible() -> int:
+    from kvplan.cuda.driver import driver
+
+    return driver().devices()
+
+
+def _peer(device: str, peer: str | None) -> dict[str, str]:
     """Return the peer, its name and the link to it, of a bench between GPUs.
 
     Raises:
@@ -217,13 +231,12 @@ def _peer(bench: Bench) -> dict[str, str]:
     """
     from kvplan.cuda.peers import link_between
 
-    if bench.peer is None:
+    if peer in (None, "cpu"):
         return {}
-    found = {"peer": bench.peer, "peer_name": _found(bench.peer)[1]}
-    if bench.peer == bench.device:
+    found = {"peer": str(peer), "peer_name": _found(peer)[1]}
+    if peer == device:
         return found
-    gpu, peer = (int(name.removeprefix("cuda:")) for name in (bench.device, bench.peer))
-    link = link_between(gpu, peer)
+    link = link_between(*(int(str(one).removeprefix("cuda:")) for one in (device, peer)))
     if not link.reachable:
         raise KVPlanError(link.refused)
     return found | {"link": link.words}

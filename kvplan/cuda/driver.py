@@ -15,13 +15,23 @@ BATCH_VERSION = 12080  # the entry point of 12.8 tells which copy of a batch fai
 PORTABLE, DEVICE_MAP = 1, 2
 MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
 ACCESS_FLAGS = 16  # CUpointer_attribute: what the current context may do, 0 nothing, 1 read, 3 read and write
+LEGACY_IPC, HANDLE_TYPES, MEMORY_POOL = 10, 14, 17  # CUpointer_attribute: how another process may open the memory
 HOST_MEMORY = 1  # CUmemorytype
 MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
 NON_BLOCKING = 1
 RELAXED = 2  # CUstreamCaptureMode
+POSIX_FD, FABRIC = 1, 8  # CUmemAllocationHandleType, as bits
+LAZY_PEER_ACCESS = 1  # CUipcMem_flags
 ORDER_STREAM = 1  # CUmemcpySrcAccessOrder; ANY reads the source early, and was not measurably faster
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle and CUipcEventHandle: 64 bytes that another process opens. The driver takes them by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
@@ -31,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDeviceGetName": (c_void_p, c_int, c_int),
     "cuDeviceGetPCIBusId": (c_void_p, c_int, c_int),
+    "cuDeviceGetUuid_v2": (c_void_p, c_int),
     "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
@@ -50,6 +61,22 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (c_void_p,),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
+    "cuMemGetAddressRange_v2": (POINTER(c_uint64), POINTER(c_size_t), c_uint64),
+    "cuMemRetainAllocationHandle": (POINTER(c_uint64), c_uint64),
+    "cuMemExportToShareableHandle": (POINTER(c_int), c_uint64, c_int, c_uint64),
+    "cuMemImportFromShareableHandle": (POINTER(c_uint64), c_uint64, c_int),
+    "cuMemRelease": (c_uint64,),
+    "cuMemAddressReserve": (POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemAddressFree": (c_uint64, c_size_t),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemSetAccess": (c_uint64, c_size_t, c_void_p, c_size_t),
+    "cuIpcGetMemHandle": (c_void_p, c_uint64),
+    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), IpcHandle, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuIpcGetEventHandle": (c_void_p, c_void_p),
+    "cuIpcOpenEventHandle": (POINTER(c_void_p), IpcHandle),
+    "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
     "cuMemFreeHost": (c_void_p,),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
@@ -70,7 +97,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 # lock: to release and take it takes longer than the call, and much longer if other threads wait for it.
 _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
-    "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode",
+    "cuStreamWaitEvent", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
 })  # fmt: skip
 _BATCH = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p

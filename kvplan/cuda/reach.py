@@ -17,6 +17,7 @@ from kvplan.cuda.device import (
     RANGE_START,
     Device,
 )
+from kvplan.cuda.ipc.openings import mapped_on
 from kvplan.layout.address_ranges import stretches
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
@@ -24,6 +25,7 @@ from kvplan.plan.descriptors import Seams
 from kvplan.plan.plan import Plan
 
 NO_ACCESS, READ_ONLY = 0, 1  # values of ACCESS_FLAGS
+_OPENED = "memory of another process at {:#x} was opened for cuda:{}"
 
 
 class Facts(NamedTuple):
@@ -99,6 +101,14 @@ class Reach:
 
     def _of_peer(self, layout: KVLayout) -> tuple[str, str]:
         """Enable access to another GPU's memory. Return why kernels cannot reach it, and why not write it; or ""."""
+        for region in layout.regions if layout.device.startswith("cuda") else ():
+            mapped = mapped_on(region.address)
+            if mapped is not None:  # access was enabled when it was opened; another GPU would fault
+                right = f"let an executor of cuda:{mapped} move it"
+                return (
+                    "" if mapped == self._device.ordinal else f"{_OPENED.format(region.address, mapped)}; {right}",
+                    "",
+                )
         if not layout.device.startswith("cuda") or ordinal_of(layout.device) == self._device.ordinal:
             return "", ""
         why = self._device.enable_peer(ordinal_of(layout.device))

@@ -242,8 +242,8 @@ def work(buffers: Buffers, geometry: Geometry, seed: int = 0) -> Work:
         raise KVPlanError(
             f"one block of {block_nbytes} bytes fills the buffers, and its runs would be one: give more memory"
         )
-    host = _side(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
-    device = _side(buffers.other, geometry, held, paged=False)
+    host = side_of(buffers.host, geometry, pooled, paged=geometry.host == "contiguous")
+    device = side_of(buffers.other, geometry, held, paged=False)
     return between(host, device, geometry, buffers.device, seed)
 
 
@@ -266,7 +266,15 @@ def between(host: Side, device: Side, geometry: Geometry, name: str, seed: int =
     return Work(geometry, program, plan, src, dst, src_ids, dst_ids, name)
 
 
-def _side(flat: Tensor, geometry: Geometry, blocks: int, *, paged: bool) -> Side:
+def side_of(flat: Tensor, geometry: Geometry, blocks: int, *, paged: bool) -> Side:
+    """Place a cache or a pool at the start of a flat buffer.
+
+    Args:
+        flat: the buffer, as bytes.
+        geometry: bytes per run, and runs per block.
+        blocks: number of blocks.
+        paged: whether blocks are the outermost dim; otherwise each layer has its blocks.
+    """
     import torch
 
     part = flat[: geometry.run_nbytes * geometry.block_runs * blocks]

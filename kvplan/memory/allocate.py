@@ -17,7 +17,7 @@ import numpy as np
 from kvplan.base.integers import integer, integers
 from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import quoted
-from kvplan.errors import LayoutError
+from kvplan.errors import HostMemoryError, LayoutError
 from kvplan.layout.components import Pool
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
@@ -48,7 +48,7 @@ def allocate(
     device: str = "cpu",
     pin: bool = True,
     sizes: Mapping[str, int] | None = None,
-    shared: str | PathLike[str] | None = None,
+    shared: str | PathLike[str] | bool | None = None,
 ) -> KVLayout:
     """Allocate memory for the layers, parts and heads of ``like``, in the order of ``notation``.
 
@@ -72,7 +72,8 @@ def allocate(
             blocks of ``like`` in one block of the pool.
         shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
             memory. The first process makes the file, full of zeros; the last unlinks it. Only the memory that ``like``
-            uses is pinned. See ``docs/shared-pool.md``.
+            uses is pinned. See ``docs/shared-pool.md``. ``True`` makes a pool without a name, full of zeros, which
+            :class:`kvplan.Agent` can offer to other processes. Pinned pools can be offered in any case.
 
     Returns:
         The pool's layout. Its ``tensors`` are the allocated tensors, in nested lists if the notation has several.
@@ -124,9 +125,9 @@ def allocate(
     told = {k: v for k, v in extents.items() if k != "kv" and k not in parsed.nesting}
     described = partial(KVLayout.from_tensors, notation, sizes=told, layers=held, head_start=span.start, part=part)
     ordinal = (int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0) if pin else None
-    if shared is not None:
-        if device != "cpu":
-            raise LayoutError(f"device is {device!r}; a shared pool is CPU memory, so give 'cpu'")
+    if shared and device != "cpu":
+        raise LayoutError(f"device is {device!r}; a shared pool is CPU memory, so give 'cpu'")
+    if shared is not None and not isinstance(shared, bool):
         from kvplan.memory.shared import share
         from kvplan.memory.shared_path import path_of
 
@@ -141,8 +142,9 @@ def allocate(
         strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
         return _pin_used(pool, like, memory, strides, ordinal) if torch and ordinal is not None else pool
     if not _wants_torch(like, device):
-        return described(_nest([np.empty(shape, _element(dtype)) for _ in range(prod(counts))], counts))
-    tensors, seams = _tensors(shape, prod(counts), dtype, device, ordinal)
+        empty = partial(_shareable, dtype=dtype, torch=False) if shared else partial(np.empty, dtype=_element(dtype))
+        return described(_nest([empty(shape) for _ in range(prod(counts))], counts))
+    tensors, seams = _tensors(shape, prod(counts), dtype, device, ordinal, shared=bool(shared))
     return described(_nest(tensors, counts), seams=seams)
 
 
@@ -274,7 +276,20 @@ def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[
         return pool
 
 
-def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int | None) -> tuple[list[Any], list[int]]:
+def _shareable(shape: Sequence[int], dtype: str, *, torch: bool) -> Any:
+    """Return an array or tensor of zeros that other processes can map."""
+    from kvplan.memory.shared_mappings import sealed_memory
+
+    nbytes = prod(shape) * ITEMSIZE[dtype]
+    try:
+        return _view(np.frombuffer(sealed_memory(max(nbytes, 1)), np.uint8)[:nbytes], dtype, shape, torch=torch)
+    except (OSError, ValueError) as error:
+        raise HostMemoryError(f"cannot make shared memory of {nbytes:,} bytes: {error}") from error
+
+
+def _tensors(
+    shape: Sequence[int], count: int, dtype: str, device: str, pin: int | None, *, shared: bool
+) -> tuple[list[Any], list[int]]:
     """Allocate torch tensors; return them and the seams, where registrations end. ``pin`` is the number of a GPU."""
     import torch
 
@@ -295,7 +310,9 @@ def _tensors(shape: Sequence[int], count: int, dtype: str, device: str, pin: int
             except RuntimeError as error:
                 ordinal = None
                 warnings.warn(f"could not pin {nbytes} bytes, so the pool is pageable: {error}", stacklevel=3)
-        tensors.append(torch.empty(tuple(shape), dtype=element, device=device))
+        tensors.append(
+            _shareable(shape, dtype, torch=True) if shared else torch.empty(tuple(shape), dtype=element, device=device)
+        )
     return tensors, seams
 
 

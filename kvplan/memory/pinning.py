@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from kvplan.cuda.device import DEVICE_MAP, PORTABLE, Device, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.memory.shared_mappings import shareable
 
 # Most bytes of one registration: half a TiB at once fails and leaves an error behind (driver 580).
 MAX_REGISTERED = 32 << 30
@@ -55,7 +55,7 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
         ordinal: number of a GPU; the memory is pinned for all GPUs.
     """
     # A shared mapping: after a fork, the parent would get a copy of a private page, and the GPU would keep the old one.
-    array = np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), np.uint8)
+    array = np.frombuffer(shareable(max(nbytes, 1)), np.uint8)
     address = int(array.__array_interface__["data"][0])
     bounds = [address + at for at in edges(nbytes, row, MAX_REGISTERED)]
     register(array, list(pairwise(bounds)), ordinal)

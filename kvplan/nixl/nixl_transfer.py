@@ -10,7 +10,7 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult
-from kvplan.nixl.connection import Connection, in_words
+from kvplan.nixl.nixl_connection import Connection, in_words
 from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.cuda.ipc.mapped_bytes import MappedBytes
+from kvplan.cuda.ipc.openings import Opening
 from kvplan.errors import LayoutError
 from kvplan.layout.components import NOT_HERE, Component, Region
 from kvplan.layout.strides import Factors, Int64Array, offsets_of
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
 
 Bytes = NDArray[np.uint8]
+BY_CPU = (np.ndarray, MappedBytes)  # memory that the CPU indexes; other memory is a tensor
 
 
 def _offsets_at(factors: Factors, coordinates: Int64Array) -> Int64Array:
@@ -71,7 +74,7 @@ class Contents:
     def write(self, addresses: Int64Array, values: Bytes) -> None:
         """Set the bytes at an array of addresses."""
         for chosen, memory, offsets in self._split(addresses):
-            if isinstance(memory, np.ndarray):
+            if isinstance(memory, BY_CPU):
                 memory[offsets] = values[chosen]
             else:
                 memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
@@ -85,7 +88,7 @@ class Contents:
     def write_stretch(self, address: int, values: Bytes) -> None:
         """Set consecutive bytes of one region."""
         memory, offset = self._at(address, len(values))
-        if isinstance(memory, np.ndarray):
+        if isinstance(memory, BY_CPU):
             memory[offset : offset + len(values)] = values
         else:
             import torch
@@ -109,14 +112,14 @@ class Contents:
         if region.address <= low and high < region.end:  # the usual case: one region holds all
             offsets = addresses - region.address
             every = np.ones(addresses.shape, dtype=bool)
-            yield every, memory, (offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)).ravel()
+            yield every, memory, (offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)).ravel()
             return
         begun = np.searchsorted(np.array(self._starts), addresses, "right") - 1
         holding = np.array(self._widest)[np.maximum(begun, 0)]
         for at in np.unique(holding).tolist():
             chosen, memory = holding == at, self._memory[at]
             offsets = addresses[chosen] - self._regions[at].address
-            yield chosen, memory, offsets if isinstance(memory, np.ndarray) else _indices(offsets, memory)
+            yield chosen, memory, offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)
 
 
 def _host(region: Region) -> Bytes:
@@ -125,7 +128,9 @@ def _host(region: Region) -> Bytes:
 
 
 def _torch(region: Region) -> Any:
-    """Return all bytes of a tensor's storage, as a tensor."""
+    """Return all bytes of a tensor's storage, as a tensor; or those of another process's memory."""
+    if isinstance(region.owner, Opening):
+        return region.owner.bytes_at(region.address, region.nbytes)
     storage = getattr(region.owner, "untyped_storage", None)
     if storage is None:
         raise LayoutError(

@@ -347,6 +347,10 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
         (("--device", "gpu"), "argument --device: 'gpu' is not a GPU, as in cuda:0"),
         (("--peer", "cpu"), "argument --peer: 'cpu' is not a GPU, as in cuda:0"),
         (("--beside-on", "peer"), "unknown GPU of compute 'peer'; expected one of device"),
+        (("--peer", "process", "--paths", "host"), "--paths does not go with --peer process"),
+        (("--peer", "process", "--beside-on", "peer"), "--beside-on does not go with --peer process"),
+        (("--peer", "process:cpu"), "argument --peer: 'cpu' is not a GPU, as in cuda:0"),
+        (("--peer", "process:cuda:1"), "device 'cpu', peer 'cuda:1'; expected two GPUs, or the CPU twice"),
     ],
 )
 def test_usage(capsys, argv, said):

@@ -19,6 +19,7 @@ from kvplan.cuda import machine, peers
 from kvplan.cuda.peers import PeerLink
 from kvplan.measure import calibrate
 from kvplan.measure.doctor import gather
+from kvplan.measure.processes import process_bench
 from tests.cli.calibrated_machine import H100, MEASURED
 from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
 from tests.measure.bench_rows import rows
@@ -174,6 +175,15 @@ def test_bench(capsys):
     assert main([*argv, "--json"]) in (0, 1)
     found = valid(json.loads(capsys.readouterr().out))
     valid({**found, "rows": [{**asdict(row), "nbytes": row.nbytes} for row in rows()]})
+
+
+def test_bench_of_two_processes(capsys, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(process_bench, "NOTES", 5)
+    argv = ("bench", "--device", "cpu", "--peer", "process", "--sizes", "512", "--memory", "1M", "--seconds", "600")
+    assert main([*argv, "--json"]) == 0
+    found = valid(json.loads(capsys.readouterr().out))
+    assert (found["peer"], found["peer_device"], found["processes"]["transport"]) == ("process", "cpu", "shm")
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])

@@ -29,7 +29,7 @@ from kvplan.cost import profile_file, store
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import text_of as dump_text
 from kvplan.memory import shared
-from kvplan.nixl import card as nixl_card
+from kvplan.nixl import nixl_card
 from tests.deep import whole_files
 from tests.deep.mutations import broken, text_of, toml_of, torn
 

@@ -11,7 +11,7 @@ import numpy as np
 from kvplan import KVLayout
 from kvplan.cost.profile import default
 from kvplan.layout.dump import document_of
-from kvplan.nixl.card import SCHEMA as CARD
+from kvplan.nixl.nixl_card import SCHEMA as CARD
 
 SPECS: tuple[dict[str, Any], ...] = (
     {"notation": "layer: kv block token head dim", "dtype": "bf16", "device": "cuda:0", "head_start": 4,

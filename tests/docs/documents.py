@@ -7,4 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "processes").glob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
+)

@@ -30,3 +30,14 @@ def test_layers_arrive_while_others_are_computed(tmp_path):
     assert result["nbytes"] == 7 * 16 * 4 * 2 * 2 * 16 * 4  # blocks, tokens, layers, K and V, heads, dim, bytes
     assert list(result["first_token_s"]) == ["load, then compute", "layer by layer"]
     assert "results equal" in done.stdout
+
+
+def test_prefill_in_one_process_and_decode_in_another():
+    pytest.importorskip("transformers", reason="the example runs a model of transformers")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "examples/prefill_decode.py", "--devices", "cpu", "cpu", "--prompts", "3", "--new", "8"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+                          timeout=PATIENCE)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tokens first, by shm" in done.stdout
+    assert "tokens equal" in done.stdout

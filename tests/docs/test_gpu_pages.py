@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from docs.tools import routes_picture
+import pytest
+
+from docs.tools import agents_picture, routes_picture
 from kvplan.base.numbers import rounded
 from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, ROUTES, KernelSize
 from tests.commands import ROOT
@@ -34,8 +36,14 @@ def test_the_picture_of_the_routes_is_drawn_from_the_policy():
     assert [texts.count(f'Executor("cuda:{gpu}")') for gpu in (0, 1)] == [1, 1]
 
 
-def test_the_picture_stays_on_its_page():
-    shown = ET.fromstring(routes_picture.drawn())
+def test_the_picture_of_agents_is_drawn_anew():
+    drawn = agents_picture.drawn()
+    assert agents_picture.PICTURE.read_text(encoding="utf-8") == drawn, "run: python docs/tools/agents_picture.py"
+
+
+@pytest.mark.parametrize("picture", [routes_picture, agents_picture], ids=["routes", "agents"])
+def test_the_picture_stays_on_its_page(picture):
+    shown = ET.fromstring(picture.drawn())
     _, _, width, height = map(float, shown.get("viewBox").split())
     for text in shown.iter(f"{SVG}text"):
         words, x = "".join(text.itertext()), float(text.get("x"))

@@ -25,7 +25,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-collect_ignore_glob = [] if has_gpu() else ["*.py", "paths"]
+collect_ignore_glob = [] if has_gpu() else ["*.py", "paths", "processes"]
 
 
 @pytest.fixture(scope="session")

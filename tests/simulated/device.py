@@ -25,16 +25,17 @@ from kvplan.cuda.driver import RELAXED
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
 from tests.simulated.graph import Graph
+from tests.simulated.ipc import IpcEntries
 from tests.simulated.issuer import Issuer
 from tests.simulated.kernel import kernel, words
 from tests.simulated.streams import Streams
 
 
-class Driver:
+class Driver(IpcEntries):
     """The few entry points that are called past the device."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        super().__init__(device)
         self.cuMemcpyBatchAsync: Any = True
 
     def cuEventQuery(self, event: int) -> int:
@@ -46,7 +47,7 @@ class Driver:
         return SUCCESS
 
     def cuEventDestroy_v2(self, event: int) -> int:
-        return self._device.destroy_event(event)
+        return self._device.destroy_event(event) if self.destroyed(event) else SUCCESS
 
     def cuStreamDestroy_v2(self, stream: int) -> int:
         return self._device.destroy_stream(stream)
@@ -101,6 +102,10 @@ class Device(Streams):
             self.enabled.append(ordinal)
         return why
 
+    @property
+    def context(self) -> int:
+        return 0xC0 + self.ordinal
+
     def is_current(self) -> bool:
         return True
 
@@ -127,6 +132,9 @@ class Device(Streams):
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         self.check("cuMemcpyAsync")
         self.put(stream, lambda: ctypes.memmove(dst, src, nbytes))
+
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        self.put(stream, lambda: ctypes.memmove(address, ctypes.byref(ctypes.c_uint64(value)), 8))
 
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
         self.check("cuMemcpyBatchAsync", count)

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from kvplan.cuda.device import ACCESS_FLAGS, DEVICE_POINTER, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from kvplan.cuda.driver import HANDLE_TYPES, LEGACY_IPC, MEMORY_POOL
 
 
 class Memory:
@@ -44,6 +45,8 @@ class Memory:
             if not found:
                 return None
             return 0 if found[0] in self.unmapped else 1 if found[0] in self.readable else 3
+        if attribute in (LEGACY_IPC, HANDLE_TYPES, MEMORY_POOL):
+            return self.shareable(address, attribute)
         for start, end in self.pinned:
             if start <= address < end:
                 known = {
@@ -54,6 +57,13 @@ class Memory:
                 }
                 return known[attribute]
         return None
+
+    def shareable(self, address: int, attribute: int) -> int:
+        """Whether memory has a handle of 64 bytes, and whether it has file descriptors."""
+        pieces = getattr(getattr(self, "driver", None), "pieces", ())
+        in_piece = any(first <= address < first + nbytes for first, nbytes, _ in pieces)
+        owned = any(start <= address < end for start, end, _ in self.owned)
+        return int({LEGACY_IPC: owned and not in_piece, HANDLE_TYPES: in_piece}.get(attribute, False))
 
     def allocate(self, nbytes: int) -> int:
         self.check("cuMemAlloc")

@@ -16,9 +16,9 @@ import numpy as np
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.stats import ExecutorStats
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.card import check_name, read, write
-from kvplan.nixl.connection import Connection, End, Span, in_words, spans_of
-from kvplan.nixl.peer import NixlPeer
+from kvplan.nixl.nixl_card import check_name, read, write
+from kvplan.nixl.nixl_connection import Connection, End, Span, in_words, spans_of
+from kvplan.nixl.nixl_peer import NixlPeer
 from kvplan.plan.nixl_lists import memory_of
 
 log = logging.getLogger("kvplan.nixl")
@@ -77,10 +77,13 @@ class NixlAgent:
 
     def card(self) -> bytes:
         """Return the data that a peer needs to :meth:`meet` this process: its layouts and NIXL's metadata."""
+        return write(self.name, self.layouts, self.metadata())
+
+    def metadata(self) -> bytes:
+        """Return NIXL's metadata of this process, which a card holds."""
         self._end.check_open()
         with self._end.lock:
-            metadata = self.nixl.get_agent_metadata()
-        return write(self.name, self.layouts, metadata)
+            return bytes(self.nixl.get_agent_metadata())
 
     def meet(self, card: bytes) -> NixlPeer:
         """Connect to a peer by its card. A new card of a known peer replaces that peer, and its old transfers fail.
@@ -90,9 +93,14 @@ class NixlAgent:
             KVPlanError: the card is this process's own.
             TransferError: NIXL does not accept the card's metadata.
         """
+        self._end.check_open()
+        name, layouts, metadata = read(card)
+        return self.connect(name, layouts, metadata)
+
+    def connect(self, name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> NixlPeer:
+        """Connect to a peer as :meth:`meet` does, by the content of a card that was read already."""
         end = self._end
         end.check_open()
-        name, layouts, metadata = read(card)
         if name == self.name:
             raise KVPlanError(f"the card is of {name!r}, which is this process; give a peer's, and each its own name")
         with end.lock:

@@ -111,6 +111,14 @@ class Connection:
         except Exception as error:  # noqa: BLE001  # NIXL had removed it already
             log.debug("NIXL had forgotten %s: %s", self.name, in_words(error))
 
+    def tell(self, note: bytes) -> None:
+        """Send the peer a note without a transfer; raise TransferError if NIXL does not send it."""
+        with self.end.lock:
+            try:
+                self.end.nixl.send_notif(self.name, note)
+            except Exception as error:
+                raise TransferError(f"NIXL does not send the note to {self.name!r}: {in_words(error)}") from error
+
     def rejoin(self, joined: int) -> None:
         """Renew the connection, unless it was already renewed after it was made for the ``joined``-th time.
 

@@ -58,19 +58,24 @@ def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
     except (AttributeError, ValueError):
         raise LayoutError(f"the card's metadata is {quoted(document['metadata'])}; give base64 text") from None
     budget = Budget()
-    return name, {key: _layout(key, layout, budget) for key, layout in layouts.items()}, metadata
+    return name, {key: read_layout(key, layout, budget) for key, layout in layouts.items()}, metadata
 
 
-def check_name(name: object) -> None:
-    """Raise LayoutError if a name is not a printable text of limited length."""
+def check_name(name: object, what: str = "an agent, or of its card,") -> str:
+    """Return a name; raise LayoutError if it is not a printable text of limited length.
+
+    >>> check_name("decode-0")
+    'decode-0'
+    """
     if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
         raise LayoutError(
-            f"the name of an agent, or of its card, is {quoted(name)}; give a printable text of 1 to "
-            f"{LIMITS.name_length} characters"
+            f"the name of {what} is {quoted(name)}; give a printable text of 1 to {LIMITS.name_length} characters"
         )
+    return name
 
 
-def _layout(name: str, document: Any, budget: Budget) -> KVLayout:
+def read_layout(name: str, document: Any, budget: Budget) -> KVLayout:
+    """Return a layout of a card; raise LayoutError if it is not a dump, or is invalid."""
     if isinstance(document, dict) and "schema" not in document:
         raise LayoutError(f"layout {quoted(name)} of the card has no schema, as if it were a spec; {_LAYOUT}")
     if not isinstance(document, dict):  # otherwise a text would be read as the path of a file here

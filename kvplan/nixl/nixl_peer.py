@@ -8,7 +8,7 @@ from numbers import Real
 from kvplan.base.integers import integer
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.connection import Connection, spans_of
+from kvplan.nixl.nixl_connection import Connection, spans_of
 from kvplan.nixl.nixl_transfer import NixlTransfer
 from kvplan.plan.plan import Plan
 

@@ -1,0 +1,161 @@
+"""Measure NIXL's interface between two processes with GPU memory, called as vLLM's connector calls it.
+
+``python -m benchmarks.gpu.peer.nixl_interface [--owner 1] [--rows 40960] [--nbytes 8192] [--json FILE]``: a list has
+one strided row for each layer, and the blocks are random. It shows the times of ``make_prepped_xfer``, of ``transfer``
+(the post), and until ``check_xfer_state`` answers ``DONE``; beside them one large copy of the same bytes between both
+GPUs. Where NIXL is installed, NIXL's own agents make the same transfers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from kvplan.engines.nixl import Agent
+from kvplan.engines.nixl.own_class import agent_class
+from kvplan.errors import PathError
+
+LAYERS, TURNS, IN_FLIGHT = 80, 30, 4
+
+
+def made(kind: str, name: str):
+    """Make an agent, kvplan's or NIXL's."""
+    try:
+        own = agent_class()
+    except PathError:
+        return Agent(name)  # which serves this machine alone
+    return Agent(name) if kind == "kvplan" else own(name)
+
+
+def caches(gpu: int, blocks: int, nbytes: int):
+    """Allocate a cache for each layer."""
+    held = [torch.randint(0, 256, (blocks, nbytes), dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(LAYERS)]
+    torch.cuda.synchronize(gpu)
+    return held
+
+
+def strided(addresses, gpu: int, blocks: int, nbytes: int):
+    """Return a descriptor list as vLLM makes it: a row for each layer."""
+    return np.array([[address, nbytes, gpu, nbytes, blocks] for address in addresses], dtype=np.uint64)
+
+
+def own(kind: str, gpu: int, blocks: int, nbytes: int, pipe) -> None:
+    """Be the process whose caches are read and written."""
+    torch.cuda.set_device(gpu)
+    agent, held = made(kind, "prefill"), caches(gpu, blocks, nbytes)
+    agent.register_memory([(layer.data_ptr(), layer.nbytes, gpu, "") for layer in held], "VRAM")
+    pipe.send((agent.get_agent_metadata(), [layer.data_ptr() for layer in held]))
+    pipe.recv()
+
+
+def measured(kind: str, gpu: int, rows: int, nbytes: int) -> dict[str, dict[str, float]]:
+    """Measure reads and writes by one kind of agent; medians in microseconds, and GB/s."""
+    blocks, count = 4 * rows // LAYERS, rows // LAYERS
+    spawn = multiprocessing.get_context("spawn")
+    pipe, theirs = spawn.Pipe()
+    process = spawn.Process(target=own, args=(kind, gpu, blocks, nbytes, theirs), daemon=True)
+    process.start()
+    torch.cuda.set_device(0)
+    agent, held = made(kind, "decode"), caches(0, blocks, nbytes)
+    agent.register_memory([(layer.data_ptr(), layer.nbytes, 0, "") for layer in held], "VRAM")
+    metadata, addresses = pipe.recv()
+    name = agent.add_remote_agent(metadata)
+    here = agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided([x.data_ptr() for x in held], 0, blocks, nbytes), "VRAM")
+    there = agent.prep_xfer_dlist(name, strided(addresses, gpu, blocks, nbytes), "VRAM")
+    rng, first = np.random.default_rng(0), np.arange(LAYERS)[:, None] * blocks
+
+    def chosen():
+        return (first + rng.permutation(blocks)[:count]).ravel()
+
+    found = {}
+    for operation in ("READ", "WRITE"):
+        times = []
+        for _ in range(TURNS if kind == "kvplan" else 5):
+            mine, its = chosen(), chosen()
+            begun = time.perf_counter()
+            handle = agent.make_prepped_xfer(operation, here, mine, there, its, b"done")
+            ready = time.perf_counter()
+            agent.transfer(handle)
+            posted = time.perf_counter()
+            while agent.check_xfer_state(handle) == "PROC":
+                pass
+            times.append((ready - begun, posted - ready, time.perf_counter() - begun))
+            agent.release_xfer_handle(handle)
+        make, post, whole = (median(column) for column in zip(*times, strict=True))
+        moved = count * LAYERS * nbytes
+        found[operation] = {"make_us": make * 1e6, "post_us": post * 1e6, "gbps": moved / whole / 1e9}
+        if kind == "kvplan":
+            found[operation]["gbps_in_flight"] = in_flight(
+                agent, operation, here, there, chosen, count * LAYERS * nbytes
+            )
+    pipe.send(None)
+    process.join(30)
+    process.kill()
+    return found
+
+
+def in_flight(agent, operation: str, here, there, chosen, nbytes: int) -> float:
+    """Return GB/s while the next transfers are posted before the last has ended, as requests come."""
+    lists = [(chosen(), chosen()) for _ in range(TURNS)]
+    flying = []
+    begun = time.perf_counter()
+    for mine, its in lists:
+        handle = agent.make_prepped_xfer(operation, here, mine, there, its)
+        agent.transfer(handle)
+        flying.append(handle)
+        if len(flying) == IN_FLIGHT:
+            while agent.check_xfer_state(flying[0]) == "PROC":
+                pass
+            agent.release_xfer_handle(flying.pop(0))
+    while any(agent.check_xfer_state(handle) == "PROC" for handle in flying):
+        pass
+    return TURNS * nbytes / (time.perf_counter() - begun) / 1e9
+
+
+def large_copy(gpu: int, nbytes: int) -> float:
+    """Return GB/s of one large copy between both GPUs, in this process."""
+    src, dst = (torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{k}") for k in (gpu, 0))
+    times = []
+    for _ in range(TURNS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        dst.copy_(src, non_blocking=True)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return nbytes / median(times) / 1e9
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--owner", type=int, default=torch.cuda.device_count() - 1, help="GPU of the other process")
+    parser.add_argument("--rows", type=int, default=40960)
+    parser.add_argument("--nbytes", type=int, default=8192, help="bytes of a row")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    kinds = ["kvplan"]
+    try:
+        agent_class()
+        kinds.append("nixl")
+    except PathError:
+        print("NIXL is not installed: kvplan alone")
+    result = {"large_copy_gbps": large_copy(given.owner, given.rows * given.nbytes)}
+    print(f"one large copy: {result['large_copy_gbps']:.0f} GB/s")
+    for kind in kinds:
+        result[kind] = measured(kind, given.owner, given.rows, given.nbytes)
+        for operation, row in result[kind].items():
+            print(f"{kind:7} {operation:6}", *(f"{name} {value:,.1f}" for name, value in row.items()))
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

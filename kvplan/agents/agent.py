@@ -1,0 +1,391 @@
+"""Agents: this process's end of transfers with other processes."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from kvplan.agents.agent_card import AgentCard, Offered, read_card, why_not, write_card
+from kvplan.agents.core import Core
+from kvplan.agents.greeting import Hello, close_files, greet, new_nonce
+from kvplan.agents.identity import allowed_users, this_process, user_name
+from kvplan.agents.link import Link
+from kvplan.agents.nixl_link import NixlEnd, NixlLink, checked_metadata
+from kvplan.agents.peer import Peer
+from kvplan.agents.relocation import check_covered, regions_of, relocated
+from kvplan.agents.way import Checked, Origin
+from kvplan.agents.ways import NIXL, TRANSPORTS, OfferedLayouts, checked_transports, ways_here
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute.executor import Executor
+from kvplan.execute.stats import ExecutorStats
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.nixl.nixl_card import check_name
+
+CLOSE_SECONDS = 30.0
+MEET_SECONDS = 10.0
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Agent:
+    """This process's end of transfers with other processes: the layouts that it offers, and the peers that it has met.
+
+    Args:
+        name: name of this process; every peer has another name.
+        layouts: layouts by the names that peers will see. Their memory must stay allocated until :meth:`close` returns.
+            Host memory must be shared: a pinned pool of :func:`kvplan.allocate`, one with ``shared=``, or a torch
+            tensor after ``share_memory_()``. A process that only visits others may give none.
+        transports: the transports that it may use, the best first: ``"cuda_ipc"`` between GPUs of one machine,
+            ``"shm"`` between host pools of one machine, ``"nixl"`` between machines.
+        executor: the executor that moves the bytes. By default the agent makes one for each device.
+        users: names or numbers of other users whose processes may meet this one, and whose cards are accepted.
+        agent: an existing ``nixl_agent`` of the same name, for the transport ``nixl``.
+        backends: names of the NIXL backends that it may use.
+
+    Raises:
+        LayoutError: the memory of a layout is not this process's.
+        PathError: a transport is unknown.
+        KVPlanError: a name or a user is wrong.
+        TransferError: the system has no socket for it.
+
+    Two processes exchange the bytes of :meth:`card` over any channel. After :meth:`meet`, a process reads and writes
+    the other's layouts; the other process makes no call for it. Several threads may call the methods. A card gives
+    access to this memory, so send it only to processes that may have it. A forked child must make its own agent.
+
+    >>> import kvplan, numpy as np
+    >>> like = kvplan.KVLayout.from_tensors("block dim", np.arange(32, dtype=np.int8).reshape(4, 8))
+    >>> pool = kvplan.allocate("block dim", like=like, shared=True)
+    >>> with Agent("pool", {"kv": pool}) as owner, Agent("worker", {}) as worker:
+    ...     peer = worker.meet(owner.card())
+    ...     transfer = peer.submit(kvplan.compile(like, peer.layouts["kv"]).plan([1], [3]), note=b"stored")
+    ...     transfer.synchronize()
+    ...     peer.transport, owner.notes(), pool.tensors[3].tolist()
+    ('shm', [('worker', b'stored')], [8, 9, 10, 11, 12, 13, 14, 15])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layouts: Mapping[str, KVLayout],
+        *,
+        transports: Sequence[str] = TRANSPORTS,
+        executor: Executor | None = None,
+        users: Iterable[str | int] = (),
+        agent: Any = None,
+        backends: Sequence[str] = ("UCX",),
+    ) -> None:
+        self.name = check_name(name)
+        self.layouts = _checked_layouts(layouts)
+        self.peers: dict[str, Peer] = {}
+        self._transports = checked_transports(transports)
+        if executor is not None and not isinstance(executor, Executor):
+            raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
+        self._users = allowed_users(users)
+        self._ways, self._reasons = ways_here(self._transports, None if executor is None else executor.device)
+        nixl = None
+        if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
+            self._reasons.pop(NIXL, None)
+            nixl = NixlEnd(name, self.layouts, agent, backends)
+        offered = OfferedLayouts()
+        try:
+            for way in self._ways.values():
+                offered.add(way, self.layouts)
+            self._core = Core(name, offered, self._users, executor, nixl)
+        except BaseException:
+            offered.close()
+            raise
+        weakref.finalize(self, self._core.begin_to_close).atexit = False
+
+    def card(self) -> bytes:
+        """Return the data that a peer needs to :meth:`meet` this process: its layouts, and what each transport offers.
+
+        Raises:
+            TransferError: the agent is closed.
+        """
+        core = self._core
+        core.check_open()
+        core.loop.start()
+        offered = {name: Offered(core.offered.layouts[name], one.part) for name, one in core.offered.offers.items()}
+        refused = self._reasons | core.offered.refused
+        if core.nixl is not None and self.layouts:
+            metadata = core.nixl.metadata()
+            if metadata is not None:
+                offered[NIXL] = Offered(tuple(self.layouts), {"metadata": metadata.hex()})
+            else:
+                refused[NIXL] = str(core.nixl.refused)
+        me = this_process()
+        return write_card(
+            AgentCard(self.name, *me, core.agent, core.key, core.door.socket, self.layouts, offered, refused)
+        )
+
+    def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
+        """Meet a peer by its card, by the first transport of this agent that both can use.
+
+        A new card of a known peer replaces that peer, after its transfers in flight have ended.
+
+        Args:
+            card: what the peer's :meth:`card` returned.
+            timeout: seconds to wait for its answer.
+
+        Raises:
+            LayoutError: the card cannot be read, one of its layouts is invalid, or it offers what its memory is not.
+            PathError: no transport serves a layout; the message has the reason of each. Or the card is of another user.
+            KVPlanError: the card is this process's own.
+            TransferError: the peer is gone, does not answer in time, or refuses.
+        """
+        core = self._core
+        core.check_open()
+        read = read_card(card)
+        if read.agent == core.agent or read.name == self.name:
+            raise KVPlanError(f"the card is of {read.name!r}, as this agent; give a peer's card, and each its own name")
+        chosen = self._choose(read)
+        until = time.monotonic() + timeout
+        core.loop.start()
+        link = self._connect(read, chosen, until)
+        try:
+            held = {
+                name: (transport, self._opened(read, link, name, transport)) for name, transport in chosen.names.items()
+            }
+            nixl = None
+            if chosen.metadata is not None and core.nixl is not None:
+                theirs = {name: layout for name, (transport, layout) in held.items() if transport == NIXL}
+                nixl = NixlLink(core.nixl, read.name, theirs, chosen.metadata)
+            if read.name in self.peers:
+                self.forget(self.peers[read.name])
+        except BaseException:
+            if link is not None:
+                link.leave()
+            raise
+        peer = Peer(read.name, core, link, nixl, held)
+        if nixl is not None:
+            core.nixl_links[id(nixl)] = nixl
+        self.peers[read.name] = peer
+        log.info("met %s by %s", read.name, peer.transport, extra={"kvplan_peer": read.name})
+        return peer
+
+    def forget(self, peer: Peer, *, timeout: float = CLOSE_SECONDS) -> None:
+        """Part from a peer: submitted transfers end, then its memory is unmapped.
+
+        A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have
+        ended their transfers over its layouts.
+
+        Args:
+            peer: what :meth:`meet` returned.
+            timeout: seconds to wait for transfers in flight.
+
+        Raises:
+            KVPlanError: ``peer`` is not a peer of this agent.
+            TransferError: transfers have not ended; they go on, and the rest follows their end.
+        """
+        if not isinstance(peer, Peer) or peer.core is not self._core:
+            raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
+        if self._core.foreign:
+            return
+        if self.peers.get(peer.name) is peer:
+            del self.peers[peer.name]
+        if peer.nixl is not None:
+            self._core.nixl_links.pop(id(peer.nixl), None)
+            peer.nixl.leave()
+        if peer.link is not None:
+            peer.link.leave()
+            if not peer.link.ended.wait(timeout):
+                raise TransferError(f"after {timeout} seconds, {peer.link.in_flight} transfers with {peer.name!r} are "
+                                    "in flight")  # fmt: skip
+            self._core.links.pop(id(peer.link), None)
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return the notes that peers sent since the last call, as (peer, note); each comes once.
+
+        Raises:
+            TransferError: the agent is closed.
+        """
+        core = self._core
+        core.check_open()
+        found = core.door.notes()
+        found += [(link.name, note) for link in list(core.links.values()) for note in link.notes()]
+        if core.nixl is not None and core.nixl.made is not None:
+            found += core.nixl.notes()
+        return found
+
+    def publish(self, stream: Any) -> None:
+        """Let transfers that visitors submit from now on wait for all work that was issued on a stream so far.
+
+        Call it after the work that writes blocks, then tell the visitor by any channel that it may submit. The
+        visitor's GPU waits, and no CPU.
+
+        Args:
+            stream: a stream of torch, or an object with ``cuda_stream`` or ``__cuda_stream__``, of a GPU whose memory
+                this agent offers.
+
+        Raises:
+            PathError: the agent offers no memory of a GPU.
+            KVPlanError: it is no stream, or is of another GPU.
+            TransferError: the agent is closed.
+        """
+        self._gpu_offer().publish(stream)
+
+    def wait_for_visitors(self, stream: Any) -> None:
+        """Let later work on a stream wait for all transfers that visitors have submitted so far; return at once.
+
+        Call it before work that writes blocks again that visitors have read. A transfer counts once its driver calls
+        have been made; one that waits on the CPU for its ``after=`` counts later, and a note tells its end.
+
+        Args:
+            stream: a stream, as of :meth:`publish`.
+
+        Raises:
+            PathError: the agent offers no memory of a GPU.
+            KVPlanError: it is no stream, or is of another GPU.
+            TransferError: the agent is closed.
+        """
+        offer = self._gpu_offer()
+        self._core.door.read()  # the service thread may be late
+        offer.wait_for_visitors(stream)
+
+    def _gpu_offer(self) -> Any:
+        self._core.check_open()
+        offer = self._core.offered.offers.get("cuda_ipc")
+        if offer is None:
+            why = self._reasons.get("cuda_ipc") or self._core.offered.refused.get("cuda_ipc") or "it is not among them"
+            raise PathError(f"the agent {self.name!r} offers no memory of a GPU by cuda_ipc: {why}")
+        return offer
+
+    def stats(self) -> ExecutorStats:
+        """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
+        return replace(self._core.tally.stats(), in_flight=self._core.in_flight())
+
+    def close(self, *, timeout: float = CLOSE_SECONDS) -> None:
+        """Part from all peers, and wait until none uses this process's memory any more; then it may be freed.
+
+        Peers are told, and part once their transfers in flight have ended. A forked child's call does nothing.
+
+        Args:
+            timeout: seconds to wait for transfers in flight and for peers.
+
+        Raises:
+            TransferError: a peer still uses the memory, or transfers are still in flight; the message names them. Keep
+                the memory allocated and call again.
+        """
+        core = self._core
+        if core.foreign:
+            return
+        core.begin_to_close()
+        self.peers.clear()
+        core.wait_closed(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- meeting -----------------------------------------------------------------------------------------------------
+
+    def _choose(self, card: AgentCard) -> _Chosen:
+        """Choose a transport for each layout of a card; check the parts, and open nothing."""
+        me = this_process()
+        here = card.host == me.host
+        if here and card.uid != me.uid and card.uid not in self._users:
+            raise PathError(
+                f"the card of {card.name!r} is of user {user_name(card.uid)}; to accept it, give users=[{card.uid}]"
+            )
+        origin = Origin(card.name, card.pid, card.uid, card.uid == me.uid)
+        reasons = dict(self._reasons)
+        checked: dict[str, Checked] = {}
+        names: dict[str, str] = {}
+        for transport in self._transports:
+            wanted = {
+                name: layout for name, layout in card.layouts.items()
+                if name not in names and transport in card.offered and name in card.offered[transport].layouts
+            }  # fmt: skip
+            if transport in reasons or (not wanted and len(names) == len(card.layouts)):
+                continue
+            if not wanted:
+                reasons[transport] = why_not(transport, card)
+            elif transport == NIXL:
+                names |= dict.fromkeys(wanted, NIXL)
+            elif not here:
+                reasons[transport] = f"{card.name!r} runs on another machine, or in another container"
+            else:
+                part = card.offered[transport]
+                whole = {name: card.layouts[name] for name in part.layouts}
+                try:
+                    one = self._ways[transport].check(part.part, regions_of(whole.values()), origin)
+                except PathError as error:
+                    reasons[transport] = str(error)
+                    continue
+                check_covered(whole, one.ranges, transport)
+                checked[transport] = one
+                names |= dict.fromkeys(wanted, transport)
+        if lacked := [name for name in card.layouts if name not in names]:
+            told = "; ".join(f"{one}: {reasons.get(one) or why_not(one, card)}" for one in self._transports)
+            raise PathError(f"no transport serves layout {quoted(lacked[0])} of {card.name!r}: {told}")
+        metadata = checked_metadata(card.offered[NIXL].part) if NIXL in names.values() else None
+        return _Chosen(names, checked, metadata, origin, here)
+
+    def _connect(self, card: AgentCard, chosen: _Chosen, until: float) -> Link | None:
+        """Greet the owner, and open what it hands over."""
+        if not chosen.checked and (chosen.names or not chosen.here):
+            return None
+        core, me = self._core, this_process()
+        hello = Hello(new_nonce(), self.name, core.agent, me.started)
+        hellos = {transport: one.hello for transport, one in chosen.checked.items()}
+        wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
+        met = greet(card, hello, hellos, wanted, until)
+        link = Link(card.name, met, core.loop)
+        try:
+            for transport, one in chosen.checked.items():
+                tell = link.teller(transport)
+                link.opened[transport] = self._ways[transport].open(
+                    one, met.tables[transport], met.descriptors[transport], tell, chosen.origin
+                )
+        except BaseException:
+            link.leave()
+            raise
+        finally:
+            close_files(met.descriptors)
+            core.links[id(link)] = link
+            core.loop.add(link)
+        return link
+
+    def _opened(self, card: AgentCard, link: Link | None, name: str, transport: str) -> KVLayout:
+        layout = card.layouts[name]
+        return layout if transport == NIXL or link is None else relocated(layout, link.opened[transport].mapped)
+
+
+class _Chosen(NamedTuple):
+    """The transports for a card.
+
+    Attributes:
+        names: the transport of each layout.
+        checked: the checked part of each local transport.
+        metadata: NIXL's metadata, if a layout goes by NIXL.
+        origin: the owner.
+        here: whether the owner is a process of this machine.
+    """
+
+    names: dict[str, str]
+    checked: dict[str, Checked]
+    metadata: bytes | None
+    origin: Origin
+    here: bool
+
+
+def _checked_layouts(layouts: Mapping[str, KVLayout]) -> dict[str, KVLayout]:
+    if not isinstance(layouts, Mapping):
+        raise LayoutError(f"layouts is {quoted(layouts)}; give a table of layouts by name, which may be empty")
+    for key, layout in layouts.items():
+        check_name(key, "a layout")
+        if not isinstance(layout, KVLayout):
+            raise LayoutError(f"layout {key!r} is a {type(layout).__name__}; give a KVLayout")
+        if layout.addresses != "memory":
+            raise LayoutError(f"layout {key!r} is not of this process's memory; it cannot be offered")
+    return dict(layouts)

@@ -1,0 +1,234 @@
+"""The state of an agent that outlives it: its service thread, visitors, links, executors and sums."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from kvplan.agents.door import Door
+from kvplan.agents.identity import this_process
+from kvplan.agents.link import Link
+from kvplan.agents.loop import Loop, guarded
+from kvplan.agents.nixl_link import NixlEnd, NixlLink
+from kvplan.agents.settling import Lanes
+from kvplan.agents.ways import OfferedLayouts
+from kvplan.base.latch import Latch
+from kvplan.base.process import generation
+from kvplan.errors import TransferError
+from kvplan.execute.executor import Executor
+from kvplan.execute.stats import Tally
+from kvplan.plan.plan import Plan
+
+EXIT_SECONDS = 5.0  # the longest time that an exit waits for transfers in flight and notes that are not sent
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Core:
+    """The state of an agent. Its threads refer to this object, and not to the agent, which can be garbage-collected.
+
+    Args:
+        name: name of the agent.
+        offered: what it offers.
+        users: users whose processes may visit.
+        executor: the user's executor, or None.
+        nixl: its end of NIXL, or None.
+
+    Attributes:
+        agent: identity of the agent.
+        key: key of its card.
+        inside: identifiers of its own threads.
+        loop: the service thread.
+        door: the owner's side.
+        links: its connections to owners.
+        lanes: threads that end its transfers.
+        tally: sums over its transfers.
+        closing: whether it accepts no more peers and transfers.
+        ended: set when all peers have gone and all is given back.
+    """
+
+    def __init__(
+        self, name: str, offered: OfferedLayouts, users: frozenset[int], executor: Executor | None, nixl: NixlEnd | None
+    ) -> None:
+        self.name, self.offered, self.nixl = name, offered, nixl
+        self.agent, self.key = secrets.token_bytes(16), secrets.token_bytes(32)
+        self.inside: set[int] = set()
+        self.tally = Tally()
+        self.lanes = Lanes(self.inside)
+        self.links: dict[int, Link] = {}
+        self.nixl_links: dict[int, NixlLink] = {}
+        self.closing = False
+        self.ended = Latch()
+        self._made_in = generation()
+        self._given = executor
+        self._own: dict[str, Executor] = {}
+        self._lock = threading.RLock()
+        self.loop = Loop(self.inside)
+        try:
+            self.door = Door(name, self.agent, self.key, offered.offers, users | {this_process().uid}, self.loop)
+        except BaseException:
+            self.loop.stop()
+            raise
+        _hook_exit()
+        _cores.add(self)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a forked child, and the agent is its parent's."""
+        return self._made_in != generation()
+
+    def check_open(self) -> None:
+        """Raise TransferError if the agent is closed, or belongs to the parent process of a fork."""
+        if self.foreign:
+            raise TransferError("agents do not survive a fork, and this one is the parent's; make one in the child")
+        if self.closing:
+            raise TransferError(f"the agent {self.name!r} is closed")
+
+    def executor_for(self, plan: Plan, gpu: str | None = None) -> Executor:
+        """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own.
+
+        Args:
+            plan: the plan.
+            gpu: the GPU that alone reaches the peer's memory; None if any executor can move it.
+        """
+        given, own = self._given, self._own
+        if gpu is not None:
+            device = gpu
+        elif len(plan.layouts) == 1:
+            src, dst = plan.layouts[0]
+            device = dst.device if dst.device != "cpu" else src.device
+        else:
+            device = _device(plan)
+        if given is not None and (given.device == device or (gpu is None and "cpu" not in (given.device, device))):
+            return given
+        executor = own.get(device)
+        if executor is None:
+            with self._lock:
+                executor = own.get(device)
+                if executor is None:
+                    executor = own[device] = Executor(device)
+        return executor
+
+    def in_flight(self) -> int:
+        """Count the transfers that have not ended."""
+        links: list[Link | NixlLink] = [*self.links.values(), *self.nixl_links.values()]
+        return sum(link.in_flight for link in links)
+
+    # ---- its end -----------------------------------------------------------------------------------------------------
+
+    def begin_to_close(self) -> None:
+        """Let the service thread close everything, and return at once: a finalizer may call this."""
+        if self.foreign:
+            return
+        self.closing = True
+        if self.loop.thread.started:
+            self.loop.add(self)
+        else:  # no card was made and no peer was met
+            self.serve()
+
+    def files(self) -> dict[int, int]:
+        """Return nothing to wait for: the other watchers wait."""
+        return {}
+
+    def due(self) -> float | None:
+        """Return None."""
+        return None
+
+    def serve(self) -> None:
+        """Close what can be closed now; the service thread calls this again after each event."""
+        if not self.closing or self.ended.is_set():
+            return
+        if not self.door.closing:
+            self.door.begin_to_close()
+            for link in list(self.links.values()):
+                link.leave()
+            for nixl in list(self.nixl_links.values()):
+                guarded(nixl.leave)
+        for number, link in list(self.links.items()):
+            if link.ended.is_set():
+                self.links.pop(number, None)
+        if self.links or self.door.visitors:
+            return
+        guarded(self.offered.close)
+        self.lanes.stop()
+        self.loop.stop()
+        _cores.discard(self)
+        self.ended.set()
+
+    def wait_closed(self, timeout: float) -> None:
+        """Wait until all peers have gone, then close executors and threads.
+
+        Raises:
+            TransferError: a peer has not gone in time. The service thread goes on waiting for it.
+        """
+        until = time.monotonic() + timeout
+        if not self.ended.wait(timeout):
+            flying = sorted({link.name for link in list(self.links.values())})
+            names = sorted({visitor.name for visitor in list(self.door.visitors.values())})
+            raise TransferError(
+                f"after {timeout} seconds, the agent {self.name!r} is not closed: "
+                + "; ".join(
+                    [f"{one!r} still uses its memory" for one in names]
+                    + [f"transfers with {one!r} are in flight" for one in flying]
+                )
+                + ". Keep the memory allocated, and call close() again"
+            )
+        left = max(until - time.monotonic(), 1.0)
+        self.loop.thread.join(left)
+        self.lanes.join(left)
+        for executor in self._own.values():
+            executor.close()
+        if self.nixl is not None:
+            self.nixl.close()
+
+    def drain(self, timeout: float) -> None:
+        """Wait until no transfer is in flight and all notes are sent; the exit of the interpreter calls this."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            if not any(link.in_flight or link.channel.unsent() for link in list(self.links.values())):
+                return
+            time.sleep(1e-3)
+
+    def drop(self) -> None:
+        """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""
+        self.closing = True
+        self.loop.drop()
+        self.door.drop()
+        for link in self.links.values():
+            link.drop()
+
+
+def _device(plan: Plan) -> str:
+    devices: Iterable[Any] = (layout.device for pair in plan.layouts for layout in reversed(pair))
+    return next((str(device) for device in devices if device != "cpu"), "cpu")
+
+
+_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+@functools.cache
+def _hook_exit() -> None:
+    atexit.register(_drain_at_exit)
+
+
+def _drain_at_exit() -> None:
+    until = time.monotonic() + EXIT_SECONDS
+    for core in list(_cores):
+        core.drain(until - time.monotonic())
+
+
+def _forked() -> None:
+    for core in list(_cores):
+        core.drop()
+    _cores.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

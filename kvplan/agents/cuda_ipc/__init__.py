@@ -1,0 +1,1 @@
+"""The transport ``cuda_ipc``: memory of GPUs of several processes of one machine."""

@@ -1,0 +1,177 @@
+"""A visitor's transfers of one priority: the stream, event and word behind them, and the order of their notes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
+    BY_MESSAGE,
+    DROPPED,
+    EVENT,
+    LATER,
+    NOTE,
+    READY,
+    Message,
+    note_messages,
+)
+from kvplan.agents.way import Deliver, Tell
+from kvplan.base.process import generation
+from kvplan.cuda.device import Device
+from kvplan.cuda.handles import event_handle, stream_handle
+from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
+from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.scopes import Uncaptured
+from kvplan.errors import TransferError
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A stream, as ``after=`` and ``wait`` take it."""
+
+    cuda_stream: int
+    device_index: int
+
+
+class VisitorLane:
+    """The order of transfers of one priority.
+
+    Args:
+        device: the GPU that runs the kernels.
+        words: the words that the owner reads, pinned.
+        number: number of the lane, and of its word.
+        tell: function that sends a message to the owner.
+
+    Attributes:
+        gate_stream: a stream that waits for an ``after=`` and for the owner's events.
+
+    Raises:
+        TransferError: the driver cannot make a stream or an event.
+    """
+
+    def __init__(self, device: Device, words: SharedWords, number: int, tell: Tell) -> None:
+        self._device, self._words, self._number, self._tell = device, words, number, tell
+        self._notes = 0
+        self._lock = threading.Lock()
+        self._made_in = generation()
+        self._stream = self.gate_stream = self._gate = 0
+        self._behind: InterprocessEvent | None = None
+        try:
+            with device.current():
+                self._stream, self.gate_stream = device.stream(urgent=True), device.stream(urgent=True)
+                self._gate = device.event()
+            self._behind = InterprocessEvent(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def introduce(self) -> None:
+        """Send the owner the event behind the transfers."""
+        if self._behind is not None:
+            self._tell(Message(EVENT, self._number, 0, self._behind.handle).written())
+
+    def ordered(self, transfer: Any, note: bytes) -> Deliver | None:
+        """Let the stream wait for a transfer, then record the event and write the note's number.
+
+        Args:
+            transfer: the executor's transfer.
+            note: the note, or ``b""``.
+
+        Returns:
+            None if there is no note. Otherwise a function for the agent, to be called when the transfer has ended.
+        """
+        with self._lock:  # several threads may submit
+            return self._ordered(transfer, note)
+
+    def _ordered(self, transfer: Any, note: bytes) -> Deliver | None:
+        behind, device, issued = self._behind, self._device, is_issued(transfer)
+        if behind is None:
+            return None
+        number = self._notes + 1
+        if note:
+            self._notes = number
+            for message in note_messages(NOTE if issued else LATER, self._number, number, note):
+                self._tell(message)
+        if issued:
+            try:
+                transfer.wait(Waited(self._stream, device.ordinal))
+                with device.current():
+                    if note:
+                        self._words.write(device, self._stream, self._number, number)
+                    device.record(behind.cuda_event, self._stream)
+            except TransferError:  # the transfer has failed, and the agent tells its error
+                issued = False
+                if note:
+                    self._tell(Message(BY_MESSAGE, self._number, number).written())
+        if not note:
+            return None
+        return _nothing if issued else partial(self._deliver, number)
+
+    def _deliver(self, number: int, error: TransferError | None) -> None:
+        self._tell(Message(READY if error is None else DROPPED, self._number, number).written())
+
+    def wait_for(self, after: Any) -> bool:
+        """Let :attr:`gate_stream` wait for an ``after=``; return whether it can. The device is current."""
+        device, stream, handle = self._device, self.gate_stream, event_handle(after)
+        if after is None:
+            return True
+        if handle is not None:
+            if handle:
+                device.wait(stream, handle)
+            return True
+        theirs = stream_handle(after)
+        if theirs is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
+            device.record(self._gate, theirs)
+            device.wait(stream, self._gate)
+            return True
+        if is_issued(after):
+            after.wait(Waited(stream, device.ordinal))
+            return True
+        return False
+
+    def drain(self) -> None:
+        """Wait until the stream has written the last word. In a child of a fork it does nothing."""
+        if not self._stream or not self._gate or self._made_in != generation():
+            return
+        device = self._device
+        with device.current(), Uncaptured(device), suppress(TransferError):  # the GPU may have failed
+            for stream in (self._stream, self.gate_stream):
+                device.record(self._gate, stream)
+                device.synchronize(self._gate)
+
+    def close(self) -> None:
+        """Destroy streams and events. In a child of a fork it touches nothing of the GPU."""
+        self.drain()
+        behind, self._behind = self._behind, None
+        streams, gate = (self._stream, self.gate_stream), self._gate
+        self._stream = self.gate_stream = self._gate = 0
+        if self._made_in == generation():
+            with self._device.current(), Uncaptured(self._device):
+                if gate:
+                    self._device.driver.cuEventDestroy_v2(gate)
+                for stream in streams:
+                    if stream:
+                        self._device.driver.cuStreamDestroy_v2(stream)
+        if behind is not None:
+            behind.close()
+
+
+def is_issued(transfer: Any) -> bool:
+    """Return whether all driver calls of a transfer have been made, and it is in no graph.
+
+    >>> is_issued(object())
+    False
+    """
+    return (
+        hasattr(transfer, "queued")
+        and not transfer.queued
+        and not getattr(transfer, "unplayed", False)
+        and getattr(transfer, "captures", None) is None
+    )
+
+
+def _nothing(error: TransferError | None) -> None:
+    """Do nothing: the stream delivers the note."""

@@ -1,0 +1,92 @@
+"""The messages of ``cuda_ipc`` from a visitor to the owner, and the words of the page that both share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvplan.cuda.ipc.exports import HANDLE_NBYTES
+from kvplan.errors import LayoutError
+
+# Words of the shared page. Each lane has one: the number of the last note whose bytes have arrived, which the visitor's
+# stream writes. The last word counts how often the owner has recorded its events.
+LANES = 2  # transfers of normal and of high priority
+PUBLISHED_WORD = LANES
+NUMBER_NBYTES = 8
+HEAD_NBYTES = 2 + NUMBER_NBYTES
+MOST_PART = 24 << 10  # bytes of a note in one message
+MOST_PENDING = 1 << 16  # notes that wait for their bytes
+MOST_PENDING_NBYTES = 64 << 20
+
+# Kinds of messages. Notes are delivered in the order of their numbers.
+NOTE = b"n"  # a note that the lane's word delivers
+LATER = b"l"  # a note that a message delivers
+MORE = b"m"  # the rest of the last note
+BY_MESSAGE = b"b"  # a message delivers this note after all
+READY = b"r"  # the bytes of a note have arrived
+DROPPED = b"d"  # a note is not delivered: its transfer failed
+EVENT = b"e"  # the handle of the event behind the lane's transfers
+_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED, EVENT)
+_EMPTY = (BY_MESSAGE, READY, DROPPED)
+
+
+class Message(NamedTuple):
+    """A message.
+
+    Attributes:
+        kind: one of the kinds above.
+        lane: number of the lane.
+        number: number of the note, from 1; 0 for an event.
+        rest: bytes of a note, or a handle.
+    """
+
+    kind: bytes
+    lane: int
+    number: int
+    rest: bytes = b""
+
+    def written(self) -> bytes:
+        r"""Return the message as bytes.
+
+        >>> Message(NOTE, 1, 7, b"ready").written()
+        b'n\x01\x07\x00\x00\x00\x00\x00\x00\x00ready'
+        """
+        return self.kind + bytes([self.lane]) + self.number.to_bytes(NUMBER_NBYTES, "little") + self.rest
+
+
+def read_message(message: bytes) -> Message:
+    """Read a message.
+
+    Raises:
+        LayoutError: no visitor sends it.
+
+    >>> read_message(Message(READY, 0, 9).written())
+    Message(kind=b'r', lane=0, number=9, rest=b'')
+    """
+    kind, lane, rest = message[:1], message[1:2], message[HEAD_NBYTES:]
+    number = int.from_bytes(message[2:HEAD_NBYTES], "little")
+    right = (
+        len(message) >= HEAD_NBYTES
+        and kind in _KINDS
+        and lane[0] < LANES
+        and (number == 0) == (kind == EVENT)
+        and (len(rest) == HANDLE_NBYTES if kind == EVENT else not rest if kind in _EMPTY else len(rest) <= MOST_PART)
+    )
+    if not right:
+        raise refused(message)
+    return Message(kind, lane[0], number, rest)
+
+
+def refused(message: bytes) -> LayoutError:
+    """Return the error of a message that no visitor sends."""
+    return LayoutError(f"a message of {len(message)} bytes came for cuda_ipc; no agent of kvplan sends it")
+
+
+def note_messages(kind: bytes, lane: int, number: int, note: bytes) -> list[bytes]:
+    """Return the messages of a note.
+
+    >>> [len(message) for message in note_messages(NOTE, 0, 1, bytes(60_000))]
+    [24586, 24586, 10858]
+    """
+    found = [Message(kind, lane, number, note[:MOST_PART])]
+    found += [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(MOST_PART, len(note), MOST_PART)]
+    return [one.written() for one in found]

@@ -1,0 +1,337 @@
+"""The owner's side of meetings: it listens, greets visitors, and keeps what each was given until it has gone."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import select
+import socket
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from kvplan.agents.channel import CLOSING, GOODBYE, MESSAGE, MESSAGE_NBYTES, PACKET, Channel
+from kvplan.agents.greeting import (
+    ANSWER_SECONDS,
+    REFUSED,
+    Hello,
+    new_nonce,
+    packet_of,
+    peer_of,
+    proof,
+    read_answer,
+    read_hello,
+    welcome,
+)
+from kvplan.agents.identity import Life, user_name
+from kvplan.agents.loop import Loop
+from kvplan.agents.way import Offer, Served
+from kvplan.base.latch import Wake, sleep, waking
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError, LayoutError, TransferError
+
+UNANSWERED = 32  # most visitors in the middle of their greeting; a further one drops the oldest
+VISITORS = 1024  # most visitors of one agent
+PAUSE_SECONDS = 0.1  # without accepting, after the system had no descriptor for a visitor
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Door:
+    """The listening socket of an agent, its greetings and its visitors.
+
+    Args:
+        name: name of the agent.
+        agent: identity of the agent.
+        key: key of its card.
+        offers: what it offers, by transport.
+        users: users whose processes may visit.
+        loop: the service thread.
+
+    Attributes:
+        socket: name of the socket, without the leading null byte.
+        visitors: visitors that hold descriptors or handles of this process's memory.
+        late: notes of visitors that have gone, with the visitor's name.
+    """
+
+    def __init__(
+        self, name: str, agent: bytes, key: bytes, offers: Mapping[str, Offer], users: frozenset[int], loop: Loop
+    ) -> None:
+        self.name, self.agent, self.key, self.offers, self.users, self.loop = name, agent, key, offers, users, loop
+        self.socket = f"kvplan-{secrets.token_hex(16)}"
+        self.visitors: dict[int, Visitor] = {}
+        self.late: list[tuple[str, bytes]] = []
+        self.closing = False
+        self._greetings: dict[int, Greeting] = {}
+        self._sleepers: list[Wake] = []
+        self._pause_until: float | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listener.settimeout(0)
+            self._listener.bind(b"\0" + self.socket.encode())
+            self._listener.listen(128)
+        except OSError as error:
+            self._listener.close()
+            raise TransferError(f"{name!r} cannot listen for peers: {error.strerror or error}") from error
+        loop.add(self)
+
+    # The service thread calls these methods.
+
+    def files(self) -> dict[int, int]:
+        """Return the listening socket."""
+        fd = self._listener.fileno()
+        return {fd: select.POLLIN} if fd >= 0 and self._pause_until is None else {}
+
+    def due(self) -> float | None:
+        """Return the end of a pause."""
+        return self._pause_until
+
+    def serve(self) -> None:
+        """Accept one visitor."""
+        if self._pause_until is not None and time.monotonic() < self._pause_until:
+            return
+        self._pause_until = None
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if self._listener.fileno() >= 0:
+                log.warning("%s cannot accept a visitor: %s", self.name, error)
+                self._pause_until = time.monotonic() + PAUSE_SECONDS
+            return
+        greeting = Greeting(self, sock)
+        self._greetings[id(greeting)] = greeting
+        if len(self._greetings) > UNANSWERED:
+            next(iter(self._greetings.values())).end()
+        self.loop.add(greeting)
+        greeting.serve()
+
+    def forget(self, greeting: Greeting) -> None:
+        """Remove a greeting that has ended."""
+        self._greetings.pop(id(greeting), None)
+        self.loop.remove(greeting)
+
+    def admit(self, visitor: Visitor) -> None:
+        """Add a visitor whose greeting has succeeded."""
+        self.visitors[id(visitor)] = visitor
+        self.loop.add(visitor)
+        if self.closing:  # since its greeting
+            visitor.tell(CLOSING)
+
+    def leave(self, visitor: Visitor) -> None:
+        """Remove a visitor that has gone."""
+        self.late += [(visitor.name, note) for note in visitor.notes()]
+        wakes = waking(self._sleepers)
+        self.visitors.pop(id(visitor), None)
+        self.loop.remove(visitor)
+        any(wakes)
+
+    # The agent calls these methods.
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return all notes of visitors, each once."""
+        late, self.late = self.late, []
+        return late + [(visitor.name, note) for visitor in list(self.visitors.values()) for note in visitor.notes()]
+
+    def read(self) -> None:
+        """Take the messages of visitors that have come; never block."""
+        for visitor in list(self.visitors.values()):
+            visitor.channel.read()
+
+    def begin_to_close(self) -> None:
+        """Accept no more visitors, and tell those that are here."""
+        self.closing = True
+        self._listener.close()
+        for greeting in list(self._greetings.values()):
+            greeting.end(f"{self.name!r} closes its agent")
+        for visitor in list(self.visitors.values()):
+            visitor.tell(CLOSING)
+        self.loop.wake()
+
+    def wait_empty(self, timeout: float) -> list[str]:
+        """Wait until all visitors have gone; return the names of those that are still here."""
+        sleep(lambda: not self.visitors, self._sleepers, timeout)
+        return sorted({visitor.name for visitor in list(self.visitors.values())})
+
+    def drop(self) -> None:
+        """Close all descriptors in a forked child."""
+        self._listener.close()
+        for greeting in self._greetings.values():
+            greeting.sock.close()
+        for visitor in self.visitors.values():
+            visitor.channel.drop()
+
+
+class Greeting:
+    """A connection that has not yet proved that it holds the card."""
+
+    def __init__(self, door: Door, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        self.sock = sock
+        self._door = door
+        self._until = time.monotonic() + ANSWER_SECONDS
+        self._hello: Hello | None = None
+        self._nonce = b""
+
+    def files(self) -> dict[int, int]:
+        """Return the socket."""
+        return {self.sock.fileno(): select.POLLIN}
+
+    def due(self) -> float | None:
+        """Return when the visitor must have answered."""
+        return self._until
+
+    def serve(self) -> None:
+        """Read the visitor's next packet, and answer it."""
+        if self.sock.fileno() < 0:
+            self.end()
+            return
+        if time.monotonic() > self._until:
+            self.end("no answer in time")
+            return
+        try:
+            packet = self.sock.recv(PACKET + 1)
+            if not packet:
+                self.end()
+            elif self._hello is None:
+                self._challenge(packet)
+            else:
+                self._admit(packet, self._hello)
+        except BlockingIOError:
+            return
+        except KVPlanError as error:
+            self.end(str(error))
+        except OSError as error:
+            log.debug("a greeting with %s broke off: %s", self._door.name, error)
+            self.end()
+
+    def end(self, why: str | None = None) -> None:
+        """End the greeting; tell the visitor why."""
+        if self.sock.fileno() >= 0:
+            if why is not None:
+                log.info("%s refused a visitor: %s", self._door.name, why)
+                try:
+                    self.sock.send(REFUSED + why.encode()[:400], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                except OSError as error:
+                    log.debug("the visitor does not read why: %s", error)
+            self.sock.close()
+        self._door.forget(self)
+
+    def _challenge(self, packet: bytes) -> None:
+        door = self._door
+        hello = read_hello(packet)
+        if door.closing:
+            raise TransferError(f"{door.name!r} closes its agent")
+        _, uid = peer_of(self.sock)
+        if uid not in door.users:
+            raise TransferError(f"{door.name!r} does not allow user {user_name(uid)}; it would by users=[{uid}]")
+        self._nonce = new_nonce()
+        shown = proof(door.key, "owner", door.agent, hello, self._nonce)
+        self.sock.send(packet_of({"nonce": self._nonce.hex(), "proof": shown.hex()}))
+        self._hello = hello
+
+    def _admit(self, packet: bytes, hello: Hello) -> None:
+        door = self._door
+        shown, hellos = read_answer(packet)
+        if not hmac.compare_digest(shown, proof(door.key, "visitor", door.agent, hello, self._nonce)):
+            raise TransferError("the visitor does not hold the key of the card")
+        if len(door.visitors) >= VISITORS:
+            raise TransferError(f"{door.name!r} has {VISITORS} visitors, and takes no more")
+        if unknown := [name for name in hellos if name not in door.offers]:
+            raise LayoutError(f"{door.name!r} does not offer {quoted(unknown[0])}")
+        pid, _ = peer_of(self.sock)
+        try:
+            life = Life(pid, hello.started)
+        except ProcessLookupError as error:
+            raise TransferError(f"the visitor's process is gone: {error}") from error
+        visitor = Visitor(door, self.sock, life, hello.name)
+        try:
+            for transport, table in hellos.items():
+                visitor.served[transport] = door.offers[transport].serve(table, partial(visitor.say, transport))
+            for part, descriptors in welcome(visitor.served):
+                visitor.channel.send(part, descriptors)
+        except BaseException:
+            visitor.release()
+            life.close()
+            raise
+        door.forget(self)
+        door.admit(visitor)
+
+
+class Visitor:
+    """Another process that has met this one.
+
+    Attributes:
+        name: name of its agent.
+        channel: the connection.
+        served: what it was given, by transport.
+    """
+
+    def __init__(self, door: Door, sock: socket.socket, life: Life, name: str) -> None:
+        self.name = name
+        self.served: dict[str, Served] = {}
+        self._door = door
+        self._left = False
+        self._last: list[bytes] = []  # notes that transports had when it left
+        self.channel = Channel(sock, life, name, self._hear, self._told, door.loop.wake)
+
+    def files(self) -> dict[int, int]:
+        """Return the socket and the process."""
+        return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
+
+    def due(self) -> float | None:
+        """Return None: it is served when something happens."""
+        return None
+
+    def serve(self) -> None:
+        """Read and write what can be, and let the visitor go if it has gone."""
+        self.channel.read()
+        self.channel.flush()
+        if self._left or self.channel.death() is not None:
+            self.channel.close(f"{self.name!r} has gone")
+            self.release()
+            self._door.leave(self)
+
+    def notes(self) -> list[bytes]:
+        """Return its notes, each once."""
+        last, self._last = self._last, []
+        found = self.channel.notes() + last
+        return found + [note for one in list(self.served.values()) for note in one.notes()]
+
+    def say(self, transport: str, message: bytes) -> None:
+        """Send a message of a transport."""
+        self.channel.send(message_of(transport, message))
+
+    def tell(self, packet: bytes) -> None:
+        """Send a packet; a visitor that has gone needs none."""
+        try:
+            self.channel.send(packet)
+        except TransferError as error:
+            log.debug("%s was not told: %s", self.name, error)
+
+    def release(self) -> None:
+        """Give back what it was given."""
+        served, self.served = self.served, {}
+        for one in served.values():
+            self._last += one.notes()
+            one.close()
+
+    def _hear(self, transport: str, message: bytes) -> None:
+        if transport not in self.served:
+            raise LayoutError(f"a message for {quoted(transport)}")
+        self.served[transport].heard(message)
+
+    def _told(self, packet: bytes) -> None:
+        if packet != GOODBYE:
+            raise LayoutError("only an owner closes")
+        self._left = True
+        self._door.loop.wake()
+
+
+def message_of(transport: str, message: bytes) -> bytes:
+    """Return the packet of a transport's message; raise TransferError if it is too long."""
+    if len(message) > MESSAGE_NBYTES:
+        raise TransferError(f"a message of {transport} has {len(message)} bytes; it has at most {MESSAGE_NBYTES}")
+    return MESSAGE + transport.encode() + b"\0" + message

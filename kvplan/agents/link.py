@@ -1,0 +1,180 @@
+"""The visitor's side of a meeting: the connection to an owner, its opened memory, and the transfers in flight."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from typing import Protocol
+
+from kvplan.agents.channel import CLOSING, GOODBYE, NOTE, NOTE_NBYTES, Channel
+from kvplan.agents.door import message_of
+from kvplan.agents.greeting import Met
+from kvplan.agents.loop import Loop, guarded
+from kvplan.agents.way import Opened, Tell
+from kvplan.base.latch import Latch
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError, LayoutError, TransferError
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Flying(Protocol):
+    """The method of a transfer in flight that its link calls."""
+
+    def cancel(self) -> bool:
+        """Cancel it if it has not begun."""
+
+
+class Link:
+    """The connection to an owner. It ends when the owner dies or closes, or when this process leaves.
+
+    Args:
+        name: name of the owner's agent.
+        met: the greeting with it.
+        loop: the service thread.
+
+    Attributes:
+        name: as given.
+        channel: the connection.
+        opened: the owner's memory, by transport.
+        ended: set when all is closed.
+        why: why no transfer is accepted any more; None while the link is open.
+    """
+
+    def __init__(self, name: str, met: Met, loop: Loop) -> None:
+        self.name = name
+        self.opened: dict[str, Opened] = {}
+        self.ended = Latch()
+        self.why: str | None = None
+        self._loop = loop
+        self._lock = threading.RLock()
+        self._flying: dict[int, Flying] = {}
+        self._leaving = self._released = self._lost = False
+        self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
+
+    # ---- transfers ---------------------------------------------------------------------------------------------------
+
+    def enter(self, transfer: Flying) -> None:
+        """Count a transfer as in flight; raise TransferError if the link is not open."""
+        with self._lock:
+            self.check_open()
+            self._flying[id(transfer)] = transfer
+
+    def leave_flight(self, transfer: Flying) -> None:
+        """Count a transfer as ended; any thread may call it, also twice."""
+        self._flying.pop(id(transfer), None)
+        if self.why is not None:
+            self._loop.wake()
+
+    def check_open(self) -> None:
+        """Raise TransferError if the link is not open."""
+        why = self.why or self.channel.gone  # noted first by the thread that asked, and then by the service thread
+        if why is not None:
+            raise TransferError(f"no transfer with {self.name!r}: {why}")
+
+    @property
+    def in_flight(self) -> int:
+        """Number of transfers in flight."""
+        return len(self._flying)
+
+    def lost(self, opened: Opened | None) -> str | None:
+        """Return why bytes that have just moved are nobody's word, or None."""
+        return self.channel.death() or (opened.lost() if opened is not None else None)
+
+    def send_note(self, note: bytes) -> None:
+        """Send a note; raise TransferError if the owner is gone or does not read."""
+        self.channel.send(NOTE + note)
+
+    def notes(self) -> list[bytes]:
+        """Return the owner's notes that came by a transport itself."""
+        return [note for one in list(self.opened.values()) for note in one.notes()]
+
+    def teller(self, transport: str) -> Tell:
+        """Return a function that sends messages of a transport."""
+        return lambda message: self.channel.send(message_of(transport, message))
+
+    # ---- the service thread ------------------------------------------------------------------------------------------
+
+    def files(self) -> dict[int, int]:
+        """Return the socket and the owner's process."""
+        if self.channel.sock.fileno() < 0:
+            return {}
+        return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
+
+    def due(self) -> float | None:
+        """Return None: it is served when something happens."""
+        return None
+
+    def serve(self) -> None:
+        """Read and write what can be; notice the owner's end; close what is no longer used."""
+        channel = self.channel
+        if channel.sock.fileno() >= 0:
+            channel.read()
+            channel.flush()
+            if (death := channel.death()) is not None:
+                self._shut(death)
+                self._cancel_pending()
+        if self.why is None or self._flying or (channel.unsent() and channel.gone is None):
+            return
+        if not self._released:
+            self._released = True
+            for one in self.opened.values():
+                guarded(one.release)
+        if channel.gone is None:
+            self._say_goodbye()
+        channel.close(self.why)
+        if self._leaving and not self.ended.is_set():
+            for one in self.opened.values():
+                guarded(one.close)
+            self._loop.remove(self)
+            self.ended.set()
+
+    def leave(self) -> None:
+        """Accept no more transfers, and close everything once those in flight have ended."""
+        self._leaving = True
+        self._shut("the peer was forgotten, or this agent was closed")
+        self._loop.wake()
+
+    def drop(self) -> None:
+        """Close the descriptors in a forked child."""
+        self.channel.drop()
+
+    def _shut(self, why: str) -> None:
+        with self._lock:
+            self.why = self.why or why
+
+    def _cancel_pending(self) -> None:
+        """Cancel transfers that have not begun: those that wait for their ``after=`` need not wait any longer."""
+        if not self._lost:
+            self._lost = True
+            for transfer in list(self._flying.values()):
+                guarded(transfer.cancel)
+
+    def _say_goodbye(self) -> None:
+        try:
+            self.channel.send(GOODBYE)
+            self.channel.flush()
+        except KVPlanError as error:
+            log.debug("%s did not hear the goodbye: %s", self.name, error)
+
+    def _hear(self, transport: str, message: bytes) -> None:
+        if transport not in self.opened:
+            raise LayoutError(f"a message for {quoted(transport)}")
+        self.opened[transport].heard(message)
+
+    def _told(self, packet: bytes) -> None:
+        if packet != CLOSING:
+            raise LayoutError("only a visitor says goodbye")
+        with self._lock:
+            self.why = self.why or "its agent closes"
+        self._loop.wake()
+
+
+def checked_note(note: object) -> bytes:
+    """Return a note; raise KVPlanError if it is not bytes, or is too long."""
+    if not isinstance(note, bytes):
+        raise KVPlanError(f"note is a {type(note).__name__}; give bytes")
+    if len(note) > NOTE_NBYTES:
+        raise KVPlanError(f"note has {len(note):,} bytes; a note has at most {NOTE_NBYTES:,}")
+    return note

@@ -1,0 +1,116 @@
+"""The service thread of an agent: it waits for sockets and processes, and calls whoever watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kvplan.base.threads import Worker
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Watcher(Protocol):
+    """An object that the service thread serves. All its methods are called in that thread, and none may block."""
+
+    def files(self) -> dict[int, int]:
+        """Return the descriptors to wait for, each with the events of ``poll``; none if it needs no more service."""
+
+    def due(self) -> float | None:
+        """Return when to call :meth:`serve` at the latest, as ``time.monotonic`` counts; None if only for events."""
+
+    def serve(self) -> None:
+        """Do what can be done now: an event has come, the time is due, or :meth:`Loop.wake` was called."""
+
+
+class Loop:
+    """The service thread. It starts with :meth:`start`, and ends after :meth:`stop`.
+
+    Args:
+        inside: identifiers of the agent's own threads; the loop adds its own.
+    """
+
+    def __init__(self, inside: set[int]) -> None:
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watchers: dict[int, Watcher] = {}
+        self._stopped = False
+        self._closing = threading.RLock()
+        self.thread = Worker("kvplan-agent", self._serve, "no thread serves the peers of an agent", inside)
+
+    def start(self) -> None:
+        """Start the thread, if it does not run; raise TransferError if the system cannot."""
+        if not self.thread.started:
+            self.thread.start()
+
+    def add(self, watcher: Watcher) -> None:
+        """Serve a watcher until :meth:`remove`."""
+        self._watchers[id(watcher)] = watcher
+        self.wake()
+
+    def remove(self, watcher: Watcher) -> None:
+        """Serve a watcher no more."""
+        self._watchers.pop(id(watcher), None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look at all watchers again; any thread may call it."""
+        with contextlib.suppress(OSError, ValueError):  # stopped, or woken already
+            if not self._stopped:
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """End the thread, and return at once."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stopped = True
+            os.eventfd_write(self._wake, 1)
+        if not self.thread.started:
+            self._close()
+
+    def drop(self) -> None:
+        """Close the thread's descriptor in a forked child, where the thread does not run."""
+        self._stopped = True
+        self._close()
+
+    def _close(self) -> None:
+        with self._closing:
+            fd, self._wake = self._wake, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopped:
+                self._wait()
+                for watcher in list(self._watchers.values()):
+                    guarded(watcher.serve)
+        finally:
+            self._close()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        due = None
+        for watcher in list(self._watchers.values()):
+            for fd, events in watcher.files().items():
+                if fd >= 0:
+                    poll.register(fd, events)
+            at = watcher.due()
+            due = at if due is None or (at is not None and at < due) else due
+        timeout = None if due is None else max(0.0, due - time.monotonic()) * 1000
+        poll.poll(timeout)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+
+def guarded(call: Callable[[], object]) -> None:
+    """Call a function of a watcher; an error must not end the service of the others."""
+    try:
+        call()
+    except Exception:
+        log.exception("the service thread of an agent met an error")

@@ -1,0 +1,209 @@
+"""A peer: another process that this one has met, whose layouts it reads and writes."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from kvplan.agents.link import Link, checked_note
+from kvplan.agents.peer_transfer import Order, PeerTransfer
+from kvplan.agents.relocation import regions_of
+from kvplan.base.integers import integer
+from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.execute.transfer import Transfer, check_after
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from kvplan.agents.core import Core
+    from kvplan.agents.nixl_link import NixlLink
+
+READS, WRITES = True, False
+
+
+class Peer:
+    """Another process that this one has met. :meth:`kvplan.Agent.meet` returns it.
+
+    Attributes:
+        name: name of its agent.
+        layouts: its layouts by name, to compile against. Over ``cuda_ipc`` and ``shm`` their addresses are this
+            process's mappings of the peer's memory; over ``nixl`` they are the peer's own.
+        transport: name of the transport that moves the bytes; several are joined by ``+``.
+    """
+
+    def __init__(
+        self, name: str, core: Core, link: Link | None, nixl: NixlLink | None, held: Mapping[str, tuple[str, KVLayout]]
+    ) -> None:
+        self.name = name
+        self.layouts: dict[str, KVLayout] = {key: layout for key, (_, layout) in held.items()}
+        self.transport = "+".join(dict.fromkeys(transport for transport, _ in held.values()))
+        self.core, self.link, self.nixl = core, link, nixl
+        self._theirs: dict[tuple[int, int, str], str] = {}  # the transport of each region
+        for transport, layout in held.values():
+            self._theirs |= {(r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
+        self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
+
+    def submit(
+        self,
+        plan: Plan,
+        *,
+        after: Any = None,
+        note: bytes = b"",
+        attempts: int = 1,
+        deadline: float | None = None,
+        by_layer: bool = False,
+        priority: str = "normal",
+    ) -> PeerTransfer:
+        """Begin a transfer, and return at once.
+
+        Args:
+            plan: a plan between layouts of this process and layouts of the peer.
+            after: a stream, an event, a Transfer, or None: the transfer begins when this has completed.
+            note: at most 60,000 bytes for the peer, sent when the last byte has moved; :meth:`kvplan.Agent.notes`
+                returns it there. Notes of transfers of one direction and priority come in the order of the submits.
+            attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again.
+            deadline: seconds until the transfer is given up: cancelled if it has not begun, and otherwise ended with
+                an error, although its bytes may still move.
+            by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. NIXL ignores it.
+            priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. NIXL ignores it.
+
+        Raises:
+            KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or another argument is wrong.
+            PathError: the plan is not between this process and this peer, or no path can serve it.
+            LayoutError: the destination is read-only, or a tensor has other memory now.
+            TransferError: the peer died, closes or was forgotten; or the agent is closed.
+
+        >>> import kvplan, numpy as np
+        >>> like = kvplan.KVLayout.from_tensors("block dim", np.zeros((4, 8), np.int8))
+        >>> pool = kvplan.allocate("block dim", like=like, shared=True)
+        >>> with kvplan.Agent("pool", {"kv": pool}) as owner, kvplan.Agent("worker", {}) as worker:
+        ...     peer = worker.meet(owner.card())
+        ...     store = kvplan.compile(like, peer.layouts["kv"]).plan([0, 1], [2, 3])
+        ...     peer.submit(store, note=b"blocks 2 and 3").result().nbytes
+        ...     owner.notes()
+        16
+        [('worker', b'blocks 2 and 3')]
+        """
+        core = self.core
+        core.check_open()
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
+        checked_note(note)
+        attempts = integer("attempts", attempts, least=1, right="a transfer is tried at least once", error=KVPlanError)
+        if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
+            raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
+        after = None if isinstance(after, tuple) and not after else after
+        reading, transport = self._direction(plan)
+        until = None if deadline is None else time.monotonic() + float(deadline)
+        order = Order(plan, self.name, reading, note, attempts, deadline, until, after)
+        if transport == "nixl":
+            return self._submit_nixl(order)
+        return self._submit(order, transport, by_layer=by_layer, priority=priority)
+
+    def send(self, note: bytes) -> None:
+        """Send a note now, behind the notes of transfers that have ended.
+
+        Raises:
+            KVPlanError: ``note`` is not bytes, or is too long.
+            TransferError: the peer died, closes or was forgotten.
+        """
+        self.core.check_open()
+        checked_note(note)
+        if self.link is not None:
+            self.link.check_open()
+            self.link.send_note(note)
+        elif self.nixl is not None:
+            self.nixl.send_note(note)
+
+    def _submit(self, order: Order, transport: str, *, by_layer: bool, priority: str) -> PeerTransfer:
+        core, link = self.core, self.link
+        assert link is not None  # the transport is a local one
+        opened = link.opened[transport]
+        executor = core.executor_for(order.plan, opened.gpu)
+        after = order.after
+        if after is not None:
+            check_after(after, gpu=executor.device != "cpu")
+        inner_after = after.inner if isinstance(after, PeerTransfer) and after.on_gpu else after
+
+        def start() -> Transfer:
+            waits = opened.before(order.plan, inner_after)
+            return executor.submit(order.plan, waits, by_layer=by_layer, priority=priority)
+
+        lane = core.lanes.lane((id(executor), priority == "high", order.plan.direction))
+        transfer = PeerTransfer(order, link, opened, core.tally, start)
+        link.enter(transfer)
+        try:
+            transfer.submit()
+            deliver = opened.after(transfer.inner, order.note, urgent=priority == "high")
+            if deliver is not None:
+                transfer.leave_note(deliver)
+        except BaseException:
+            if transfer.inner is None:
+                link.leave_flight(transfer)
+            else:
+                lane.add(transfer)
+            raise
+        lane.add(transfer)
+        return transfer
+
+    def _submit_nixl(self, order: Order) -> PeerTransfer:
+        core, nixl = self.core, self.nixl
+        assert nixl is not None  # the transport is NIXL
+        if order.after is not None:
+            check_after(order.after, gpu=True)
+        lane = core.lanes.lane((id(nixl), order.after is not None))
+        until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
+        own = order._replace(note=b"", attempts=1, until=until)
+        transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
+        nixl.enter(transfer)
+        try:
+            if order.after is None:
+                transfer.submit()
+        except BaseException:
+            nixl.leave_flight(transfer)
+            raise
+        lane.add(transfer)
+        return transfer
+
+    def _direction(self, plan: Plan) -> tuple[bool, str]:
+        """Return whether a plan reads from the peer, and by which transport; check that it is with this peer."""
+        found = []
+        for k, side in enumerate(("source", "destination")):
+            whose = {self._side(pair[k]) for pair in plan.layouts}
+            if len(whose) > 1:
+                raise PathError(f"the {side} of {plan!r} is partly memory of {self.name!r}; submit each part by itself")
+            found.append(whose.pop())
+        src, dst = found
+        if (src is None) == (dst is None):
+            where = "neither side of {} is" if src is None else "both sides of {} are"
+            raise PathError(
+                f"{where.format(repr(plan))} memory of {self.name!r}; compile with a layout of this process on one "
+                "side, and one of peer.layouts on the other"
+            )
+        for _, layout in plan.layouts:
+            if not layout.writable:
+                raise LayoutError(f"the destination {layout!r} is read-only")
+        return (READS, src) if src is not None else (WRITES, str(dst))
+
+    def _side(self, layout: KVLayout) -> str | None:
+        """Return the transport of a layout of the peer, or None for other layouts."""
+        known = self._sides.get(id(layout))
+        if known is not None and known[0]() is layout:
+            return known[1]
+        kinds = {self._theirs.get((r.address, r.nbytes, r.device)) for r in layout.regions}
+        if len(kinds) > 1 or (None in kinds and layout.addresses != "memory"):
+            raise PathError(
+                f"{layout!r} is neither memory of this process nor of {self.name!r}; compile with peer.layouts, which "
+                "the newest card made"
+            )
+        side = kinds.pop()
+        if len(self._sides) > 1000:
+            self._sides.clear()
+        self._sides[id(layout)] = weakref.ref(layout), side
+        return side
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, layouts {list(self.layouts)}, by {self.transport})"

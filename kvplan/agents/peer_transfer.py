@@ -1,0 +1,310 @@
+"""A transfer between two processes. It is done when its bytes have moved and the peer was found alive after that."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from kvplan.agents.way import Deliver
+from kvplan.base.latch import Latch, Wake
+from kvplan.base.process import check_process, generation
+from kvplan.base.threads import Standby, error_of
+from kvplan.errors import TransferError
+from kvplan.execute.stats import Tally
+from kvplan.execute.transfer import StreamlessTransfer, Transfer, TransferResult, cancellation, check_layer, wait_on_cpu
+from kvplan.plan.plan import Plan
+
+_BEGUN = object()
+_HOLDS = {
+    True: "the destination's blocks hold bytes that may be wrong: do not use them",
+    False: "the bytes were written to the memory of a peer that is gone",
+}  # by whether it reads from the peer
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Peering(Protocol):
+    """The methods of a peer's connection that a transfer calls; :class:`kvplan.agents.link.Link` has them."""
+
+    why: str | None
+
+    def leave_flight(self, transfer: Any) -> None:
+        """Count the transfer as ended."""
+
+    def lost(self, opened: Any) -> str | None:
+        """Return why bytes that have just moved are nobody's word, or None."""
+
+    def send_note(self, note: bytes) -> None:
+        """Send the note."""
+
+
+class Order(NamedTuple):
+    """The arguments of a submit.
+
+    Attributes:
+        plan: the plan.
+        peer: name of the peer.
+        reading: whether it reads from the peer; otherwise it writes.
+        note: note for the peer; ``b""`` if the transport delivers it, or if there is none.
+        attempts: number of attempts in total.
+        deadline: seconds until it is given up, or None.
+        until: when that is, as ``time.monotonic`` counts, or None.
+        after: what the lane waits for before the first attempt, or None.
+    """
+
+    plan: Plan
+    peer: str
+    reading: bool
+    note: bytes = b""
+    attempts: int = 1
+    deadline: float | None = None
+    until: float | None = None
+    after: Any = None
+
+
+class PeerTransfer(StreamlessTransfer):
+    """A transfer between two processes of one machine, or of two by NIXL. :meth:`kvplan.Peer.submit` returns it.
+
+    It has ended when its bytes have moved, the peer's process was found alive after the last byte, and the note was
+    sent. An error says what the destination holds.
+
+    :meth:`wait` and :meth:`wait_layer` order a GPU's stream behind the bytes, at once. Only :meth:`done`,
+    :meth:`synchronize` and :meth:`result` tell whether the peer lived until the end.
+
+    Attributes:
+        plan: the plan that it moves.
+        attempt: number of the current attempt, from 1.
+        inner: the transfer that moves the bytes; None while it waits to be submitted.
+        until: its deadline as ``time.monotonic`` counts, or None.
+    """
+
+    def __init__(self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer]) -> None:
+        self.plan = order.plan
+        self.attempt = 0
+        self.inner: Transfer | None = None
+        self.until = order.until
+        self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
+        self._generation = generation()
+        self._over = Latch()
+        self._deliver: Deliver | None = None  # the transport's, if it delivers the note
+        self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
+        self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
+        self._cancelled = self._expired = False
+        self._waking: Wake | None = None
+        self.sleepers = self._over.sleepers
+
+    # ---- the face of a transfer --------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
+        return self._over.happened
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
+        if not self._over.happened:
+            check_process(self._generation)
+            if not self._over.wait(timeout):
+                raise self._late(timeout)
+        error = self._ends[0][1]
+        if error is not None:
+            raise error.with_traceback(None)
+
+    def result(self) -> TransferResult:
+        """Wait for its end and return its result; see :meth:`kvplan.Transfer.result`."""
+        self.synchronize()
+        result = self._ends[0][0]
+        if result is None:
+            raise TransferError("the transfer ended without a result")
+        return result
+
+    def wait(self, stream: Any = None) -> None:
+        """Make a stream wait for the bytes, or block without a GPU; see :meth:`kvplan.Transfer.wait`."""
+        if self.on_gpu:
+            self._inner().wait(stream)
+        else:
+            self.synchronize()
+
+    def wait_layer(self, layer: int, stream: Any = None) -> None:
+        """Make a stream wait for the bytes of a layer; see :meth:`kvplan.Transfer.wait_layer`."""
+        if self.on_gpu:
+            self._inner().wait_layer(layer, stream)
+        else:
+            check_layer(self.plan, layer)
+            self.synchronize()
+
+    def await_issue(self) -> None:
+        """See :meth:`kvplan.Transfer.await_issue`."""
+        if self.on_gpu:
+            self._inner().await_issue()
+        else:
+            self.synchronize()
+
+    @property
+    def layer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`kvplan.Transfer.layer_groups`."""
+        return self.inner.layer_groups if self.inner is not None else (self.plan.layers,)
+
+    def cancel(self) -> bool:
+        """Cancel it if it has not begun; see :meth:`kvplan.Transfer.cancel`. Its note is not sent."""
+        if not self._over.happened and not self._cancelled:
+            mine = object()
+            self._fates.append(mine)  # one C call, as in the transfers of the host path
+            if self._fates[0] is mine:
+                self._cancelled = True
+            elif self.inner is not None:
+                self._cancelled = self.inner.cancel()
+            if self._waking is not None:
+                self._waking.put(None)
+        return self._cancelled
+
+    def replan(self, plan: Plan) -> None:
+        """See :meth:`kvplan.Transfer.replan`."""
+        self._inner().replan(plan)
+
+    # ---- for the peer and the lane -----------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Submit the inner transfer, in the caller's thread."""
+        self.attempt += 1
+        self._fates.append(_BEGUN)  # from here on, the inner transfer says whether it can be cancelled
+        self.inner = self._start()
+
+    def leave_note(self, deliver: Deliver) -> None:
+        """Leave the note to the transport, which delivers it behind the last byte."""
+        self._order = self._order._replace(note=b"")
+        self._deliver = deliver
+
+    def begin(self, standby: Standby, wake: Wake) -> None:
+        """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
+        self._waking = wake
+        with self._alarm(wake):
+            error = wait_on_cpu(self._order.after, standby, wake, self._given_up)
+        if self._late_by_now():
+            self.expire()
+            return
+        if error is None and not self._over.happened:
+            self._fates.append(_BEGUN)
+            if self._fates[0] is _BEGUN:
+                error = error_of(self.submit)
+        if error is not None:
+            self._finish(None, self._problem(str(error), "nothing was moved"))
+
+    @contextmanager
+    def _alarm(self, wake: Wake) -> Iterator[None]:
+        """Wake the lane at the deadline."""
+        if self.until is None:
+            yield
+            return
+        timer = threading.Timer(max(0.0, self.until - time.monotonic()) + 1e-3, wake.put, (None,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _late_by_now(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+    def _given_up(self) -> bool:
+        return self._cancelled or self._over.happened or self._late_by_now()
+
+    def expire(self) -> None:
+        """Give it up at its deadline: cancel it if it has not begun, and else let it run unobserved."""
+        self.until = None
+        if self._over.happened:
+            return
+        self._expired = True
+        late = f"it did not end within its deadline of {self._order.deadline} seconds"
+        if self.cancel():
+            self._finish(None, self._problem(late, "it had not begun, and nothing was moved"))
+        else:
+            self._finish(None, self._problem(late, f"it still runs, and may still change {self._destination()}"))
+
+    def settle(self) -> bool:
+        """End it, now that the inner transfer has ended; return False if it was submitted again."""
+        result, error = None, None
+        if not self._over.happened:
+            inner = self.inner
+            problem = None if inner is None else error_of(inner.synchronize)
+            if inner is None or (problem is not None and self._cancelled):
+                error = self._cancellation()
+            elif problem is None:
+                error = self._settle_moved()
+                result = inner.result() if error is None else None
+            else:
+                if self.attempt < self._order.attempts and self._link.why is None:
+                    log.warning("%s with %s failed (%s); it is tried again", self.plan, self._order.peer, problem)
+                    problem = error_of(self.submit)
+                    if problem is None:
+                        return False
+                error = self._problem(str(problem), f"{self._destination()} may hold a part of the bytes")
+        self._link.leave_flight(self)
+        self._finish(result, error)
+        return True
+
+    def _settle_moved(self) -> TransferError | None:
+        """Ask whether the peer lives, then send the note; return the error, or None."""
+        order = self._order
+        lost = self._link.lost(self._opened)
+        if lost is not None:
+            return self._problem(lost, _HOLDS[order.reading])
+        if order.note or self._deliver is not None:
+            deliver, self._deliver = self._deliver, None
+            try:
+                if deliver is not None:
+                    deliver(None)
+                else:
+                    self._link.send_note(order.note)
+            except TransferError as error:
+                return self._problem(f"the note was not sent: {error}", "all bytes have moved")
+        return None
+
+    def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
+        self._ends.append((result, error))
+        if len(self._ends) > 1:
+            return
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None and error is not None:
+            with suppress(TransferError):  # the peer is gone
+                deliver(error)
+        if result is not None:
+            self._tally.add(result, "read" if self._order.reading else "write")
+        elif self._cancelled and not self._expired:
+            self._tally.ends.append("cancelled")
+        else:
+            self._tally.fail(self.plan, "agent", error)
+        self._over.set()
+
+    def _cancellation(self) -> TransferError:
+        if self._link.why is not None:
+            return self._problem(self._link.why, "it had not begun, and nothing was moved")
+        return TransferError(cancellation(self.plan))
+
+    def _problem(self, what: str, held: str) -> TransferError:
+        verb = "reading from" if self._order.reading else "writing to"
+        tries = f" in {self.attempt} attempts" if self.attempt > 1 else ""
+        return TransferError(f"{verb} {self._order.peer!r} failed{tries}: {what}; {held}")
+
+    def _destination(self) -> str:
+        return "the destination" if self._order.reading else "the peer's memory"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether streams can wait for it."""
+        return self.inner is not None and self.inner.sleepers is None and not isinstance(self.inner, StreamlessTransfer)
+
+    def _inner(self) -> Transfer:
+        if self._over.happened:
+            self.synchronize()
+        if self.inner is None:
+            raise TransferError("the transfer has not been submitted yet")
+        return self.inner
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self._over.happened else "failed" if self._ends[0][1] else "done"
+        return f"PeerTransfer({self.plan!r}, {state})"

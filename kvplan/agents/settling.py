@@ -1,0 +1,139 @@
+"""Threads that end transfers between processes: after the last byte they ask whether the peer lives, and send notes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from kvplan.base.latch import Wake
+from kvplan.base.threads import Standby, Worker
+from kvplan.execute.transfer import Transfer
+
+SLICE_SECONDS = 0.05  # a wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline
+
+
+class Settled(Protocol):
+    """A transfer that a lane ends.
+
+    Attributes:
+        inner: the transfer that moves the bytes; None while it has not been submitted.
+        until: its deadline as ``time.monotonic`` counts, or None.
+    """
+
+    inner: Transfer | None
+    until: float | None
+
+    def begin(self, standby: Standby, wake: Wake) -> None:
+        """Submit the inner transfer, if that has not been done. It may wait, until ``wake`` gets an entry."""
+
+    def expire(self) -> None:
+        """Give it up: its deadline has passed."""
+
+    def settle(self) -> bool:
+        """End it, now that the inner transfer has ended; return False if it was submitted again."""
+
+
+class Lane:
+    """A thread that ends transfers in the order of their submits, which is the order in which they run.
+
+    Args:
+        inside: identifiers of the agent's own threads; the lane adds its own.
+    """
+
+    def __init__(self, inside: set[int]) -> None:
+        self._line: deque[Settled] = deque()
+        self._wake: Wake = SimpleQueue()
+        self._stopped = False
+        self._standby = Standby(inside)
+        self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
+
+    def add(self, transfer: Settled) -> None:
+        """End a transfer when it has moved; it was submitted, or :meth:`Settled.begin` submits it."""
+        self._line.append(transfer)
+        inner = transfer.inner
+        if inner is not None and inner.sleepers is not None and transfer.until is None:
+            inner.sleepers.append(self._wake)  # so that the thread wakes once, at the end
+            if not inner.done():
+                return
+        self._wake.put(None)
+
+    def stop(self) -> None:
+        """End the thread after the transfers that it has."""
+        self._stopped = True
+        self._wake.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            if not self._line:
+                if self._stopped:
+                    break
+                self._wake.get()
+                continue
+            self._expire()
+            head = self._line[0]
+            if head.inner is None:
+                head.begin(self._standby, self._wake)
+            if self._ended(head.inner) and head.settle():
+                self._line.popleft()
+            del head  # otherwise its memory would stay alive until the next transfer
+        self._standby.dismiss()
+
+    def _ended(self, inner: Transfer | None) -> bool:
+        """Wait until a transfer has ended, or something has happened; return whether it has ended."""
+        if inner is None:
+            return True
+        due = min((one.until for one in list(self._line) if one.until is not None), default=None)
+        if inner.sleepers is None:
+            limit = None if due is None else SLICE_SECONDS
+            try:
+                inner.synchronize(limit)
+            except Exception:  # noqa: BLE001  # it failed, or it has not ended in time; the caller sees which
+                return inner.done()
+            return True
+        if inner.done():
+            return True
+        if self._wake not in inner.sleepers:
+            inner.sleepers.append(self._wake)
+            if inner.done():
+                return True
+        with contextlib.suppress(Empty):
+            self._wake.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+        return inner.done()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for one in list(self._line):
+            if one.until is not None and now > one.until:
+                one.expire()
+
+
+Key = tuple[object, ...]
+
+
+class Lanes:
+    """The lanes of an agent: one for each order in which transfers run."""
+
+    def __init__(self, inside: set[int]) -> None:
+        self._inside = inside
+        self._lanes: dict[Key, Lane] = {}
+
+    def lane(self, key: Key) -> Lane:
+        """Return the lane of a key, and start its thread; raise TransferError if the system cannot."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes.setdefault(key, Lane(self._inside))
+        if not lane.thread.started:
+            lane.thread.start()
+        return lane
+
+    def stop(self) -> None:
+        """End all threads after the transfers that they have."""
+        for lane in list(self._lanes.values()):
+            lane.stop()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until all threads have ended; return whether they have."""
+        return all(lane.thread.join(timeout) for lane in list(self._lanes.values()))

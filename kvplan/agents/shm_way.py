@@ -1,0 +1,267 @@
+"""The transport ``shm``: host memory that lies in files of memory, which the visitor maps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvplan.agents.way import Checked, Mapped, Origin, Table, Tell
+from kvplan.base.integers import integer
+from kvplan.base.quoting import quoted
+from kvplan.errors import HostMemoryError, LayoutError, PathError
+from kvplan.layout.components import Region
+from kvplan.memory.shared_mappings import Mapping as FileMapping
+from kvplan.memory.shared_mappings import Stretch, opened_file, stretch_of, stretches_here, trouble_of
+from kvplan.memory.shared_path import page_of
+from kvplan.plan.plan import Plan
+
+FILES = 1024  # most files of a card: a descriptor each
+RANGES = 1 << 14  # most ranges of a card: a mapping each, and Linux has 65,530 of them
+NBYTES = 1 << 47  # most bytes of a file or an address
+PAGE = 4096
+_RANGE = ("address", "nbytes", "file", "offset", "writable")
+
+
+class FileRange(NamedTuple):
+    """A range of the owner's memory, and its place in a file.
+
+    Attributes:
+        address: address of the first byte in the owner, on a page boundary.
+        nbytes: number of bytes.
+        file: position of its file among the card's files.
+        offset: place of the first byte in the file, on a page boundary.
+        writable: whether the visitor may write it.
+    """
+
+    address: int
+    nbytes: int
+    file: int
+    offset: int
+    writable: bool
+
+
+class ShmWay:
+    """The transport ``shm`` of one agent; see :class:`kvplan.agents.way.Way`.
+
+    Attributes:
+        name: ``"shm"``.
+    """
+
+    name = "shm"
+
+    def __init__(self) -> None:
+        self._stretches: list[Stretch] | None = None  # read once for all regions
+
+    def refuse(self, region: Region) -> str | None:
+        """Return why a region cannot be offered; see :meth:`Way.refuse`."""
+        if region.device != "cpu":
+            return f"it is memory of {region.device!r}, and shm offers host memory"
+        if self._stretches is None:
+            self._stretches = stretches_here()
+        held = stretch_of(region.address, region.nbytes, self._stretches)
+        if held is None or not held.shared or held.file == (0, 0) or held.path.startswith("/dev/zero"):
+            return (
+                "its memory is private to this process; allocate the pool with kvplan.allocate(..., shared=True), or "
+                "call share_memory_() of its torch tensor before it is described"
+            )
+        return None
+
+    def offer(self, regions: Sequence[Region]) -> ShmOffer:
+        """Open the files of regions, and offer the pages that hold them; see :meth:`Way.offer`."""
+        stretches, self._stretches = stretches_here(), None
+        writable: dict[tuple[int, int], bool] = {}
+        first: dict[tuple[int, int], Stretch] = {}
+        placed: list[tuple[Stretch, Region]] = []
+        for region in regions:
+            held = stretch_of(region.address, region.nbytes, stretches)
+            if held is None:
+                raise PathError(f"the memory at {region.address:#x} was unmapped while it was offered")
+            first.setdefault(held.file, held)
+            writable[held.file] = writable.get(held.file, False) or region.writable
+            placed.append((held, region))
+        descriptors: list[int] = []
+        try:
+            for file, held in first.items():
+                descriptors.append(opened_file(held, writable=writable[file]))
+            numbers = {file: number for number, file in enumerate(first)}
+            pages = [page_of(fd) for fd in descriptors]
+            ranges = _ranges(placed, numbers, pages)
+            sizes = [os.fstat(fd).st_size for fd in descriptors]
+        except (HostMemoryError, OSError) as error:
+            _close_all(descriptors)
+            raise PathError(str(error)) from error
+        if len(descriptors) > FILES or len(ranges) > RANGES:
+            _close_all(descriptors)
+            raise PathError(
+                f"{len(descriptors)} files and {len(ranges)} ranges of memory are more than {FILES} and {RANGES}; "
+                "allocate fewer and larger tensors"
+            )
+        return ShmOffer(descriptors, sizes, ranges)
+
+    def check(self, part: object, regions: Sequence[Region], origin: Origin) -> Checked:
+        """Check a part of a card; see :meth:`Way.check`."""
+        del regions, origin
+        if not isinstance(part, dict) or set(part) != {"files", "ranges"}:
+            raise LayoutError(f"the card's shm is {quoted(part)}; it has 'files' and 'ranges'")
+        files, given = part["files"], part["ranges"]
+        if not isinstance(files, list) or not 1 <= len(files) <= FILES:
+            raise LayoutError(f"the card's shm.files are {quoted(files)}; give the bytes of 1 to {FILES} files")
+        sizes = [integer(f"the card's shm.files[{k}]", one, least=1, most=NBYTES) for k, one in enumerate(files)]
+        if not isinstance(given, list) or not 1 <= len(given) <= RANGES:
+            raise LayoutError(f"the card's shm.ranges are {quoted(given)}; give 1 to {RANGES} ranges")
+        ranges = [_checked_range(one, f"the card's shm.ranges[{k}]", sizes) for k, one in enumerate(given)]
+        end = 0
+        for k, one in enumerate(ranges):
+            if one.address < end:
+                raise LayoutError(
+                    f"the card's shm.ranges[{k}] begins at {one.address:#x}, before {end:#x}; they ascend"
+                )
+            end = one.address + one.nbytes
+        if len({one.file for one in ranges}) < len(files):
+            raise LayoutError("the card's shm.files hold one that no range is in")
+        return Checked(tuple((one.address, one.nbytes) for one in ranges), len(files), {}, (sizes, ranges))
+
+    def open(
+        self, checked: Checked, table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell, origin: Origin
+    ) -> ShmOpened:
+        """Map the files; see :meth:`Way.open`."""
+        del table, tell
+        sizes, ranges = checked.data
+        for number, (fd, nbytes) in enumerate(zip(descriptors, sizes, strict=True)):
+            writable = any(one.writable for one in ranges if one.file == number)
+            trouble = trouble_of(fd, nbytes, origin.uid, writable=writable, sealed=not origin.same_user)
+            if trouble is None:
+                page = page_of(fd)
+                if any(one.offset % page for one in ranges if one.file == number):
+                    trouble = f"its pages have {page} bytes, and a range begins within one"
+            if trouble is not None:
+                raise LayoutError(f"file {number} of the card of {origin.name!r}: {trouble}")
+        mapped: list[Mapped] = []
+        try:
+            for one in ranges:
+                made = FileMapping(descriptors[one.file], one.offset, one.nbytes, writable=one.writable)
+                mapped.append(Mapped(one.address, one.nbytes, made.address, "cpu", made, writable=one.writable))
+        except HostMemoryError as error:
+            raise PathError(f"the memory of {origin.name!r}: {error}") from error
+        return ShmOpened(mapped)
+
+
+class ShmOffer:
+    """Files that an agent offers; see :class:`kvplan.agents.way.Offer`.
+
+    Attributes:
+        part: the part of the card: bytes of each file, and the ranges of memory in them.
+    """
+
+    def __init__(self, descriptors: list[int], sizes: list[int], ranges: list[FileRange]) -> None:
+        self._descriptors = descriptors
+        self.part: Table = {"files": sizes, "ranges": [dict(zip(_RANGE, one, strict=True)) for one in ranges]}
+
+    def serve(self, hello: Table, tell: Tell) -> ShmServed:
+        """Return the descriptors for a visitor; see :meth:`Offer.serve`."""
+        del hello, tell
+        return ShmServed(self._descriptors)
+
+    def close(self) -> None:
+        """Close the files; see :meth:`Offer.close`."""
+        _close_all(self._descriptors)
+
+
+class ShmServed:
+    """The descriptors for one visitor; see :class:`kvplan.agents.way.Served`."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self.table: Table = {}
+        self.descriptors = descriptors
+
+    def heard(self, message: bytes) -> None:
+        """Refuse every message; see :meth:`Served.heard`."""
+        raise LayoutError(f"shm takes no messages, and got {quoted(message)}")
+
+    def notes(self) -> list[bytes]:
+        """Return no notes; see :meth:`Served.notes`."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: the descriptors belong to the offer."""
+
+
+class ShmOpened:
+    """Mapped files of an owner; see :class:`kvplan.agents.way.Opened`."""
+
+    gpu = None
+
+    def __init__(self, mapped: list[Mapped]) -> None:
+        self.mapped = tuple(mapped)
+
+    def before(self, plan: Plan, after: Any) -> Any:
+        """Return the user's ``after``; see :meth:`Opened.before`."""
+        del plan
+        return after
+
+    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> None:
+        """Leave the note to the agent; see :meth:`Opened.after`."""
+
+    def lost(self) -> str | None:
+        """Return None: mapped files outlive their owner; see :meth:`Opened.lost`."""
+        return None
+
+    def heard(self, message: bytes) -> None:
+        """Refuse every message; see :meth:`Opened.heard`."""
+        raise LayoutError(f"shm takes no messages, and got {quoted(message)}")
+
+    def notes(self) -> list[bytes]:
+        """Return no notes; see :meth:`Opened.notes`."""
+        return []
+
+    def release(self) -> None:
+        """Keep the mappings: the owner may free its own, and the files live on; see :meth:`Opened.release`."""
+
+    def close(self) -> None:
+        """Unmap the files; see :meth:`Opened.close`."""
+        for one in self.mapped:
+            one.owner.close()
+
+
+def _ranges(
+    placed: Sequence[tuple[Stretch, Region]], numbers: dict[tuple[int, int], int], pages: Sequence[int]
+) -> list[FileRange]:
+    """Return the pages that hold regions, as ranges of files that do not overlap; the regions ascend."""
+    found: list[FileRange] = []
+    for held, region in placed:
+        file = numbers[held.file]
+        page, shift = pages[file], held.offset - held.start
+        start = (region.address + shift) // page * page - shift
+        end = min(-(-(region.end + shift) // page) * page - shift, held.end)
+        one = FileRange(start, end - start, file, start + shift, region.writable)
+        before = found[-1] if found else None
+        if before is not None and before.file == file and before.address + before.nbytes - start >= 0 and (
+            one.offset - one.address == before.offset - before.address
+        ):  # fmt: skip
+            nbytes = max(end, before.address + before.nbytes) - before.address
+            found[-1] = before._replace(nbytes=nbytes, writable=before.writable or region.writable)
+        else:
+            found.append(one)
+    return found
+
+
+def _checked_range(entry: object, where: str, sizes: Sequence[int]) -> FileRange:
+    if not isinstance(entry, dict) or set(entry) != set(_RANGE):
+        raise LayoutError(f"{where} is {quoted(entry)}; it has {', '.join(_RANGE)}")
+    address = integer(f"{where}.address", entry["address"], least=PAGE, most=NBYTES)
+    nbytes = integer(f"{where}.nbytes", entry["nbytes"], least=1, most=NBYTES)
+    file = integer(f"{where}.file", entry["file"], least=0, most=len(sizes) - 1)
+    offset = integer(f"{where}.offset", entry["offset"], least=0, most=NBYTES)
+    if not isinstance(entry["writable"], bool):
+        raise LayoutError(f"{where}.writable is {quoted(entry['writable'])}; it is true or false")
+    if address % PAGE or offset % PAGE:
+        raise LayoutError(f"{where} begins within a page: at {address:#x} in memory, at {offset:#x} in its file")
+    if offset + nbytes > -(-sizes[file] // PAGE) * PAGE:
+        raise LayoutError(f"{where} ends {offset + nbytes:,} bytes into its file, which has {sizes[file]:,}")
+    return FileRange(address, nbytes, file, offset, entry["writable"])
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

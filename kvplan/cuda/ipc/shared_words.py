@@ -1,0 +1,133 @@
+"""Words in memory of two processes: a stream of one process writes them, and the other process only reads.
+
+A stream writes a word after all earlier work on it, and after the bytes of that work can be seen by all processors. So
+the reader needs neither a call of the driver nor a turn of the writer's CPU.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Any, Self
+
+import numpy as np
+
+from kvplan.base.process import generation
+from kvplan.cuda.device import DEVICE_MAP, DEVICE_POINTER, PORTABLE, Device
+from kvplan.cuda.scopes import Uncaptured
+from kvplan.errors import LayoutError, TransferError
+
+PAGE = 4096
+WORD = 8  # bytes
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedWords:
+    """One page of 512 words of 64 bits, which another process opens by its file descriptor.
+
+    The size is sealed: a process that reads beyond the end of a file would get a signal that ends it.
+
+    Attributes:
+        descriptor: the descriptor to send to the other process; -1 if this process opened the other's.
+
+    >>> with SharedWords() as mine, SharedWords.opened(os.dup(mine.descriptor)) as theirs:
+    ...     mine.store(3, 7)
+    ...     theirs.load(3), theirs.load(4)
+    (7, 0)
+    """
+
+    descriptor = -1
+
+    def __init__(self) -> None:
+        descriptor = os.memfd_create("kvplan-words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, PAGE)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            self._map(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.descriptor = descriptor
+
+    def _map(self, descriptor: int) -> None:
+        self._memory: mmap.mmap | None = mmap.mmap(descriptor, PAGE)
+        self._words: Any = np.frombuffer(self._memory, np.uint64)
+        self._address = int(self._words.__array_interface__["data"][0])
+        self._device: Device | None = None
+        self._made_in = generation()
+
+    @classmethod
+    def opened(cls, descriptor: int) -> Self:
+        """Map another process's page. The descriptor is closed, also after an error.
+
+        Raises:
+            LayoutError: it is no page of words, or its size is not sealed.
+        """
+        self = cls.__new__(cls)
+        try:
+            held = os.fstat(descriptor).st_size
+            try:
+                sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS
+            except OSError:
+                sealed = 0
+            if held != PAGE or sealed != SEALS:
+                raise LayoutError(f"a descriptor of {held} bytes came; expected a page of {PAGE} bytes, sealed")
+            try:
+                self._map(descriptor)
+            except OSError as error:
+                raise LayoutError(f"the page of words cannot be mapped: {error}") from None
+        finally:
+            os.close(descriptor)
+        return self
+
+    def load(self, index: int) -> int:
+        """Return a word."""
+        return int(self._words[index])
+
+    def store(self, index: int, value: int) -> None:
+        """Write a word by the CPU."""
+        self._words[index] = value
+
+    def pin(self, device: Device) -> None:
+        """Pin the page, so that streams of all GPUs of this process can write it. A second call does nothing.
+
+        Raises:
+            TransferError: the driver does not pin it.
+        """
+        if self._device is not None:
+            return
+        cu = device.driver
+        with device.current(), Uncaptured(device):
+            code = cu.cuMemHostRegister_v2(self._address, PAGE, PORTABLE | DEVICE_MAP)
+            cu.check("cuMemHostRegister", code, f"{PAGE} bytes at {self._address:#x}")
+        self._device = device
+        if device.pointer(self._address, DEVICE_POINTER) != self._address:
+            raise TransferError(f"host memory at {self._address:#x} has another address on cuda:{device.ordinal}")
+
+    def write(self, device: Device, stream: int, index: int, value: int) -> None:
+        """Let a stream of a current device write a word, after all work that was issued on the stream so far."""
+        code = device.driver.cuStreamWriteValue64_v2(stream, self._address + WORD * index, value, 0)
+        if code:
+            device.driver.check("cuStreamWriteValue64", code)
+
+    def close(self) -> None:
+        """Unpin and unmap the page; no stream may still have to write it. A second call does nothing."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        device, self._device = self._device, None
+        if device is not None and self._made_in == generation():
+            with device.current(), Uncaptured(device):
+                device.driver.cuMemHostUnregister(self._address)
+        self._words = None
+        memory.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,250 @@
+"""The agent of NIXL as engines call it, with kvplan in front: transfers within a machine are moved by kvplan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvplan.engines.nixl.descriptor_rows import KINDS, Rows, rows_of
+from kvplan.engines.nixl.metadata import joined, split
+from kvplan.engines.nixl.own_class import agent_class
+from kvplan.engines.nixl.standalone import StandaloneAgent
+from kvplan.engines.nixl.taking import State
+from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
+from kvplan.errors import PathError
+
+log = logging.getLogger("kvplan.engines.nixl")
+
+LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
+
+
+class Agent:
+    """An agent with the interface of ``nixl._api.nixl_agent`` (NIXL 1.5.1), which moves bytes within a machine itself.
+
+    It makes NIXL's agent and passes every call on to it. It takes over a transfer whose descriptors lie in memory that
+    a peer of this machine offers. All other transfers, metadata and notifications are NIXL's.
+    ``docs/engines/nixl-agents.md`` says which memory a peer can offer.
+
+    Args:
+        agent_name, nixl_conf, instantiate_all: as for ``nixl_agent``.
+        agent: an existing agent of NIXL to put kvplan in front of; then the other arguments are not used.
+
+    Without NIXL, it serves peers of this machine alone. A transfer that kvplan cannot move then raises PathError.
+
+    >>> import numpy as np
+    >>> decode, prefill = Agent("decode"), Agent("prefill")
+    >>> cache, pool = np.zeros((4, 64), np.uint8), np.full((8, 64), 7, np.uint8)
+    >>> for agent, memory in ((decode, cache), (prefill, pool)):
+    ...     registered = agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+    >>> name = decode.add_remote_agent(prefill.get_agent_metadata())
+    >>> lists = [decode.prep_xfer_dlist(whose, np.array([[memory.ctypes.data, 64, 0, 64, len(memory)]]), "DRAM")
+    ...          for whose, memory in (("NIXL_INIT_AGENT", cache), (name, pool))]
+    >>> handle = decode.make_prepped_xfer("READ", lists[0], [1, 3], lists[1], [6, 0], b"request 17")
+    >>> state = decode.transfer(handle)
+    >>> while decode.check_xfer_state(handle) == "PROC":
+    ...     pass
+    >>> cache[:, 0].tolist(), prefill.get_new_notifs()
+    ([0, 7, 0, 7], {'decode': [b'request 17']})
+    """
+
+    _kvplan: State
+
+    def __init__(
+        self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None
+    ) -> None:
+        if agent is None:
+            agent = _class()(agent_name, nixl_conf, instantiate_all)
+        object.__setattr__(self, "_kvplan", State(agent, nixl_conf))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_kvplan":  # not made, because __init__ has failed
+            raise AttributeError(name)
+        return getattr(self._kvplan.real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._kvplan.real, name, value)
+
+    # Memory and metadata.
+
+    def register_memory(self, reg_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()) -> Any:
+        """Register memory with NIXL, and remember it to offer it to peers."""
+        state = self._kvplan
+        made = state.real.register_memory(reg_list, mem_type, list(backends))
+        state.remember(made)
+        return made
+
+    def deregister_memory(self, dereg_list: Any, backends: Sequence[str] = ()) -> None:
+        """Deregister memory, and no longer offer it to peers."""
+        state = self._kvplan
+        state.forget(dereg_list)
+        state.real.deregister_memory(dereg_list, list(backends))
+
+    def get_agent_metadata(self) -> bytes:
+        """Return NIXL's metadata with kvplan's card behind it, if some of the memory can be offered."""
+        state = self._kvplan
+        metadata: bytes = state.real.get_agent_metadata()
+        card = state.card()
+        return metadata if card is None else joined(metadata, card)
+
+    def add_remote_agent(self, metadata: bytes) -> Any:
+        """Add a peer to NIXL, and open its memory if its metadata has a card of this machine. Return its name."""
+        state = self._kvplan
+        own, card = split(metadata)
+        name = state.real.add_remote_agent(own)
+        state.met(_text(name), card)
+        return name
+
+    def remove_remote_agent(self, agent: Any) -> None:
+        """Remove a peer from NIXL, and let go of its memory."""
+        state = self._kvplan
+        state.real.remove_remote_agent(agent)
+        state.leave(_text(agent))
+
+    # Transfers.
+
+    def prep_xfer_dlist(
+        self, agent_name: Any, xfer_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()
+    ) -> PreparedList:
+        """Prepare a descriptor list by NIXL, and look up where its rows lie in this process."""
+        state, name = self._kvplan, _text(agent_name)
+        rows = None
+        if isinstance(xfer_list, np.ndarray) and mem_type in KINDS:
+            rows = state.rows(lambda: Rows.of(xfer_list, mem_type))
+        else:
+            xfer_list = state.real.get_xfer_descs(xfer_list, mem_type)
+            if xfer_list is not None:
+                rows = state.rows(lambda: rows_of(xfer_list))
+        own = state.real.prep_xfer_dlist(agent_name, xfer_list, mem_type, list(backends))
+        made = PreparedList(own, "" if name in LOCAL else name, rows=rows)
+        state.place(made)
+        state.prepare(made)
+        return made
+
+    def make_prepped_xfer(
+        self,
+        operation: str,
+        local_xfer_side: Any,
+        local_indices: Any,
+        remote_xfer_side: Any,
+        remote_indices: Any,
+        notif_msg: bytes = b"",
+        backends: Sequence[str] = (),
+        skip_desc_merge: bool = False,
+    ) -> Any:
+        """Make a transfer of some descriptors of two prepared lists: kvplan's if it can move them, otherwise NIXL's."""
+        state = self._kvplan
+        lists = (local_xfer_side, remote_xfer_side)
+
+        def by_nixl(note: bytes) -> Any:
+            local, remote = (one.own if isinstance(one, PreparedList) else one for one in lists)
+            return state.real.make_prepped_xfer(
+                operation, local, local_indices, remote, remote_indices, note, list(backends), skip_desc_merge
+            )
+
+        taken = state.take(operation, lists, (local_indices, remote_indices), notif_msg, by_nixl)
+        return by_nixl(notif_msg) if taken is None else taken
+
+    def initialize_xfer(
+        self,
+        operation: str,
+        local_descs: Any,
+        remote_descs: Any,
+        remote_agent: Any,
+        notif_msg: bytes = b"",
+        backends: Sequence[str] = (),
+    ) -> Any:
+        """Make a transfer of two whole descriptor lists: kvplan's if it can move them, otherwise NIXL's."""
+        state, name = self._kvplan, _text(remote_agent)
+
+        def by_nixl(note: bytes) -> Any:
+            return state.real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, note, list(backends))
+
+        taken = None
+        if name in state.neighbours:
+            sides = [PreparedList(None, peer) for peer in ("", name)]
+            for side, descriptors in zip(sides, (local_descs, remote_descs), strict=True):
+                side.rows = state.rows(lambda descriptors=descriptors: rows_of(descriptors))  # type: ignore[misc]
+                state.place(side)
+            counts = [0 if side.rows is None else len(side.rows) for side in sides]
+            if counts[0] == counts[1]:
+                every = np.arange(counts[0], dtype=np.int64)
+                taken = state.take(operation, sides, (every, every), notif_msg, by_nixl)
+        return by_nixl(notif_msg) if taken is None else taken
+
+    def transfer(self, handle: Any, notif_msg: bytes = b"") -> str:
+        """Post a transfer; return ``"DONE"`` or ``"PROC"``."""
+        if isinstance(handle, TakenTransfer):
+            return handle.post(_bytes(notif_msg))
+        state: str = self._kvplan.real.transfer(handle, notif_msg)
+        return state
+
+    def check_xfer_state(self, handle: Any) -> str:
+        """Return ``"DONE"``, ``"PROC"`` or, from NIXL only, ``"ERR"``."""
+        if isinstance(handle, TakenTransfer) and handle.own is None:
+            return handle.look()
+        state: str = self._kvplan.real.check_xfer_state(_own(handle))
+        return state
+
+    def get_xfer_telemetry(self, handle: Any) -> Any:
+        """Return the figures of a finished transfer; see :class:`kvplan.engines.nixl.Telemetry`."""
+        if not isinstance(handle, TakenTransfer) or handle.own is not None:
+            return self._kvplan.real.get_xfer_telemetry(_own(handle))
+        if not self._kvplan.telemetry:
+            raise self._kvplan.error("NoTelemetry", "the agent's config has no capture_telemetry")
+        if handle.telemetry is None:
+            raise self._kvplan.error("NotPosted", "the transfer has not ended")
+        found: Telemetry = handle.telemetry
+        return found
+
+    def query_xfer_backend(self, handle: Any) -> str:
+        """Return the name of the backend that moves a transfer; ``"KVPLAN"`` for kvplan."""
+        if isinstance(handle, TakenTransfer) and handle.own is None:
+            return "KVPLAN"
+        name: str = self._kvplan.real.query_xfer_backend(_own(handle))
+        return name
+
+    def estimate_xfer_cost(self, req_handle: Any) -> tuple[int, int, str]:
+        """Return microseconds, their error, and the method of the estimate; kvplan estimates nothing."""
+        if isinstance(req_handle, TakenTransfer) and req_handle.own is None:
+            return 0, 0, "UNKNOWN"
+        cost: tuple[int, int, str] = self._kvplan.real.estimate_xfer_cost(_own(req_handle))
+        return cost
+
+    def send_notif(self, remote_agent_name: Any, notif_msg: Any, backend: str | None = None) -> None:
+        """Send a notification to a peer."""
+        self._kvplan.notify(_text(remote_agent_name), _bytes(notif_msg), backend)
+
+    def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
+        """Return new notifications, by the names of peers."""
+        return self._kvplan.notes(list(backends))
+
+    def release_xfer_handle(self, handle: Any) -> None:
+        """Release a transfer; one in flight is cancelled, or its bytes are waited for."""
+        handle.release()
+
+    def release_dlist_handle(self, handle: Any) -> None:
+        """Release a prepared descriptor list."""
+        handle.release()
+
+
+def _class() -> Any:
+    try:
+        return agent_class()
+    except PathError as error:
+        log.warning("only transfers within this machine can be made: %s", error)
+        return StandaloneAgent
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _bytes(note: Any) -> bytes:
+    return note.encode() if isinstance(note, str) else bytes(note)
+
+
+def _own(handle: Any) -> Any:
+    return handle.own if isinstance(handle, TakenTransfer) else handle

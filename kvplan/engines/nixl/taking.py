@@ -1,0 +1,251 @@
+"""The state of an agent, and its choice of the transfers that kvplan moves."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
+from kvplan.engines.nixl.neighbours import Neighbourhood
+from kvplan.engines.nixl.row_plans import RowProgram
+from kvplan.engines.nixl.spans import Registered, Spans
+from kvplan.engines.nixl.standalone import StandaloneAgent
+from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
+from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+
+OPERATIONS = ("READ", "WRITE")
+log = logging.getLogger("kvplan.engines.nixl")
+
+
+class State:
+    """The state of an agent: NIXL's agent, the registered memory, and the peers of this machine.
+
+    Args:
+        real: NIXL's agent.
+        config: its config, or None.
+
+    Attributes:
+        real: as given.
+        telemetry: whether figures of transfers are asked for.
+        neighbours: by name, peers whose memory is open here.
+    """
+
+    def __init__(self, real: Any, config: Any) -> None:
+        self.real = real
+        self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
+        self.neighbours: dict[str, Neighbour] = {}
+        self._cards: dict[str, bytes | None] = {}
+        self._registered = Registered()
+        self._around = Neighbourhood(str(getattr(real, "name", "")))
+        self._lock = threading.RLock()
+        self._programs: dict[tuple[int, int], RowProgram] = {}
+
+    # Memory and peers.
+
+    def rows(self, read: Any) -> Rows | None:
+        """Return the rows that ``read`` reads; None if kvplan cannot move such rows."""
+        try:
+            found: Rows = read()
+        except KVPlanError as error:
+            log.debug("left to NIXL: %s", error)
+            return None
+        return found
+
+    def remember(self, descriptors: Any) -> None:
+        """Remember registered memory."""
+        rows = self.rows(lambda: rows_of(descriptors))
+        if rows is not None:
+            with self._lock:
+                self._registered.add(rows)
+
+    def forget(self, descriptors: Any) -> None:
+        """Forget memory, and withdraw the offer of it."""
+        rows = self.rows(lambda: rows_of(descriptors))
+        if rows is not None:
+            with self._lock:
+                self._registered.remove(rows)
+                self._around.withdraw()
+
+    def card(self) -> bytes | None:
+        """Return the card that offers the registered memory; None if there is nothing to offer."""
+        with self._lock:
+            try:
+                return self._around.card(self._registered.union(), self._registered.version)
+            except KVPlanError as error:
+                log.warning("kvplan offers no memory to peers, NIXL moves all transfers: %s", error)
+                return None
+
+    def met(self, name: str, card: bytes | None) -> None:
+        """Open the memory of a peer that was added, if its card is of this machine."""
+        with self._lock:
+            known = self.neighbours.get(name)
+            if known is not None and card == self._cards.get(name) and not known.gone():
+                return
+            self.leave(name)
+            if card is None:
+                return
+            try:
+                neighbour = self._around.meet(name, card)
+            except KVPlanError as error:
+                log.info("transfers with %s go by NIXL: %s", name, error)
+                return
+            self.neighbours[name], self._cards[name] = neighbour, card
+        log.info("kvplan takes over transfers with %s: %s; all others go by NIXL", name, neighbour.words)
+
+    def leave(self, name: str) -> None:
+        """Let go of a peer's memory."""
+        with self._lock:
+            neighbour = self.neighbours.pop(name, None)
+            self._cards.pop(name, None)
+            self._programs.clear()
+        if neighbour is not None:
+            neighbour.close()
+
+    # Transfers.
+
+    def place(self, made: PreparedList) -> None:
+        """Look up where the rows of a list lie in this process."""
+        with self._lock:
+            made.version = self._registered.version
+            if made.rows is None:
+                return
+            if not made.peer:
+                made.placed = self._local().place(made.rows)
+            elif (neighbour := self.neighbours.get(made.peer)) is not None:
+                made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
+
+    def prepare(self, made: PreparedList) -> None:
+        """Warm up for reads of a peer's rows, so that the first transfer does not wait for compilers."""
+        neighbour, there = made.neighbour, made.placed
+        if neighbour is None:
+            return
+        for kind in ("VRAM", "DRAM"):
+            here = self._local().first(kind)
+            if there is None or here is None:
+                continue
+            size = int(there.rows.size[0])
+            rows = (there.rows.address[:1], np.array([here.here]))
+            try:
+                neighbour.prepare(self._program(there.layout, here.layout).plan(*rows, size, there.rows.alignment))
+            except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
+                log.warning("the first transfer with %s will wait: %s: %s", neighbour.name, type(error).__name__, error)
+            return
+
+    def _local(self) -> Spans:
+        return self._around.spans(self._registered.union(), self._registered.version)
+
+    def take(
+        self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[[bytes], Any]
+    ) -> TakenTransfer | None:
+        """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it.
+
+        Args:
+            operation: ``"READ"`` or ``"WRITE"``.
+            lists: the list of this process's memory, and the list of the peer's.
+            chosen: the indices of descriptors in each list.
+            note: notification for the peer.
+            by_nixl: makes the transfer by NIXL.
+        """
+        local, remote = lists
+        if not isinstance(local, PreparedList) or not isinstance(remote, PreparedList) or operation not in OPERATIONS:
+            return None
+        neighbour = remote.neighbour
+        if neighbour is None or not self.knows(neighbour) or local.peer:
+            return None
+        if local.version != self._registered.version:
+            self.place(local)
+        here, there = local.placed, remote.placed
+        if here is None or there is None:
+            return None
+        at, to = indices(chosen[0], len(here.rows)), indices(chosen[1], len(there.rows))
+        if at is None or to is None or at.size != to.size:
+            return None
+        size: int | Int64Array = here.rows.one_size
+        if not size or size != there.rows.one_size:
+            size = here.rows.sizes(at)
+            if not np.array_equal(size, there.rows.sizes(to)):
+                return None
+        src, dst = (there, here) if operation == "READ" else (here, there)
+        sides = here.rows.addresses(at), there.rows.addresses(to)
+        plan = self._program(src.layout, dst.layout).plan(
+            *(sides if operation == "WRITE" else sides[::-1]), size, min(here.rows.alignment, there.rows.alignment)
+        )
+
+        def pass_on(note: bytes) -> tuple[Any, str]:
+            handle = by_nixl(note)
+            return handle, self.real.transfer(handle)
+
+        return TakenTransfer(self, neighbour, remote.peer, plan, at.size, _bytes(note), pass_on)
+
+    def _program(self, src: KVLayout, dst: KVLayout) -> RowProgram:
+        key = id(src), id(dst)
+        known = self._programs.get(key)
+        if known is None or known.src is not src or known.dst is not dst:
+            known = self._programs[key] = RowProgram(src, dst)
+        return known
+
+    # What transfers need.
+
+    def error(self, kind: str, why: str) -> Exception:
+        """Return NIXL's exception of a kind, with NIXL's text in front; TransferError if this NIXL has none."""
+        module = sys.modules.get(type(self.real).__module__)
+        made = getattr(getattr(module, "nixlBind", module), f"nixl{kind}Error", TransferError)
+        words = "".join(f"_{letter}" if letter.isupper() else letter for letter in kind).upper()
+        found: Exception = made(f"NIXL_ERR{words}: {why}")
+        return found
+
+    def notify(self, peer: str, note: bytes, backend: Any = None) -> None:
+        """Send a notification by NIXL; without it, by kvplan."""
+        if not isinstance(self.real, StandaloneAgent):
+            self.real.send_notif(peer, note, backend)
+        elif peer in self.neighbours:
+            self.neighbours[peer].send(note)
+        else:
+            raise PathError(f"no peer {peer!r} of this machine has been added")
+
+    def notes(self, backends: list[str]) -> dict[str, list[bytes]]:
+        """Return new notifications, by the names of peers."""
+        if not isinstance(self.real, StandaloneAgent):
+            found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
+            return found
+        found = {}
+        for name, note in self._around.notes():
+            found.setdefault(name, []).append(note)
+        return found
+
+    def knows(self, neighbour: Neighbour) -> bool:
+        """Return whether a peer has been neither removed nor added again since."""
+        return self.neighbours.get(neighbour.name) is neighbour
+
+    def lost(self, neighbour: Neighbour, why: str) -> None:
+        """Let go of a peer that is gone, or that kvplan cannot move to: NIXL tells of it from now on."""
+        if not self.knows(neighbour):
+            return
+        log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)
+        self.leave(neighbour.name)
+
+
+def indices(given: Any, count: int) -> Int64Array | None:
+    """Return indices as an int64 array; None if there are none, or one is out of range, which NIXL then refuses.
+
+    >>> indices([0, 2], 3), indices([3], 3), indices([], 3)
+    (array([0, 2]), None, None)
+    """
+    array = np.asarray(given)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        return None
+    made = np.ascontiguousarray(array, dtype=np.int64)
+    if int(made.view(np.uint64).max()) >= count:  # a negative index is a large one
+        return None
+    return made
+
+
+def _bytes(note: Any) -> bytes:
+    return note.encode() if isinstance(note, str) else bytes(note)

@@ -1,0 +1,252 @@
+"""Handles that the agent gives out: prepared descriptor lists, and transfers that kvplan moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from kvplan.engines.nixl.descriptor_rows import Rows
+from kvplan.engines.nixl.spans import Placed, Spans
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.execute.transfer import Transfer
+from kvplan.plan.plan import Plan
+
+RELEASE_SECONDS = 30.0  # that a release waits for bytes in flight
+SPIN_SECONDS = 2e-4  # between two looks of a caller that polls without a pause
+PAUSE_SECONDS = 5e-5  # that such a look waits
+
+
+class Neighbour(Protocol):
+    """A peer whose memory this process has opened.
+
+    Attributes:
+        name: the peer's name.
+        spans: the memory, and its place here.
+        words: the memory and its transports in words, for the log.
+    """
+
+    name: str
+    spans: Spans
+    words: str
+
+    def submit(self, plan: Plan) -> Transfer:
+        """Begin to move a plan between this process's memory and the peer's.
+
+        Raises:
+            KVPlanError: no byte has moved and none will.
+        """
+
+    def prepare(self, plan: Plan) -> None:
+        """Warm up for plans like this one; move nothing."""
+
+    def send(self, note: bytes) -> None:
+        """Send a notification by kvplan, behind those of transfers that have ended.
+
+        Raises:
+            KVPlanError: the peer is gone.
+        """
+
+    def gone(self) -> str | None:
+        """Return why the peer can no longer be moved to and from, or None."""
+
+    def close(self) -> None:
+        """Let go of the memory, once no transfer is in flight."""
+
+
+class Telemetry(NamedTuple):
+    """Figures of a finished transfer, with the names of ``nixlXferTelemetry``.
+
+    Attributes:
+        startTime: microseconds of a steady clock at the post.
+        postDuration, xferDuration: microseconds from the post to its return, and to the end of the transfer.
+        totalBytes: bytes moved.
+        descCount: descriptors moved.
+    """
+
+    startTime: int  # noqa: N815  # NIXL's names
+    postDuration: int  # noqa: N815
+    xferDuration: int  # noqa: N815
+    totalBytes: int  # noqa: N815
+    descCount: int  # noqa: N815
+
+
+@dataclass(eq=False)
+class PreparedList:
+    """A prepared descriptor list: NIXL's own handle, and the rows if kvplan can move them.
+
+    Attributes:
+        own: NIXL's handle.
+        peer: name of the peer whose memory it is; "" for this process's memory.
+        neighbour: the peer, if kvplan has opened its memory.
+        placed: the rows in this process, or None.
+        version: version of the registered memory that the rows were looked up in.
+    """
+
+    own: Any
+    peer: str
+    neighbour: Neighbour | None = None
+    rows: Rows | None = None
+    placed: Placed | None = None
+    version: int = 0
+
+    def release(self) -> None:
+        """Give the list back to NIXL."""
+        self.own.release()
+        self.rows = self.placed = self.neighbour = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)  # _handle, _agent
+
+
+class Bindings(Protocol):
+    """The methods of an agent that its transfers call."""
+
+    def error(self, kind: str, why: str) -> Exception:
+        """Return NIXL's exception of a kind, such as ``"RemoteDisconnect"``."""
+
+    def notify(self, peer: str, note: bytes) -> None:
+        """Send a notification to a peer."""
+
+    def lost(self, neighbour: Neighbour, why: str) -> None:
+        """Leave all later transfers with a peer to NIXL."""
+
+    def knows(self, neighbour: Neighbour) -> bool:
+        """Return whether a peer has been neither removed nor added again since."""
+
+
+@dataclass(eq=False)
+class TakenTransfer:
+    """A transfer that kvplan moves, with the states of one of NIXL.
+
+    Its notification goes to the peer when the caller has seen the end, after the last byte, as NIXL's does.
+
+    Attributes:
+        agent: the agent.
+        neighbour: the peer.
+        peer: name of the peer.
+        plan: the bytes to move.
+        count: number of descriptors.
+        note: notification for the peer; empty for none.
+        pass_on: makes and posts the transfer by NIXL, if kvplan refuses it; returns NIXL's handle and state.
+    """
+
+    agent: Bindings
+    neighbour: Neighbour
+    peer: str
+    plan: Plan
+    count: int
+    note: bytes
+    pass_on: Callable[[bytes], tuple[Any, str]]
+    own: Any = None  # NIXL's handle, once the transfer has been passed on
+    telemetry: Telemetry | None = None
+    _moving: Transfer | None = None
+    _failed: Exception | None = None
+    _begun: float = 0.0
+    _asked: float = 0.0
+    _posted: float = 0.0
+    _released: bool = False
+    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def post(self, note: bytes) -> str:
+        """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended can be posted again."""
+        if self.own is None and self._moving is not None and self.telemetry is None and self.look() == "PROC":
+            raise self.agent.error("RepostActive", "the transfer is in flight")
+        if not self.agent.knows(self.neighbour):
+            raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
+        self.note = note or self.note
+        self._failed = self.telemetry = self._moving = None
+        self._begun = perf_counter()
+        if self.own is None:
+            try:
+                self._moving = self.neighbour.submit(self.plan)
+            except KVPlanError as error:
+                return self._pass_on(error)
+            self._posted = perf_counter()
+            return self.look()
+        return self._pass_on(None)
+
+    def look(self) -> str:
+        """Return ``"DONE"`` or ``"PROC"``; see ``nixl_agent.check_xfer_state``. At the end it notifies the peer.
+
+        Raises:
+            Exception: NIXL's, if the transfer was not posted, or has failed.
+        """
+        with self._looking:  # one thread sees the end, and notifies
+            return self._look()
+
+    def _look(self) -> str:
+        if self._failed is not None:
+            raise self._failed
+        if self.telemetry is not None:
+            return "DONE"
+        if self._moving is None:
+            raise self.agent.error("NotPosted", "the transfer has not been posted")
+        if not self._ended(self._moving):
+            return "PROC"
+        try:
+            self._moving.synchronize()
+        except TransferError as error:
+            raise self._fail(self.neighbour.gone() or "", str(error)) from error
+        ended = perf_counter()
+        if self.note:
+            try:
+                self.agent.notify(self.peer, self.note)
+            except Exception as error:
+                self._failed = error
+                raise
+        begun, posted = self._begun, self._posted
+        start, post, whole = (int(seconds * 1e6) for seconds in (begun, posted - begun, ended - begun))
+        self.telemetry = Telemetry(start, post, whole, self.plan.nbytes, self.count)
+        return "DONE"
+
+    def _ended(self, moving: Transfer) -> bool:
+        """Return whether a transfer has ended.
+
+        A caller that asks again at once keeps the interpreter, for 5 ms at a time, from the threads that end transfers.
+        So the second question of such a caller waits a little.
+        """
+        now, before = perf_counter(), self._asked
+        self._asked = now
+        if moving.done() or now - before > SPIN_SECONDS:
+            return moving.done()
+        with suppress(TransferError):  # a failure is raised by the caller of this method
+            moving.synchronize(PAUSE_SECONDS)
+        self._asked = perf_counter()
+        return moving.done()
+
+    def _fail(self, gone: str, why: str) -> Exception:
+        self._failed = self.agent.error("RemoteDisconnect" if gone else "Backend", why)
+        if gone:
+            self.agent.lost(self.neighbour, gone)
+        return self._failed
+
+    def _pass_on(self, error: KVPlanError | None) -> str:
+        if error is not None:
+            self.agent.lost(self.neighbour, self.neighbour.gone() or str(error))
+        if self.own is not None:
+            self.own.release()
+        self.own, state = self.pass_on(self.note)
+        return state
+
+    def release(self) -> None:
+        """End the transfer: cancel it, or wait until its bytes have moved. The peer gets no notification then.
+
+        Raises:
+            Exception: NIXL's, if bytes are still moving after 30 seconds; the handle stays as it is.
+        """
+        if self._released:
+            return
+        if self.own is not None:
+            self.own.release()
+        elif self._moving is not None and not self._moving.done() and not self._moving.cancel():
+            try:
+                self._moving.synchronize(RELEASE_SECONDS)
+            except TransferError as error:
+                if not self._moving.done():
+                    raise self.agent.error("Backend", str(error)) from error
+        self._released = True
+        self._moving = None

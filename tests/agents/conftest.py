@@ -1,0 +1,73 @@
+"""Agents and other processes that end with their test, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+
+from kvplan import Agent
+from kvplan.errors import TransferError
+from tests.agents.processes import Other
+from tests.agents.workers import pool
+from tests.patience import until
+
+
+@pytest.fixture
+def others():
+    """A function that starts another process."""
+    made = []
+
+    def start(name="other", seed=0, **options):
+        made.append(Other(name, seed, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def agents():
+    """A function that makes an agent of this process, with a pool of its own."""
+    made = []
+
+    def make(name="me", seed=0, layouts=None, **options):
+        made.append(Agent(name, {"kv": pool(seed=seed)} if layouts is None else layouts, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        try:
+            one.close(timeout=0.2)
+        except TransferError:
+            one.close()
+
+
+class Left:
+    """Descriptors, threads and mappings of this process, compared before and after."""
+
+    def __init__(self) -> None:
+        resource_tracker.ensure_running()  # once per process, as soon as it starts another one
+        self.before = self.now()
+
+    @staticmethod
+    def now():
+        gc.collect()
+        maps = [row for row in Path("/proc/self/maps").read_text().splitlines() if "/memfd:kvplan" in row]
+        threads = sorted(one.name for one in threading.enumerate() if one.name.startswith("kvplan"))
+        descriptors = sorted(
+            str(fd.readlink()).split(":")[0] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()
+        )
+        return len(maps), threads, descriptors
+
+    def check(self):
+        until(lambda: self.now() == self.before)
+
+
+@pytest.fixture
+def left():
+    return Left()

@@ -1,0 +1,58 @@
+"""Other processes, started and ended by a test."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+from tests.agents.workers import serve
+from tests.patience import PATIENCE
+
+spawn = multiprocessing.get_context("spawn")
+
+
+class OtherError(Exception):
+    """An error of the other process."""
+
+
+class Other:
+    """Another process that serves a pool; its methods are those of ``workers.Worker``."""
+
+    def __init__(self, name: str, seed: int = 0, **options) -> None:
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(name, seed, options, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.answer()
+
+    def answer(self):
+        assert self.pipe.poll(PATIENCE), "the other process does not answer"
+        kind, value = self.pipe.recv()
+        if kind == "error":
+            raise OtherError(value)
+        return value
+
+    def ask(self, method, *args):
+        self.pipe.send((method, args))
+        return self.answer()
+
+    def __getattr__(self, method):
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *args: self.ask(method, *args)
+
+    def stop(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self):
+        if not self.pipe.closed:
+            if self.process.is_alive():
+                self.process.kill()
+            self.process.join(PATIENCE)
+            self.process.close()
+            self.pipe.close()

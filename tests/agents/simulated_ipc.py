@@ -1,0 +1,149 @@
+"""An owner and a visitor of ``cuda_ipc`` on simulated GPUs of one process, joined without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from kvplan import KVLayout
+from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
+from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
+from kvplan.agents.relocation import regions_of, relocated
+from kvplan.agents.way import Origin
+from kvplan.cuda.ipc import openings
+from tests.simulated import Device, Tensor
+from tests.simulated.pieces import Pieces
+
+ORIGIN = Origin("owner", 1, 0, same_user=True)
+BLOCKS, ROW = 8, 96
+
+
+def gpus(count: int = 2, seed: int = 0) -> list[Device]:
+    """Simulated GPUs of one machine."""
+    first = Device(seed)
+    found = [first, *(Device(ordinal=k, beside=first) for k in range(1, count))]
+    for each in found:
+        each.driver.visible = count
+    return found
+
+
+@contextmanager
+def driven(devices: list[Device]) -> Iterator[None]:
+    """The transport takes these GPUs."""
+    with ExitStack() as stack:
+        for module in ("cuda_ipc_owner", "cuda_ipc_way"):
+            stack.enter_context(mock.patch(f"kvplan.agents.cuda_ipc.{module}.Device", devices.__getitem__))
+        stack.enter_context(mock.patch("kvplan.agents.cuda_ipc.cuda_ipc_way.driver", return_value=devices[0].driver))
+        process = openings._Process(openings.generation())
+        stack.enter_context(mock.patch.object(openings, "_processes", [process]))
+        yield
+
+
+def cache(devices: list[Device], ordinal: int, seed: int = 0) -> tuple[np.ndarray, KVLayout]:
+    """A cache of two layers, each an allocation of a GPU."""
+    array = np.random.default_rng(seed).integers(0, 256, (2, BLOCKS, ROW), np.uint8)
+    for device in devices:
+        for layer in array:
+            device.own(layer, ordinal)
+    tensors = [Tensor(layer, f"cuda:{ordinal}") for layer in array]
+    return array, KVLayout.from_tensors("layer: block dim", tensors)
+
+
+def devices_that_are_left_alone() -> Iterator[list[Device]]:
+    """Two simulated GPUs, which the transport takes; afterwards nothing of it is left. For a fixture."""
+    found = gpus()
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with driven(found):
+        yield found
+        assert_nothing_is_left(found)
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+@contextmanager
+def expandable(devices: list[Device], ordinal: int, seed: int = 0) -> Iterator[tuple[np.ndarray, KVLayout]]:
+    """The same, in a segment of pieces: the second layer lies in two of them."""
+    sizes = (8192, 4096, 4096)
+    pieces = Pieces(*sizes)
+    array = pieces.array[8192 - 3 * BLOCKS * ROW // 2 :][: 2 * BLOCKS * ROW].reshape(2, BLOCKS, ROW)
+    array[:] = np.random.default_rng(seed).integers(0, 256, array.shape, np.uint8)
+    devices[0].driver.pieces += pieces.files
+    for device in devices:
+        device.own(pieces.array, ordinal)
+    try:
+        yield array, KVLayout.from_tensors("layer: block dim", [Tensor(layer, f"cuda:{ordinal}") for layer in array])
+    finally:
+        devices[0].driver.pieces.clear()
+        pieces.close()
+
+
+@dataclass
+class Joined:
+    """Both ends.
+
+    Attributes:
+        told: messages of the visitor, which the owner has not heard yet.
+        layout: the owner's layout, in the visitor.
+    """
+
+    offer: CudaIpcOffer
+    served: ServedByCudaIpc
+    opened: OpenedByCudaIpc
+    layout: KVLayout
+    told: list[bytes] = field(default_factory=list)
+
+    def hear(self) -> None:
+        while self.told:
+            self.served.heard(self.told.pop(0))
+
+    def notes(self) -> list[bytes]:
+        self.hear()
+        return self.served.notes()
+
+    def close(self) -> None:
+        self.opened.close()
+        self.served.close()
+        self.offer.close()
+
+
+def join(layout: KVLayout, device: str | None = None) -> Joined:
+    """Let a visitor open a layout, for a GPU."""
+    way, regions, told = CudaIpcWay(device), regions_of([layout]), list[bytes]()
+    offer = CudaIpcWay().offer(regions)
+    try:
+        checked = way.check(offer.part, regions, ORIGIN)
+        served = offer.serve(checked.hello, told.append)
+        try:
+            opened = way.open(checked, served.table, served.descriptors, told.append, ORIGIN)
+        except BaseException:
+            served.close()
+            raise
+    except BaseException:
+        offer.close()
+        raise
+    return Joined(offer, served, opened, relocated(layout, opened.mapped), told)
+
+
+@contextmanager
+def joined(layout: KVLayout, device: str | None = None) -> Iterator[Joined]:
+    """The same; afterwards both ends are closed."""
+    made = join(layout, device)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def assert_nothing_is_left(devices: list[Device]) -> None:
+    for device in devices:
+        device.run()
+        entries = device.driver
+        assert (entries.mapped, entries.shared, entries.registered) == ({}, {}, set())
+        assert (entries.handles, entries.spans, entries.held) == ({}, {}, {})
+        assert not device.made - device.theirs, "an event was left"
+    assert openings.mappings() == 0

@@ -1,0 +1,169 @@
+"""Agents with memory of simulated GPUs: the transport is taken, orders all, and leaves nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import Agent, PathError
+from tests.agents.simulated_ipc import BLOCKS, assert_nothing_is_left, cache, devices_that_are_left_alone, driven, gpus
+from tests.agents.workers import content, pool
+from tests.patience import PATIENCE, until
+from tests.simulated import Stream
+from tests.simulated.executors import executor_on
+
+devices = pytest.fixture(devices_that_are_left_alone)
+
+
+class Both:
+    """An owner with a cache of one GPU, and a visitor whose executor is of the first."""
+
+    def __init__(self, devices, executor, owner=1, transports=("cuda_ipc",)) -> None:
+        self.devices = devices
+        self.theirs, there = cache(devices, owner, 1)
+        self.mine, self.here = cache(devices, 0, 2)
+        self.owner = Agent("owner", {"kv": there}, transports=transports)
+        self.visitor = Agent("visitor", {}, transports=transports, executor=executor)
+        self.peer = self.visitor.meet(self.owner.card())
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.here)
+        self.store = kvplan.compile(self.here, self.peer.layouts["kv"])
+
+    def notes(self, count):
+        """Notes that have come, once their words are written."""
+        found = []
+
+        def come():
+            self.devices[0].run()
+            found.extend(self.owner.notes())
+            return len(found) >= count
+
+        until(come)
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.visitor.close()
+        self.owner.close()
+
+
+@pytest.mark.parametrize("path", ["kernel", "copy_engine"])
+@pytest.mark.parametrize("owner", [0, 1])
+def test_blocks_are_read_and_written_with_notes(devices, path, owner):
+    with executor_on(devices[0], path) as executor, Both(devices, executor, owner) as both:
+        assert both.peer.transport == "cuda_ipc"
+        before = both.theirs.copy()
+        both.peer.submit(both.load.plan([1, 5], [0, 7])).synchronize(PATIENCE)
+        np.testing.assert_array_equal(both.mine[:, [0, 7]], before[:, [1, 5]])
+        transfer = both.peer.submit(both.store.plan([7], [3]), note=b"stored")
+        assert transfer.result().nbytes == 2 * 96
+        np.testing.assert_array_equal(both.theirs[:, 3], before[:, 5])
+        assert both.notes(1) == [("visitor", b"stored")]
+        assert both.owner.notes() == []
+
+
+def test_notes_come_in_the_order_of_the_submits(devices):
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        event = threading.Event()
+        for k in range(30):
+            after = event if k == 10 else None  # the CPU waits for this one, and for those behind it
+            both.peer.submit(both.store.plan([k % BLOCKS], [k % BLOCKS]), note=b"%d" % k, after=after)
+            if k == 20:
+                event.set()
+        assert both.notes(30) == [("visitor", b"%d" % k) for k in range(30)]
+
+
+def test_a_stream_waits_for_a_layer(devices):
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        transfer = both.peer.submit(both.load.plan([1], [2]), by_layer=True)
+        stream, seen = devices[0].stream(), []
+        transfer.wait_layer(1, Stream(stream))
+        devices[0].put(stream, lambda: seen.append(both.mine[:, 2].copy()))
+        transfer.synchronize(PATIENCE)
+        devices[0].run()
+        np.testing.assert_array_equal(seen[0], both.theirs[:, 1])
+        np.testing.assert_array_equal(both.mine[:, 2], both.theirs[:, 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stream_of_the_visitor_and_one_of_the_owner_order_a_transfer(seed):
+    found = gpus(seed=seed)
+    with driven(found), executor_on(found[0], "kernel") as executor, Both(found, executor) as both:
+        compute, new = found[1].stream(), np.random.default_rng(seed).integers(0, 256, both.theirs.shape, np.uint8)
+        found[1].put(compute, lambda: both.theirs.__setitem__(slice(None), new))
+        both.owner.publish(OnGpu(compute, 1))
+        transfer = both.peer.submit(both.load.plan([1, 5], [0, 7]))
+        both.owner.wait_for_visitors(OnGpu(compute, 1))
+        found[1].put(compute, lambda: both.theirs.fill(0))
+        transfer.synchronize(PATIENCE)
+        found[0].run()
+        np.testing.assert_array_equal(both.mine[:, [0, 7]], new[:, [1, 5]])
+        assert not both.theirs.any()
+    assert_nothing_is_left(found)
+
+
+class OnGpu:
+    """A stream of torch."""
+
+    def __init__(self, handle: int, ordinal: int) -> None:
+        self.cuda_stream, self.device_index = handle, ordinal
+
+
+def test_an_agent_without_memory_of_a_gpu_publishes_nothing(devices):
+    with Agent("pool", {"kv": pool()}, transports=("cuda_ipc", "shm")) as agent:
+        for call in (agent.publish, agent.wait_for_visitors):
+            with pytest.raises(PathError, match=r"offers no memory of a GPU by cuda_ipc: .*shm"):
+                call(OnGpu(7, 0))
+
+
+def test_host_pools_and_gpu_caches_of_one_agent_take_their_own_transports(devices):
+    _, there = cache(devices, 0, 1)
+    transports = ("cuda_ipc", "shm")
+    with (
+        executor_on(devices[0], "kernel") as executor,
+        Agent("owner", {"gpu": there, "host": pool()}, transports=transports) as owner,
+        Agent("visitor", {}, transports=transports, executor=executor) as visitor,
+    ):
+        peer = visitor.meet(owner.card())
+        assert peer.transport == "cuda_ipc+shm"
+        mine = np.zeros_like(content())
+        here = kvplan.KVLayout.from_tensors("block layer dim", mine)
+        peer.submit(kvplan.compile(peer.layouts["host"], here).plan([1], [2])).synchronize(PATIENCE)
+        np.testing.assert_array_equal(mine[2], content()[1])
+
+
+def test_a_gpu_that_is_not_visible_is_told_among_the_reasons(devices):
+    _, there = cache(devices, 1)
+    with Agent("owner", {"kv": there}, transports=("cuda_ipc", "shm")) as owner:
+        card = owner.card()
+        devices[0].driver.visible = 1
+        with (
+            Agent("visitor", {}, transports=("cuda_ipc", "shm")) as visitor,
+            pytest.raises(PathError, match=r"(?s)cuda_ipc.*does not see.*CUDA_VISIBLE_DEVICES.*shm.*host memory"),
+        ):
+            visitor.meet(card)
+        devices[0].driver.visible = 2
+
+
+def test_what_was_met_is_refused_after_the_owner_has_closed(devices):
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        plan = both.load.plan([1], [2])
+        both.peer.submit(plan).synchronize(PATIENCE)
+        both.owner.close()
+        with pytest.raises(kvplan.TransferError, match="its agent closes"):
+            both.peer.submit(plan)
+        until(lambda: not devices[0].driver.mapped)
+
+
+def test_meeting_again_and_again_leaves_nothing(devices):
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        made = len(devices[0].made)
+        for _ in range(5):
+            both.visitor.forget(both.peer)
+            until(lambda: not devices[0].driver.mapped)
+            both.peer = both.visitor.meet(both.owner.card())
+        until(lambda: len(devices[0].made) <= made)

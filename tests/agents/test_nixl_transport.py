@@ -1,0 +1,130 @@
+"""The transport ``nixl`` of agents, on a double of NIXL: cards, both directions, notes, ``after=`` and ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import Agent, KVLayout, LayoutError, PathError, TransferError
+from tests.nixl import double
+from tests.patience import PATIENCE, until
+
+
+class Far:
+    """Two agents that know each other through NIXL only."""
+
+    def __init__(self, transports=("shm", "nixl")) -> None:
+        self.network = double.Network()
+        self.mine = np.zeros((3, 8, 64), np.uint8)
+        self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
+        self.me = self.agent("me", {"kv": KVLayout.from_tensors("layer block dim", self.mine)}, transports)
+        self.you = self.agent("you", {"kv": KVLayout.from_tensors("block layer dim", self.theirs)}, transports)
+
+    def agent(self, name, layouts, transports):
+        return Agent(name, layouts, transports=transports, agent=double.Agent(self.network, name))
+
+    def meet(self):
+        self.peer = self.me.meet(self.you.card())
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
+        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
+        return self.peer
+
+    def close(self):
+        self.me.close()
+        self.you.close()
+        assert not any(one.live for one in self.network.agents.values()), "a handle was left"
+        assert not any(rows for one in self.network.agents.values() for rows in one.memory.values())
+
+
+@pytest.fixture
+def far():
+    made = Far()
+    yield made
+    made.close()
+
+
+def heard(agent):
+    found = []
+    until(lambda: found.extend(agent.notes()) or found)
+    return found
+
+
+def test_private_memory_goes_by_nixl(far):
+    peer = far.meet()
+    assert peer.transport == "nixl"
+    assert peer.layouts["kv"].addresses == "dump"
+    result = peer.submit(far.load.plan([5, 1], [0, 7]), note=b"read").result()
+    assert (result.path, result.nbytes) == ("nixl", 2 * 192)
+    np.testing.assert_array_equal(far.mine[:, 0], far.theirs[5])
+    far.mine[:] = 7
+    peer.submit(far.store.plan([2], [3]), note=b"wrote").synchronize(PATIENCE)
+    assert (far.theirs[3] == 7).all()
+    assert heard(far.you) == [("me", b"read"), ("me", b"wrote")]
+    peer.send(b"alone")
+    assert heard(far.you) == [("me", b"alone")]
+    assert (far.me.stats().transfers, far.me.stats().in_flight) == (2, 0)
+
+
+def test_after_is_waited_for_without_the_users_thread(far):
+    peer = far.meet()
+    event, never = threading.Event(), threading.Event()
+    transfer = peer.submit(far.load.plan([5], [0]), after=event)
+    assert not transfer.done()
+    assert transfer.inner is None
+    event.set()
+    transfer.synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, 0], far.theirs[5])
+    waiting = peer.submit(far.load.plan([5], [1]), after=never)
+    assert waiting.cancel()
+    with pytest.raises(TransferError, match="cancelled before it began"):
+        waiting.synchronize(PATIENCE)
+    late = peer.submit(far.load.plan([5], [1]), after=never, deadline=0.01)
+    with pytest.raises(TransferError, match="it had not begun, and nothing was moved"):
+        late.synchronize(PATIENCE)
+    assert not far.mine[:, 1].any()
+
+
+def test_failures_are_tried_again_and_then_told(far):
+    peer = far.meet()
+    far.network.failures = ["post"]
+    peer.submit(far.load.plan([5], [0]), attempts=2).synchronize(PATIENCE)
+    far.network.failures = ["post"]
+    with pytest.raises(TransferError, match="reading from 'you' failed"):
+        peer.submit(far.load.plan([5], [0])).synchronize(PATIENCE)
+    far.network.agents["you"].dead = True
+    with pytest.raises(TransferError, match="reading from 'you' failed"):
+        peer.submit(far.load.plan([5], [0])).synchronize(PATIENCE)
+
+
+def test_a_forgotten_peer(far):
+    peer = far.meet()
+    far.me.forget(peer)
+    with pytest.raises(TransferError, match="no transfer with 'you'"):
+        peer.submit(far.load.plan([5], [0]))
+    with pytest.raises(TransferError, match="no note to 'you'"):
+        peer.send(b"x")
+    again = far.meet()
+    again.submit(far.load.plan([5], [0])).synchronize(PATIENCE)
+
+
+def test_cards_that_lie_about_nixl(far):
+    card = json.loads(far.you.card())
+    for part in (None, {}, {"metadata": 3}, {"metadata": "xyz"}, {"metadata": "00", "more": 1}):
+        card["offered"]["nixl"]["part"] = part
+        with pytest.raises(LayoutError, match="the card's nixl is"):
+            far.me.meet(json.dumps(card).encode())
+    card["offered"]["nixl"]["part"] = {"metadata": "00"}
+    with pytest.raises(TransferError, match="NIXL does not take the metadata"):
+        far.me.meet(json.dumps(card).encode())
+
+
+def test_an_agent_of_nixl_that_refuses(far):
+    far.network.failures = ["register"]
+    you = far.agent("refused", {"kv": KVLayout.from_tensors("block dim", np.zeros((4, 8), np.uint8))}, ("nixl",))
+    with pytest.raises(PathError, match="nixl: 'refused' does not offer it: NIXL cannot register the memory"):
+        far.me.meet(you.card())
+    you.close()

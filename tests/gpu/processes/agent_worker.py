@@ -1,0 +1,163 @@
+"""Another process with a cache of a GPU and an agent; it does what a pipe asks for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 120.0  # seconds
+LAYERS, BLOCKS, TOKENS, ROW = 4, 64, 16, 1024
+NHD, PAGED = "layer kv block token dim", "block layer kv token dim"
+SHAPES = {NHD: (LAYERS, 2, BLOCKS, TOKENS, ROW), PAGED: (BLOCKS, LAYERS, 2, TOKENS, ROW)}
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def content(seed: int, device: str, notation: str = NHD) -> Any:
+    """Bytes that both processes make alike, in the order of a notation."""
+    import torch
+
+    made = torch.randint(0, 256, SHAPES[NHD], dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return (made if notation == NHD else made.permute(2, 0, 1, 3, 4).contiguous()).to(device)
+
+
+class Worker:
+    """The state of the process."""
+
+    def __init__(self, name: str, ordinal: int) -> None:
+        import torch
+
+        from kvplan import Agent, KVLayout
+
+        self.torch, self.device = torch, f"cuda:{ordinal}"
+        torch.cuda.set_device(ordinal)
+        self.cache = content(1, self.device)
+        torch.cuda.synchronize()
+        self.stream = torch.cuda.Stream()
+        self.agent = Agent(name, {"kv": KVLayout.from_tensors(NHD, self.cache)}, transports=("cuda_ipc",))
+
+    def card(self) -> bytes:
+        return self.agent.card()
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        return self.agent.notes()
+
+    def fill(self, seed: int) -> None:
+        self.cache.copy_(content(seed, self.device))
+        self.torch.cuda.synchronize()
+
+    def holds(self, seed: int) -> bool:
+        self.torch.cuda.synchronize()
+        return bool(self.torch.equal(self.cache, content(seed, self.device)))
+
+    def publish_late(self, seed: int) -> None:
+        """Write other bytes by a stream that is busy for a while, and publish that stream; return at once."""
+        new = content(seed, self.device)
+        self.torch.cuda.synchronize()
+        with self.torch.cuda.stream(self.stream):
+            self.torch.cuda._sleep(200_000_000)
+            self.cache.copy_(new)
+        self.agent.publish(self.stream)
+
+    def overwrite_behind_visitors(self, seed: int) -> None:
+        """Write other bytes by a stream that waits for the visitors' transfers; return at once."""
+        new = content(seed, self.device)
+        self.torch.cuda.synchronize()
+        self.agent.wait_for_visitors(self.stream)
+        with self.torch.cuda.stream(self.stream):
+            self.cache.copy_(new)
+
+    def blocks_behind_notes(self, count: int) -> list[tuple[bytes, int]]:
+        """Poll notes; at each, read the first byte of its block by a stream of its own."""
+        found: list[tuple[bytes, int]] = []
+        while len(found) < count:
+            for _, note in self.agent.notes():
+                with self.torch.cuda.stream(self.stream):
+                    seen = self.cache[0, 0, int(note), 0, 0].clone()
+                self.stream.synchronize()
+                found.append((note, int(seen)))
+        return found
+
+    def left(self) -> tuple[int, int, int]:
+        """Descriptors, threads, and free bytes of the GPU."""
+        return (len(list(Path("/proc/self/fd").iterdir())), threading.active_count(),
+                self.torch.cuda.mem_get_info()[0])  # fmt: skip
+
+    def close(self, timeout: float) -> None:
+        self.agent.close(timeout=timeout)
+
+
+def serve(name: str, ordinal: int, environment: dict[str, str], pipe: Any) -> None:
+    """Do what the pipe asks for, until it asks for the end."""
+    os.environ.update(environment)
+    worker = Worker(name, ordinal)
+    pipe.send(("made", None))
+    while (asked := pipe.recv()) is not None:
+        method, args = asked
+        try:
+            pipe.send(("did", getattr(worker, method)(*args)))
+        except Exception as error:  # noqa: BLE001  # the test looks at it
+            traceback.print_exc()
+            pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+class Other:
+    """The process, seen by the test; its methods are those of :class:`Worker`."""
+
+    def __init__(self, name: str, ordinal: int, environment: dict[str, str]) -> None:
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(name, ordinal, environment, theirs), daemon=True)
+        before = {key: os.environ.get(key) for key in environment}
+        os.environ.update(environment)  # torch may read it while the process starts
+        try:
+            self.process.start()
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key) if value is None else os.environ.update({key: value})
+        theirs.close()
+        self.answer()
+
+    def tell(self, method: str, *args: Any) -> None:
+        self.pipe.send((method, args))
+
+    def answer(self) -> Any:
+        assert self.pipe.poll(PATIENCE), "the other process does not answer"
+        kind, value = self.pipe.recv()
+        assert kind != "error", value
+        return value
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        def ask(*args: Any) -> Any:
+            self.tell(method, *args)
+            return self.answer()
+
+        return ask
+
+    def kill(self) -> None:
+        os.kill(self.process.pid or 0, signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(PATIENCE)
+        self.pipe.close()
+
+
+@contextmanager
+def other(ordinal: int, name: str = "other", **environment: str) -> Any:
+    """Start the process; afterwards it has ended."""
+    made = Other(name, ordinal, environment)
+    try:
+        yield made
+    finally:
+        made.end()
