@@ -134,19 +134,7 @@ class Peer:
 
         lane = core.lanes.lane((id(executor), priority == "high", order.plan.direction))
         transfer = PeerTransfer(order, link, opened, core.tally, start)
-        link.enter(transfer)
-        try:
-            transfer.submit()
-            deliver = opened.after(transfer.inner, order.note, urgent=priority == "high")
-            if deliver is not None:
-                transfer.leave_note(deliver)
-        except BaseException:
-            if transfer.inner is None:
-                link.leave_flight(transfer)
-            else:
-                lane.add(transfer)
-            raise
-        lane.add(transfer)
+        transfer.launch(lane, opened, urgent=priority == "high")
         return transfer
 
     def _submit_nixl(self, order: Order) -> PeerTransfer:
@@ -158,14 +146,7 @@ class Peer:
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", attempts=1, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
-        nixl.enter(transfer)
-        try:
-            if order.after is None:
-                transfer.submit()
-        except BaseException:
-            nixl.leave_flight(transfer)
-            raise
-        lane.add(transfer)
+        transfer.launch(lane, None)
         return transfer
 
     def _direction(self, plan: Plan) -> tuple[bool, str]:

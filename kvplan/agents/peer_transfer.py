@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.agents.settling import Lane
 from kvplan.agents.way import Deliver
 from kvplan.base.latch import Latch, Wake
 from kvplan.base.process import check_process, generation
@@ -31,6 +34,9 @@ class Peering(Protocol):
     """The methods of a peer's connection that a transfer calls; :class:`kvplan.agents.link.Link` has them."""
 
     why: str | None
+
+    def enter(self, transfer: Any) -> None:
+        """Count the transfer as in flight; raise TransferError if the connection is not open."""
 
     def leave_flight(self, transfer: Any) -> None:
         """Count the transfer as ended."""
@@ -66,6 +72,12 @@ class Order(NamedTuple):
     after: Any = None
 
 
+class _Frame:
+    """An object that lives as long as the call that made it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class PeerTransfer(StreamlessTransfer):
     """A transfer between two processes of one machine, or of two by NIXL. :meth:`kvplan.Peer.submit` returns it.
 
@@ -78,14 +90,15 @@ class PeerTransfer(StreamlessTransfer):
     Attributes:
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
-        inner: the transfer that moves the bytes; None while it waits to be submitted.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
     def __init__(self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer]) -> None:
         self.plan = order.plan
         self.attempt = 0
-        self.inner: Transfer | None = None
+        self._inners: list[Transfer] = []  # of each attempt
+        self._frame: weakref.ref[_Frame] | None = None
+        self._deferred = self._refused = self._launched = False
         self.until = order.until
         self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
         self._generation = generation()
@@ -167,19 +180,55 @@ class PeerTransfer(StreamlessTransfer):
 
     # ---- for the peer and the lane -----------------------------------------------------------------------------------
 
+    @property
+    def inner(self) -> Transfer | None:
+        """The transfer that moves the bytes; None while it has not been submitted."""
+        inners = self._inners
+        return inners[-1] if inners else None
+
+    def launch(self, lane: Lane, opened: Any, *, urgent: bool = False) -> None:
+        """Submit it, or leave that to the lane if it waits on the CPU for its ``after=``.
+
+        A signal handler may raise an error at any point of this. The lane then still ends what was submitted: when this
+        call is over, ``frame`` is gone, which wakes the lane.
+        """
+        frame = _Frame()
+        self._frame = weakref.ref(frame, lane.waker)
+        lane.take(self)
+        try:
+            self._link.enter(self)
+            if self._order.after is not None and opened is None:
+                self._deferred = True
+            else:
+                self.submit()
+                self._deliver = None if opened is None else opened.after(self.inner, self._order.note, urgent=urgent)
+                if self._deliver is not None:
+                    self._order = self._order._replace(note=b"")
+        except BaseException:
+            self._refused = self.inner is None
+            if self._refused:
+                self._link.leave_flight(self)
+            lane.waker(None)
+            raise
+        self._launched = True
+        lane.watch(self)
+        self._frame = None
+
+    def submitting(self) -> bool:
+        """Return whether :meth:`launch` is still at work."""
+        frame = self._frame
+        return frame is not None and frame() is not None and not (self._launched or self._refused)
+
     def submit(self) -> None:
         """Submit the inner transfer, in the caller's thread."""
         self.attempt += 1
         self._fates.append(_BEGUN)  # from here on, the inner transfer says whether it can be cancelled
-        self.inner = self._start()
-
-    def leave_note(self, deliver: Deliver) -> None:
-        """Leave the note to the transport, which delivers it behind the last byte."""
-        self._order = self._order._replace(note=b"")
-        self._deliver = deliver
+        self._inners.extend(starmap(self._start, [()]))  # one C call keeps what the submit returns
 
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
+        if not self._deferred or self._refused:
+            return
         self._waking = wake
         with self._alarm(wake):
             error = wait_on_cpu(self._order.after, standby, wake, self._given_up)
@@ -228,6 +277,11 @@ class PeerTransfer(StreamlessTransfer):
     def settle(self) -> bool:
         """End it, now that the inner transfer has ended; return False if it was submitted again."""
         result, error = None, None
+        if self.inner is None and (self._refused or not self._deferred) and not self._over.happened:
+            self._link.leave_flight(self)
+            self._ends.append((None, TransferError("the submit was refused or interrupted; nothing was moved")))
+            self._over.set()
+            return True
         if not self._over.happened:
             inner = self.inner
             problem = None if inner is None else error_of(inner.synchronize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -19,15 +20,20 @@ class Settled(Protocol):
     """A transfer that a lane ends.
 
     Attributes:
-        inner: the transfer that moves the bytes; None while it has not been submitted.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
-    inner: Transfer | None
     until: float | None
 
+    @property
+    def inner(self) -> Transfer | None:
+        """The transfer that moves the bytes; None while it has not been submitted."""
+
+    def submitting(self) -> bool:
+        """Return whether a thread is still at work on its submit."""
+
     def begin(self, standby: Standby, wake: Wake) -> None:
-        """Submit the inner transfer, if that has not been done. It may wait, until ``wake`` gets an entry."""
+        """Submit the inner transfer, if that was left to the lane. It may wait, until ``wake`` gets an entry."""
 
     def expire(self) -> None:
         """Give it up: its deadline has passed."""
@@ -41,18 +47,25 @@ class Lane:
 
     Args:
         inside: identifiers of the agent's own threads; the lane adds its own.
+
+    Attributes:
+        waker: C function that wakes the lane, with any argument.
     """
 
     def __init__(self, inside: set[int]) -> None:
         self._line: deque[Settled] = deque()
         self._wake: Wake = SimpleQueue()
+        self.waker: Callable[[object], None] = self._wake.put
         self._stopped = False
         self._standby = Standby(inside)
         self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
 
-    def add(self, transfer: Settled) -> None:
-        """End a transfer when it has moved; it was submitted, or :meth:`Settled.begin` submits it."""
-        self._line.append(transfer)
+    def take(self, transfer: Settled) -> None:
+        """Take a transfer that will be submitted now; the lane ends it, whatever becomes of the submit."""
+        self._line.append(transfer)  # one C call: from here on the lane has it
+
+    def watch(self, transfer: Settled) -> None:
+        """Let the end of a submitted transfer wake the lane. Without this call, any other wake does."""
         inner = transfer.inner
         if inner is not None and inner.sleepers is not None and transfer.until is None:
             inner.sleepers.append(self._wake)  # so that the thread wakes once, at the end
@@ -74,6 +87,9 @@ class Lane:
                 continue
             self._expire()
             head = self._line[0]
+            if head.submitting():  # the transport may not have taken the note yet
+                self._wake.get()
+                continue
             if head.inner is None:
                 head.begin(self._standby, self._wake)
             if self._ended(head.inner) and head.settle():
