@@ -199,7 +199,7 @@ class Device(Streams):
         shape = self.modules[function]
         assert programs > 0
         assert threads == 32 * shape.warps
-        self.launched.add(stream)
+        self.launched_on.add(stream)
         self.put(stream, lambda: kernel(argument, shape, self.random, self.check_reach))
 
     def check_reach(self, address: int) -> None:
