@@ -18,9 +18,9 @@ MOST_PENDING = 1 << 16  # notes that wait for their bytes
 MOST_PENDING_NBYTES = 64 << 20
 
 # Kinds of messages. Notes are delivered in the order of their numbers.
+MORE = b"m"  # the first bytes of a note; NOTE or LATER with the last bytes follows, so that no note is known in part
 NOTE = b"n"  # a note that the lane's word delivers
 LATER = b"l"  # a note that a message delivers
-MORE = b"m"  # the rest of the last note
 BY_MESSAGE = b"b"  # a message delivers this note after all
 READY = b"r"  # the bytes of a note have arrived
 DROPPED = b"d"  # a note is not delivered: its transfer failed
@@ -87,6 +87,6 @@ def note_messages(kind: bytes, lane: int, number: int, note: bytes) -> list[byte
     >>> [len(message) for message in note_messages(NOTE, 0, 1, bytes(60_000))]
     [24586, 24586, 10858]
     """
-    found = [Message(kind, lane, number, note[:MOST_PART])]
-    found += [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(MOST_PART, len(note), MOST_PART)]
-    return [one.written() for one in found]
+    last = max(0, len(note) - 1) // MOST_PART * MOST_PART
+    found = [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(0, last, MOST_PART)]
+    return [one.written() for one in [*found, Message(kind, lane, number, note[last:])]]

@@ -163,18 +163,21 @@ class ServedByCudaIpc:
         self._visitor: dict[int, bytes] = {}  # the handles of the visitor's events, by lane
         self._opened: dict[tuple[int, int], InterprocessEvent] = {}  # by GPU and lane
         self._closed = False
+        self._lock = threading.RLock()  # the service thread hears and closes; a user's thread asks for notes
 
     def heard(self, message: bytes) -> None:
         """See :meth:`kvplan.agents.way.Served.heard`."""
         read = read_message(message)
-        if read.kind != EVENT:
-            self._notes.take(read)
-        elif self._visitor.setdefault(read.lane, read.rest) != read.rest:
-            raise refused(message)
+        with self._lock:
+            if read.kind != EVENT:
+                self._notes.take(read)
+            elif self._visitor.setdefault(read.lane, read.rest) != read.rest:
+                raise refused(message)
 
     def notes(self) -> list[bytes]:
         """See :meth:`kvplan.agents.way.Served.notes`. A word says behind which note the last byte has arrived."""
-        return [] if self._closed else self._notes.arrived()
+        with self._lock:
+            return [] if self._closed else self._notes.arrived()
 
     def events_of(self, device: Device) -> list[InterprocessEvent]:
         """Return the visitor's events behind its transfers, opened for a GPU; nothing if it has sent none."""
