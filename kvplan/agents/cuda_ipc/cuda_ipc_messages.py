@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.cuda.ipc.exports import HANDLE_NBYTES
 from kvplan.errors import LayoutError
 
-# Words of the shared page. Each lane has one: the number of the last note whose bytes have arrived, which the visitor's
-# stream writes. The last word counts how often the owner has recorded its events.
+# Words of the shared page. For each lane: the number of the last note whose bytes have arrived, and the number of
+# transfers that have ended, which the visitor's stream writes; and the number of issued transfers, which its CPU writes. For each
+# GPU of the owner: how often work was published, which the owner's CPU writes; and how much of it has ended, which the
+# owner's stream writes.
 LANES = 2  # transfers of normal and of high priority
-PUBLISHED_WORD = LANES
+ENDED_WORD, ISSUED_WORD = LANES, 2 * LANES
+PUBLISHED_WORD = 3 * LANES
+MOST_GPUS = 64
+PASSED_WORD = PUBLISHED_WORD + MOST_GPUS
 NUMBER_NBYTES = 8
 HEAD_NBYTES = 2 + NUMBER_NBYTES
 MOST_PART = 24 << 10  # bytes of a note in one message
@@ -24,8 +28,7 @@ LATER = b"l"  # a note that a message delivers
 BY_MESSAGE = b"b"  # a message delivers this note after all
 READY = b"r"  # the bytes of a note have arrived
 DROPPED = b"d"  # a note is not delivered: its transfer failed
-EVENT = b"e"  # the handle of the event behind the lane's transfers
-_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED, EVENT)
+_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED)
 _EMPTY = (BY_MESSAGE, READY, DROPPED)
 
 
@@ -35,8 +38,8 @@ class Message(NamedTuple):
     Attributes:
         kind: one of the kinds above.
         lane: number of the lane.
-        number: number of the note, from 1; 0 for an event.
-        rest: bytes of a note, or a handle.
+        number: number of the note, from 1.
+        rest: bytes of a note.
     """
 
     kind: bytes
@@ -68,8 +71,8 @@ def read_message(message: bytes) -> Message:
         len(message) >= HEAD_NBYTES
         and kind in _KINDS
         and lane[0] < LANES
-        and (number == 0) == (kind == EVENT)
-        and (len(rest) == HANDLE_NBYTES if kind == EVENT else not rest if kind in _EMPTY else len(rest) <= MOST_PART)
+        and number > 0
+        and (not rest if kind in _EMPTY else len(rest) <= MOST_PART)
     )
     if not right:
         raise refused(message)

@@ -73,6 +73,17 @@ class Worker:
         with self.torch.cuda.stream(self.stream):
             self.cache.copy_(new)
 
+    def meet_and_pull_late(self, card: bytes) -> None:
+        """Pull blocks behind a stream that is busy for seconds; return at once."""
+        import kvplan
+
+        self.there = self.agent.meet(card)
+        with self.torch.cuda.stream(self.stream):
+            self.torch.cuda._sleep(20_000_000_000)
+        here = kvplan.KVLayout.from_tensors(NHD, self.cache)
+        plan = kvplan.compile(self.there.layouts["kv"], here).plan([0], [1])
+        self.pull = self.there.submit(plan, after=self.stream)
+
     def blocks_behind_notes(self, count: int) -> list[tuple[bytes, int]]:
         """Poll notes; at each, read the first byte of its block by a stream of its own."""
         found: list[tuple[bytes, int]] = []
