@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvplan.errors import LayoutError
 
 # Words of the shared page. For each lane: the number of the last note whose bytes have arrived, and the number of
-# transfers that have ended, which the visitor's stream writes; and the number of issued transfers, which its CPU writes.
+# transfers that have ended, which the visitor's stream writes; and that of issued transfers, which its CPU writes.
 # For each GPU of the owner: how often work was published, which the owner's CPU writes; and how much of it has ended,
 # which the owner's stream writes.
 LANES = 2  # transfers of normal and of high priority
