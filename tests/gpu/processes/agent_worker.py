@@ -56,12 +56,12 @@ class Worker:
         self.torch.cuda.synchronize()
         return bool(self.torch.equal(self.cache, content(seed, self.device)))
 
-    def publish_late(self, seed: int) -> None:
+    def publish_late(self, seed: int, cycles: int = 200_000_000) -> None:
         """Write other bytes by a stream that is busy for a while, and publish that stream; return at once."""
         new = content(seed, self.device)
         self.torch.cuda.synchronize()
         with self.torch.cuda.stream(self.stream):
-            self.torch.cuda._sleep(200_000_000)
+            self.torch.cuda._sleep(cycles)
             self.cache.copy_(new)
         self.agent.publish(self.stream)
 

@@ -212,6 +212,15 @@ def test_an_owner_that_dies_is_told_by_every_transfer(owner):
     assert float(torch.ones(4, device="cuda:0").sum()) == 4  # the context is whole
 
 
+def test_an_owner_that_dies_before_the_work_that_it_published(owner):
+    with other(owner) as them, Visitor(them) as me:
+        them.publish_late(21, 20_000_000_000)
+        load = me.peer.submit(me.load.plan([0], [0]))
+        them.kill()
+        with pytest.raises(TransferError, match="reading from 'other' failed"):
+            load.synchronize(PATIENCE)
+
+
 def test_an_owner_closes_once_its_visitors_have_gone_or_died(owner):
     with other(owner) as them, Visitor(them) as me:
         with pytest.raises(AssertionError, match=r"TransferError: .*visitor"):
