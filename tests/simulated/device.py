@@ -47,7 +47,7 @@ class Driver(IpcEntries):
         return SUCCESS
 
     def cuEventDestroy_v2(self, event: int) -> int:
-        return self._device.destroy_event(event) if self.destroyed(event) else SUCCESS
+        return self._device.destroy_event(event)
 
     def cuStreamDestroy_v2(self, stream: int) -> int:
         return self._device.destroy_stream(stream)
