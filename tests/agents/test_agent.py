@@ -9,6 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.execute import stats
 from tests.agents.workers import BLOCKS, DIM, LAYERS, content, pool
 from tests.patience import PATIENCE, until
 
@@ -63,6 +64,15 @@ def test_notes_come_in_the_order_of_the_submits(both):
     transfers[-1].synchronize(PATIENCE)
     both.peer.send(b"last")
     assert both.owner.notes() == [("visitor", b"%d" % k) for k in range(200)] + [("visitor", b"last")]
+
+
+def test_sums_of_many_transfers_take_no_more_memory(both, monkeypatch):
+    monkeypatch.setattr(stats, "PENDING", 10)
+    for _ in range(50):
+        both.peer.submit(both.load.plan([1], [1])).synchronize(PATIENCE)
+    both.visitor.close()
+    assert len(both.visitor._core.tally.ends) <= 11
+    assert both.visitor.stats().transfers == 50
 
 
 def test_a_note_waits_for_the_transfer_that_it_belongs_to(both):
@@ -186,6 +196,16 @@ def test_private_memory_is_not_offered_and_the_refusal_says_what_helps(agents):
         visitor.meet(owner.card())
     assert str(caught.value).startswith("no transport serves layout 'kv' of 'private': shm: 'private' does not offer")
     owner.close()
+
+
+def test_files_on_a_disk_are_not_offered_and_the_refusal_says_what_helps(agents, monkeypatch, tmp_path):
+    from kvplan.memory import shared_mappings
+
+    monkeypatch.setattr(shared_mappings, "_file_system", lambda _: 0xEF53)  # the temporary folder may be in memory
+    held = np.memmap(tmp_path / "pool", np.uint8, "w+", shape=(4, 4096))
+    owner = agents("disk", layouts={"kv": KVLayout.from_tensors("block dim", held)}, transports=["shm"])
+    with pytest.raises(PathError, match=r"file system of number 0xef53; .* kvplan.allocate\(..., shared=True\)"):
+        agents("visitor", layouts={}).meet(owner.card())
 
 
 def test_read_only_pools_are_offered_read_only(agents):

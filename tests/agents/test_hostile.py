@@ -279,7 +279,9 @@ def test_visitors_of_other_users_are_refused(owner, agents, monkeypatch):
     card = owner.card()
     monkeypatch.setattr(door_module, "peer_of", lambda _: (os.getpid(), 54321))
     for _ in range(20):
-        with pytest.raises(TransferError, match=r"refused: 'owner' does not allow user 54321; it would by users=\[5432"):
+        with pytest.raises(
+            TransferError, match=r"refused: 'owner' does not allow user 54321; it would by users=\[5432"
+        ):
             agents("visitor", layouts={}).meet(card)
 
 

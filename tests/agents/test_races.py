@@ -149,13 +149,21 @@ def test_a_goodbye_behind_many_notes(monkeypatch):
     assert told == [GOODBYE]
 
 
-def test_a_wake_after_the_end_writes_to_no_file_of_others():
+def test_a_wake_at_the_end_writes_to_no_file_of_others(monkeypatch):
     loop = Loop(set())
-    number = loop._wake
-    loop.stop()
-    fd = os.memfd_create("another")
-    assert fd == number
-    loop._stopped = False  # a thread that looked before the end
+    number, real = loop._wake, os.eventfd_write
+    ending = threading.Thread(target=loop._close)
+    made = []
+
+    def write(fd, value):
+        ending.start()
+        ending.join(0.1)  # it may wait for this thread
+        made.append(os.memfd_create("another"))
+        real(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", write)
     loop.wake()
-    assert os.fstat(fd).st_size == 0
-    os.close(fd)
+    ending.join(PATIENCE)
+    assert made != [number]
+    assert os.fstat(made[0]).st_size == 0
+    os.close(made[0])
