@@ -21,8 +21,8 @@ RANGES = 1 << 14  # most ranges of a card: a mapping each, and Linux has 65,530 
 NBYTES = 1 << 47  # most bytes of a file or an address
 PAGE = 4096
 _HELP = (
-    "allocate the pool with kvplan.allocate(..., shared=True), or call share_memory_() of its torch tensor before it is "
-    "described"
+    "allocate the pool with kvplan.allocate(..., shared=True), or call share_memory_() of its torch tensor before it "
+    "is described"
 )
 _RANGE = ("address", "nbytes", "file", "offset", "writable")
 
@@ -84,12 +84,7 @@ class ShmWay:
         descriptors: list[int] = []
         try:
             for file, held in first.items():
-                descriptors.append(opened_file(held, writable=writable[file]))
-                trouble = trouble_of(descriptors[-1], 0, os.geteuid(), writable=writable[file], sealed=False)
-                if trouble is not None:
-                    raise HostMemoryError(
-                        f"the file {held.path!r} of the memory at {held.start:#x}: {trouble}; {_HELP}"
-                    )
+                descriptors.append(_opened(held, writable=writable[file]))
             numbers = {file: number for number, file in enumerate(first)}
             pages = [page_of(fd) for fd in descriptors]
             ranges = _ranges(placed, numbers, pages)
@@ -228,6 +223,16 @@ class ShmOpened:
         """Unmap the files; see :meth:`Opened.close`."""
         for one in self.mapped:
             one.owner.close()
+
+
+def _opened(held: Stretch, *, writable: bool) -> int:
+    """Open the file of a stretch as visitors want it: in memory, and of this user."""
+    fd = opened_file(held, writable=writable)
+    trouble = trouble_of(fd, 0, os.geteuid(), writable=writable, sealed=False)
+    if trouble is not None:
+        os.close(fd)
+        raise HostMemoryError(f"the file {held.path!r} of the memory at {held.start:#x}: {trouble}; {_HELP}")
+    return fd
 
 
 def _ranges(
