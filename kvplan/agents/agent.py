@@ -195,8 +195,7 @@ class Agent:
         if peer.link is not None:
             peer.link.leave()
             if not peer.link.ended.wait(timeout):
-                raise TransferError(f"after {timeout} seconds, {peer.link.in_flight} transfers with {peer.name!r} are "
-                                    "in flight")  # fmt: skip
+                raise TransferError(f"after {timeout} seconds, {peer.link.waits()}")
             self._core.links.pop(id(peer.link), None)
 
     def notes(self) -> list[tuple[str, bytes]]:

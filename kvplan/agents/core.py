@@ -184,14 +184,11 @@ class Core:
         """
         until = time.monotonic() + timeout
         if not self.ended.wait(timeout):
-            flying = sorted({link.name for link in list(self.links.values())})
+            links = sorted(link.waits() for link in list(self.links.values()))
             names = sorted({visitor.name for visitor in list(self.door.visitors.values())})
             raise TransferError(
                 f"after {timeout} seconds, the agent {self.name!r} is not closed: "
-                + "; ".join(
-                    [f"{one!r} still uses its memory" for one in names]
-                    + [f"transfers with {one!r} are in flight" for one in flying]
-                )
+                + "; ".join([f"{one!r} still uses its memory" for one in names] + links)
                 + ". Keep the memory allocated, and call close() again"
             )
         left = max(until - time.monotonic(), 1.0)

@@ -79,6 +79,13 @@ class Link:
         """Number of transfers in flight."""
         return len(self._flying)
 
+    def waits(self) -> str:
+        """Return what must end before the link can, for a message."""
+        unread = self.channel.unsent()
+        return f"{len(self._flying)} transfers with {self.name!r} are in flight" + unread * (
+            f", and {self.name!r} does not read its notes"
+        )
+
     def lost(self, opened: Opened | None) -> str | None:
         """Return why bytes that have just moved are nobody's word, or None."""
         return self.channel.death() or (opened.lost() if opened is not None else None)

@@ -299,7 +299,6 @@ class PeerTransfer(StreamlessTransfer):
                 error = self._problem(str(problem), f"{self._destination()} may hold a part of the bytes")
         self._link.leave_flight(self)
         self._finish(result, error)
-        self._tally.settle()
         return True
 
     def _settle_moved(self) -> TransferError | None:

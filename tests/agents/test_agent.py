@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.agents.peer_transfer import Order, PeerTransfer
 from kvplan.execute import stats
 from tests.agents.workers import BLOCKS, DIM, LAYERS, content, pool
 from tests.patience import PATIENCE, until
@@ -94,6 +96,42 @@ def test_transfers_wait_for_each_other(both):
     event.set()
     back.synchronize(PATIENCE)
     np.testing.assert_array_equal(both.theirs[9], content()[4])
+
+
+def test_a_chain_of_transfers_does_not_stay_alive(both):
+    first = last = both.peer.submit(both.load.plan([4], [0]))
+    gone = weakref.ref(first)
+    for _ in range(20):
+        last = both.peer.submit(both.load.plan([4], [0]), after=last)
+    last.synchronize(PATIENCE)
+    del first
+    until(lambda: gone() is None)
+
+
+class Fake(kvplan.Transfer):
+    """The transfer of a GPU, whose bytes have moved."""
+
+    wait = wait_layer = await_issue = synchronize = result = done = lambda *_: None
+
+
+class FakeLink:
+    why = None
+
+    def __init__(self, why):
+        self.lost = lambda _: why
+        self.leave_flight = lambda _: None
+
+
+def test_bytes_that_a_gpu_passed_on_from_a_peer_that_died_are_not_called_done(both):
+    """A GPU waits for the bytes of ``after=``; only its end tells whether they were right."""
+    plan = both.load.plan([0], [0])
+    load = PeerTransfer(Order(plan, "a", reading=True), FakeLink("'a' has ended"), None, stats.Tally(), Fake)
+    store = PeerTransfer(Order(plan, "b", reading=False, after=load), FakeLink(None), None, stats.Tally(), Fake)
+    for one in (load, store):
+        one.submit()
+        assert one.settle()
+    with pytest.raises(TransferError, match=r"writing to 'b' failed: its after= failed \(.*may hold wrong bytes"):
+        store.synchronize()
 
 
 def test_a_plain_executor_takes_a_peers_layouts(both):
