@@ -1,7 +1,7 @@
 """Time graph kernels after other streams have launched kernels: ``python -m benchmarks.engines.second_stream``.
 
 A CUDA graph of 1,000 small kernels is replayed before and after each event of a case. A case is a process of its own,
-because the effect stays until the process ends. Only torch and the driver are used, except in the last two cases.
+because the effect stays until the process ends. Only torch and the driver are used, except where kvplan loads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.record import machine
 
 KERNELS, REPLAYS, ELEMENTS = 1000, 40, 1 << 16
 NBYTES = 1 << 22  # of a copy
-# By case: events in their order. ``captured`` is the stream of the graph's capture; it replays on the default stream.
+# By case: events in their order. ``captured`` is the stream of the graph's capture. The graph replays on the default
+# stream, and after "replay captured" on the stream of its capture, as in vLLM.
 CASES: dict[str, tuple[str, ...]] = {
     "the stream of the capture launches 100": ("captured 100",),
     "one other stream launches 100, and then the stream of the capture": ("second 100", "captured 100"),
@@ -31,6 +32,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "a second stream launches 100, and is idle for 3,000 replays": ("captured 100", "second 100", "idle 3000"),
     "kvplan loads beside the graph, on streams of its own": ("captured 100", "kvplan own"),
     "kvplan loads beside the graph, on the stream of the capture": ("captured 100", "kvplan captured"),
+    "the graph has its own stream, and the default stream launches 100": ("replay captured", "default 100"),
+    "the graph has its own stream, and kvplan loads beside it on the default stream": (
+        "replay captured",
+        "kvplan default",
+    ),
 }
 
 
@@ -43,7 +49,8 @@ class Process:
         self.torch = torch
         self.numbers, self.others = (torch.zeros(ELEMENTS, device="cuda") for _ in range(2))
         self.streams = {"captured": torch.cuda.Stream(), "second": torch.cuda.Stream(),
-                        "urgent": torch.cuda.Stream(priority=-1)}  # fmt: skip
+                        "urgent": torch.cuda.Stream(priority=-1), "default": torch.cuda.default_stream()}  # fmt: skip
+        self.replays_on = self.streams["default"]
         self.graph = torch.cuda.CUDAGraph()
         self.numbers.add_(1)
         torch.cuda.synchronize()
@@ -57,9 +64,10 @@ class Process:
         for _ in range(replays):
             begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
             beside()
-            begin.record()
-            self.graph.replay()
-            end.record()
+            with self.torch.cuda.stream(self.replays_on):
+                begin.record()
+                self.graph.replay()
+                end.record()
             end.synchronize()
             found.append(1e3 * begin.elapsed_time(end) / KERNELS)
         return statistics.median(found)
@@ -68,7 +76,9 @@ class Process:
         """Let one event of a case happen."""
         kind, count, *how = event.split()
         if kind == "kvplan":
-            self.load(None if count == "own" else self.streams["captured"])
+            self.load(self.streams.get(count))
+        elif kind == "replay":
+            self.replays_on = self.streams[count]
         elif kind == "idle":
             self.pace(int(count))
         elif kind == "copies":

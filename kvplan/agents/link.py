@@ -153,11 +153,13 @@ class Link:
             self.why = self.why or why
 
     def _cancel_pending(self) -> None:
-        """Cancel transfers that have not begun: those that wait for their ``after=`` need not wait any longer."""
+        """Cancel transfers that have not begun, and let those go on that wait for the owner on the GPU."""
         if not self._lost:
             self._lost = True
             for transfer in list(self._flying.values()):
                 guarded(transfer.cancel)
+            for one in list(self.opened.values()):
+                guarded(one.owner_gone)
 
     def _say_goodbye(self) -> None:
         try:

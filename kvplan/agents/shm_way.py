@@ -208,6 +208,9 @@ class ShmOpened:
         """Return None: mapped files outlive their owner; see :meth:`Opened.lost`."""
         return None
 
+    def owner_gone(self) -> None:
+        """See :meth:`kvplan.agents.way.Opened.owner_gone`. No transfer waits for the owner."""
+
     def heard(self, message: bytes) -> None:
         """Refuse every message; see :meth:`Opened.heard`."""
         raise LayoutError(f"shm takes no messages, and got {quoted(message)}")

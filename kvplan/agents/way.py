@@ -171,6 +171,9 @@ class Opened(Protocol):
         The agent itself checks that the owner's process lives. A transport adds its own checks here.
         """
 
+    def owner_gone(self) -> None:
+        """Let transfers in flight go on that wait for the owner, which has died; called in the service thread."""
+
     def heard(self, message: bytes) -> None:
         """Take a message that the owner's :class:`Served` told. An error of kvplan ends the connection."""
 

@@ -28,7 +28,7 @@ ORDER_STREAM = 1  # CUmemcpySrcAccessOrder; ANY reads the source early, and was 
 
 
 class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle and CUipcEventHandle: 64 bytes that another process opens. The driver takes them by value."""
+    """CUipcMemHandle: 64 bytes that another process opens. The driver takes it by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
@@ -74,8 +74,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuIpcGetMemHandle": (c_void_p, c_uint64),
     "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), IpcHandle, c_uint),
     "cuIpcCloseMemHandle": (c_uint64,),
-    "cuIpcGetEventHandle": (c_void_p, c_void_p),
-    "cuIpcOpenEventHandle": (POINTER(c_void_p), IpcHandle),
+    "cuStreamWaitValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
     "cuMemFreeHost": (c_void_p,),
@@ -97,7 +96,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 # lock: to release and take it takes longer than the call, and much longer if other threads wait for it.
 _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
-    "cuStreamWaitEvent", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
+    "cuStreamWaitEvent", "cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
 })  # fmt: skip
 _BATCH = ctypes.CFUNCTYPE(
     c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p

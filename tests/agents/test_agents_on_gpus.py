@@ -167,3 +167,20 @@ def test_meeting_again_and_again_leaves_nothing(devices):
             until(lambda: not devices[0].driver.mapped)
             both.peer = both.visitor.meet(both.owner.card())
         until(lambda: len(devices[0].made) <= made)
+
+
+def test_transfers_that_wait_for_work_of_an_owner_that_dies_end_with_an_error(devices, monkeypatch):
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        compute = devices[1].stream()
+        gate = devices[1].gate(compute)
+        both.owner.publish(OnGpu(compute, 1))
+        transfer = both.peer.submit(both.load.plan([1], [2]))
+        devices[0].run()
+        assert not transfer.done()
+        channel = both.peer.link.channel
+        monkeypatch.setattr(channel.life, "over", lambda: True)
+        channel.death()
+        with pytest.raises(kvplan.TransferError, match="reading from 'owner' failed: the process"):
+            transfer.synchronize(PATIENCE)
+        gate.set()
+        devices[0].run()

@@ -10,20 +10,18 @@ import pytest
 import kvplan
 from kvplan import LayoutError, PathError
 from kvplan.agents.cuda_ipc import cuda_ipc_owner
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import NOTE, note_messages
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
 from kvplan.verification.raw_bytes import Contents
 from tests.agents.simulated_ipc import (
     ORIGIN,
-    assert_nothing_is_left,
     cache,
     devices_that_are_left_alone,
-    driven,
     expandable,
-    gpus,
     joined,
 )
-from tests.simulated import Event, Stream
+from tests.simulated import Stream
 from tests.simulated.executors import executor_on
 
 devices = pytest.fixture(devices_that_are_left_alone)
@@ -191,79 +189,12 @@ def test_a_note_whose_word_is_not_written_comes_by_a_message(devices):
         assert ends.notes() == [b"one", b"two"]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_transfer_waits_for_what_the_owner_published(seed):
-    """Streams advance in random order, so that a missing wait shows as wrong bytes."""
-    devices = gpus(seed=seed)
-    with driven(devices):
-        theirs, there = cache(devices, 1, 1)
-        mine, here = cache(devices, 0, 2)
-        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
-            compute, user = devices[1].stream(), devices[0].stream()
-            program = kvplan.compile(ends.layout, here)
-            new = np.random.default_rng(seed + 9).integers(0, 256, theirs.shape, np.uint8)
-            devices[1].put(compute, lambda: theirs.__setitem__(slice(None), new))
-            ends.offer.publish(OnGpu(compute, 1))
-            mark = np.zeros(1)
-            devices[0].put(user, lambda: mark.__setitem__(0, 1))
-            event = Event.on(devices[0], user)
-            for after in (None, Stream(user), event, executor.submit(program.plan([0], [0]))):
-                given = ends.opened.before(None, after)
-                executor.submit(program.plan([1, 5], [0, 7]), after=given).synchronize()
-                np.testing.assert_array_equal(mine[:, [0, 7]], new[:, [1, 5]])
-            assert ends.opened.before(None, None) is None  # all that was published has passed
-            devices[0].run()
-        for device, stream in zip(devices[::-1], (compute, user), strict=True):
-            device.destroy_stream(stream)
-        devices[0].destroy_event(event.cuda_event)
-        assert_nothing_is_left(devices)
-
-
-class OnGpu:
-    """A stream of torch."""
-
-    def __init__(self, handle: int, ordinal: int) -> None:
-        self.cuda_stream, self.device_index = handle, ordinal
-
-
-def test_what_the_owner_published_is_waited_for_on_the_cpu_where_the_caller_s_object_is(devices):
-    theirs, there = cache(devices, 1, 1)
-    with joined(there, "cuda:0") as ends:
-        compute, event = devices[1].stream(), threading.Event()
-        devices[1].put(compute, lambda: theirs.fill(3))
-        ends.offer.publish(OnGpu(compute, 1))
-        devices[0].eager = False
-        assert ends.opened.before(None, event) is event
-        assert theirs.min() == theirs.max() == 3
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_owner_s_stream_waits_for_the_visitor_s_transfers(seed):
-    devices = gpus(seed=seed)
-    with driven(devices):
-        theirs, there = cache(devices, 1, 1)
-        before = theirs.copy()
-        mine, here = cache(devices, 0, 2)
-        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
-            compute = devices[1].stream()
-            ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has sent its event
-            ends.hear()
-            pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
-            ends.opened.after(pull, b"", urgent=False)
-            ends.offer.wait_for_visitors(OnGpu(compute, 1))
-            devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
-            devices[0].run()
-            pull.synchronize()
-            np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
-            assert not theirs.any()
-        assert_nothing_is_left(devices)
-
-
-def test_streams_of_other_gpus_are_refused(devices):
-    _, there = cache(devices, 1)
+def test_a_long_note_whose_word_is_there_first_comes_whole(devices):
+    _, there = cache(devices, 0, 1)
     with joined(there) as ends:
-        for call in (ends.offer.publish, ends.offer.wait_for_visitors):
-            with pytest.raises(kvplan.KVPlanError, match="stream is a str"):
-                call("stream")
-            with pytest.raises(kvplan.KVPlanError, match="the stream is of cuda:0; give one of cuda:1"):
-                call(OnGpu(7, 0))
+        ends.served.words.store(0, 1)
+        parts = note_messages(NOTE, 0, 1, bytes(range(200)) * 300)
+        for part in parts:
+            assert ends.served.notes() == []
+            ends.served.heard(part)
+        assert ends.served.notes() == [bytes(range(200)) * 300]

@@ -15,7 +15,7 @@ from kvplan.agents.cuda_ipc import cuda_ipc_notes
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import Message
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
-from kvplan.cuda.ipc import interprocess_event, openings, shared_words
+from kvplan.cuda.ipc import openings, shared_words
 from tests.agents.simulated_ipc import (
     BLOCKS,
     ORIGIN,
@@ -143,10 +143,10 @@ def test_a_gpu_that_cannot_reach_the_other_is_refused(devices):
 
 
 MESSAGES = [
-    b"", b"x", b"n", b"n\0", Message(b"e", 0, 0, bytes(63)).written(), Message(b"e", 0, 0, bytes(65)).written(),
-    Message(b"e", 0, 1, bytes(64)).written(), Message(b"n", 0, 0, b"note").written(), Message(b"d", 0, 1).written(),
+    b"", b"x", b"n", b"n\0", Message(b"e", 0, 1, bytes(64)).written(),
+    Message(b"n", 0, 0, b"note").written(), Message(b"d", 0, 1).written(),
     Message(b"z", 0, 1, b"note").written(), Message(b"n", 2, 1).written(), Message(b"n", 0, 2, b"note").written(),
-    Message(b"m", 0, 1, b"note").written(), Message(b"r", 0, 1, b"note").written(), Message(b"b", 1, 1).written(),
+    Message(b"m", 0, 2, b"note").written(), Message(b"r", 0, 1, b"note").written(), Message(b"b", 1, 1).written(),
     Message(b"n", 0, 1, bytes(30_000)).written(),
 ]  # fmt: skip
 
@@ -162,14 +162,6 @@ def test_messages_that_no_visitor_sends_end_the_connection(devices, message):
             ends.opened.heard(message)
 
 
-def test_a_second_event_for_a_lane_is_refused(devices):
-    _, there = cache(devices, 0)
-    with joined(there) as ends:
-        ends.hear()
-        with pytest.raises(LayoutError):
-            ends.served.heard(Message(b"e", 0, 0, bytes(64)).written())
-
-
 def test_notes_without_end_are_refused(devices, monkeypatch):
     monkeypatch.setattr(cuda_ipc_notes, "MOST_PENDING", 3)
     _, there = cache(devices, 0)
@@ -180,16 +172,15 @@ def test_notes_without_end_are_refused(devices, monkeypatch):
             with pytest.raises(LayoutError):
                 ends.served.heard(Message(b"n", 0, number, b"note").written())
         with pytest.raises(LayoutError):
-            ends.served.heard(Message(b"m", 0, 1, b"more").written())  # not the last one
+            ends.served.heard(Message(b"m", 0, 2, b"more").written())  # not the next one
         assert ends.served.notes() == []
         monkeypatch.setattr(cuda_ipc_notes, "MOST_PENDING_NBYTES", 11)
         with pytest.raises(LayoutError):
-            ends.served.heard(Message(b"m", 0, 2, b"more").written())
+            ends.served.heard(Message(b"m", 1, 2, b"more").written())
 
 
 @pytest.mark.parametrize("call", [
-    "cuIpcOpenMemHandle", "cuMemGetAddressRange", "cuMemHostRegister", "cuIpcOpenEventHandle", "cuEventCreate",
-    "cuIpcGetEventHandle",
+    "cuIpcOpenMemHandle", "cuMemGetAddressRange", "cuMemHostRegister", "cuEventCreate",
 ])  # fmt: skip
 @pytest.mark.parametrize("spare", range(7))
 def test_a_call_that_fails_while_opening_leaves_nothing(devices, call, spare):
@@ -215,10 +206,7 @@ def test_a_handle_that_maps_less_is_refused(devices):
     offer.close()
 
 
-@pytest.mark.parametrize("table", [
-    {}, {"events": []}, {"events": {}, "more": 1}, {"events": {"gpu": 7}}, {"events": {"gpu": "00" * 63}},
-    {"events": {str(k): "00" * 64 for k in range(100)}},
-])  # fmt: skip
+@pytest.mark.parametrize("table", [{"events": {}}, {"more": 1}])
 def test_a_table_that_no_owner_sends_is_refused(devices, table):
     _, there = cache(devices, 0)
     regions = regions_of([there])
@@ -253,7 +241,7 @@ def test_a_child_of_a_fork_touches_nothing_of_the_gpu(devices, monkeypatch):
     ends = join(there)
     now, calls = openings.generation(), len(devices[0].calls)
     with monkeypatch.context() as patch:
-        for module in (openings, interprocess_event, shared_words):
+        for module in (openings, shared_words):
             patch.setattr(module, "generation", lambda: now + 1)
         patch.setattr("kvplan.agents.cuda_ipc.cuda_ipc_lane.generation", lambda: now + 1)
         kept = openings._processes[0]
@@ -267,5 +255,4 @@ def test_a_child_of_a_fork_touches_nothing_of_the_gpu(devices, monkeypatch):
     kept.alive.clear()
     ends.served.close()
     ends.offer.close()
-    entries.shared.clear()
     devices[0].theirs |= devices[0].made

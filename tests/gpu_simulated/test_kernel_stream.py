@@ -35,7 +35,7 @@ def test_every_kernel_runs_on_it_and_it_stays(path, direction, by_layer):
     with executor_on(device, path) as executor:
         for priority in ("normal", "high"):
             executor.submit(pair.plan(MOVE), by_layer=by_layer, priority=priority).synchronize()
-        assert device.launched == {device.lent}
+        assert device.launched_on == {device.lent}
     pair.check()
     assert set(device.streams) == {device.lent}, "the executor destroyed the caller's stream, or left one of its own"
 
@@ -48,7 +48,7 @@ def test_nothing_asks_for_it_before_the_first_kernel():
         executor.prepare(pair.plan(MOVE))
         device.lent = device.stream()
         executor.submit(pair.plan(MOVE)).synchronize()
-        assert device.launched == {device.lent}
+        assert device.launched_on == {device.lent}
 
 
 @both_ways

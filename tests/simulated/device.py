@@ -47,7 +47,7 @@ class Driver(IpcEntries):
         return SUCCESS
 
     def cuEventDestroy_v2(self, event: int) -> int:
-        return self._device.destroy_event(event) if self.destroyed(event) else SUCCESS
+        return self._device.destroy_event(event)
 
     def cuStreamDestroy_v2(self, stream: int) -> int:
         return self._device.destroy_stream(stream)
@@ -199,7 +199,7 @@ class Device(Streams):
         shape = self.modules[function]
         assert programs > 0
         assert threads == 32 * shape.warps
-        self.launched.add(stream)
+        self.launched_on.add(stream)
         self.put(stream, lambda: kernel(argument, shape, self.random, self.check_reach))
 
     def check_reach(self, address: int) -> None:

@@ -1,4 +1,4 @@
-"""GPU memory and events of several processes, played within one process.
+"""GPU memory and words of several processes, played within one process.
 
 An owner's handle holds an address. To open it gives the same address, so both sides see the same bytes. The entry
 points count what is opened, so that a test sees what was left.
@@ -8,6 +8,7 @@ points count what is opened, so that a test sees what was left.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,6 @@ class IpcEntries(PieceEntries):
 
     Attributes:
         mapped: how often each address was opened and not closed.
-        shared: how often each event was opened or made to be shared, and not destroyed.
         registered: addresses of pinned pages.
         visible: how many GPUs this process sees.
     """
@@ -48,7 +48,6 @@ class IpcEntries(PieceEntries):
         machine = self if first is device else first.driver
         self.visible = 1 + max(device.peers)
         self.mapped: dict[int, int] = {} if machine is self else machine.mapped
-        self.shared: dict[int, int] = {} if machine is self else machine.shared
         self.registered: set[int] = set() if machine is self else machine.registered
         if machine is not self:
             self.pieces, self.handles = machine.pieces, machine.handles
@@ -98,38 +97,6 @@ class IpcEntries(PieceEntries):
     def cuIpcCloseMemHandle(self, address: int) -> int:
         return self._less(self.mapped, address)
 
-    # Events.
-
-    def cuEventCreate(self, out: Any, flags: int) -> int:
-        assert flags == 6, "interprocess, without timing"
-        code = self._device.fault("cuEventCreate")
-        if not code:
-            out._obj.value = self._device.event()
-            self.shared[out._obj.value] = 1
-        return code
-
-    def cuIpcGetEventHandle(self, out: Any, event: int) -> int:
-        self._fill(out, handle_of(event, b"evt "))
-        return self._device.fault("cuIpcGetEventHandle")
-
-    def cuIpcOpenEventHandle(self, out: Any, handle: IpcHandle) -> int:
-        code, event = self._device.fault("cuIpcOpenEventHandle"), number_in(handle, b"evt ")
-        if code or event not in self.shared:
-            return code or INVALID
-        self.shared[event] += 1
-        out._obj.value = event
-        return SUCCESS
-
-    def destroyed(self, event: int) -> bool:
-        """Whether this was the last end of an event; the event is destroyed then."""
-        if event not in self.shared:
-            return True
-        self._less(self.shared, event)
-        last = event not in self.shared
-        for device in self._device.peers.values() if last else ():
-            device.made.discard(event)
-        return last
-
     # Words.
 
     def cuMemHostRegister_v2(self, address: int, nbytes: int, flags: int) -> int:
@@ -149,6 +116,15 @@ class IpcEntries(PieceEntries):
         if not code:
             assert any(first <= address < last for first, last in self._device.pinned)
             self._device.write_word(stream, address, value)
+        return code
+
+    def cuStreamWaitValue64_v2(self, stream: int, address: int, value: int, flags: int) -> int:
+        code = self._device.fault("cuStreamWaitValue64")
+        if not code:
+            assert flags == 0
+            assert any(first <= address < last for first, last in self._device.pinned)
+            with self._device.lock:
+                self._device.streams[stream].append(lambda: ctypes.c_uint64.from_address(address).value >= value)
         return code
 
     @staticmethod

@@ -57,7 +57,7 @@ class Streams(Memory):
         self.made: set[int] = set()  # events of this GPU
         self.opened: set[int] = set()  # streams of this GPU
         self.lent: int | None = None  # a stream of the caller's for all kernels
-        self.launched: set[int] = set()  # streams on which kernels were launched
+        self.launched_on: set[int] = set()  # streams on which kernels were launched
         self.peers: dict[int, Self] = {ordinal: self}
         self.default: int = 0  # the stream behind the handle 0
         if beside is not None:

@@ -1,8 +1,9 @@
-"""A visitor's transfers of one priority: the stream, event and word behind them, and the order of their notes."""
+"""A visitor's transfers of one priority: the stream and words behind them, and the order of their notes."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,8 @@ from typing import Any
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     BY_MESSAGE,
     DROPPED,
-    EVENT,
+    ENDED_WORD,
+    ISSUED_WORD,
     LATER,
     NOTE,
     READY,
@@ -22,7 +24,6 @@ from kvplan.agents.way import Deliver, Tell
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import event_handle, stream_handle
-from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
 from kvplan.cuda.ipc.shared_words import SharedWords
 from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
@@ -41,12 +42,9 @@ class VisitorLane:
 
     Args:
         device: the GPU that runs the kernels.
-        words: the words that the owner reads, pinned.
-        number: number of the lane, and of its word.
+        words: the words of both processes, pinned.
+        number: number of the lane, and of its words.
         tell: function that sends a message to the owner.
-
-    Attributes:
-        gate_stream: a stream that waits for an ``after=`` and for the owner's events.
 
     Raises:
         TransferError: the driver cannot make a stream or an event.
@@ -54,27 +52,20 @@ class VisitorLane:
 
     def __init__(self, device: Device, words: SharedWords, number: int, tell: Tell) -> None:
         self._device, self._words, self._number, self._tell = device, words, number, tell
-        self._notes = 0
+        self._notes = self._issued = 0
         self._lock = threading.Lock()
         self._made_in = generation()
-        self._stream = self.gate_stream = self._gate = 0
-        self._behind: InterprocessEvent | None = None
+        self._stream = self._gate_stream = self._gate = 0
         try:
             with device.current():
-                self._stream, self.gate_stream = device.stream(urgent=True), device.stream(urgent=True)
+                self._stream, self._gate_stream = device.stream(urgent=True), device.stream(urgent=True)
                 self._gate = device.event()
-            self._behind = InterprocessEvent(device)
         except BaseException:
             self.close()
             raise
 
-    def introduce(self) -> None:
-        """Send the owner the event behind the transfers."""
-        if self._behind is not None:
-            self._tell(Message(EVENT, self._number, 0, self._behind.handle).written())
-
     def ordered(self, transfer: Any, note: bytes) -> Deliver | None:
-        """Let the stream wait for a transfer, then record the event and write the note's number.
+        """Let the stream wait for a transfer, then count it and write the note's number.
 
         Args:
             transfer: the executor's transfer.
@@ -87,8 +78,8 @@ class VisitorLane:
             return self._ordered(transfer, note)
 
     def _ordered(self, transfer: Any, note: bytes) -> Deliver | None:
-        behind, device, issued = self._behind, self._device, is_issued(transfer)
-        if behind is None:
+        device, issued = self._device, is_issued(transfer)
+        if not self._stream:
             return None
         number = self._notes + 1
         if note:
@@ -99,9 +90,11 @@ class VisitorLane:
             try:
                 transfer.wait(Waited(self._stream, device.ordinal))
                 with device.current():
+                    self._words.write(device, self._stream, ENDED_WORD + self._number, self._issued + 1)
+                    self._issued += 1
+                    self._words.store(ISSUED_WORD + self._number, self._issued)
                     if note:
                         self._words.write(device, self._stream, self._number, number)
-                    device.record(behind.cuda_event, self._stream)
             except TransferError:  # the transfer has failed, and the agent tells its error
                 issued = False
                 if note:
@@ -113,9 +106,23 @@ class VisitorLane:
     def _deliver(self, number: int, error: TransferError | None) -> None:
         self._tell(Message(READY if error is None else DROPPED, self._number, number).written())
 
-    def wait_for(self, after: Any) -> bool:
-        """Let :attr:`gate_stream` wait for an ``after=``; return whether it can. The device is current."""
-        device, stream, handle = self._device, self.gate_stream, event_handle(after)
+    def gated(self, after: Any, waits: Sequence[tuple[int, int]]) -> Waited | None:
+        """Return a stream that waits for an ``after=`` and for words; None if no stream can wait for the ``after=``.
+
+        Args:
+            after: the user's ``after=``, or None.
+            waits: words and the numbers that they must have.
+        """
+        device = self._device
+        with self._lock, device.current():  # several threads may submit, and they share the event
+            if not self._wait_for(after):
+                return None
+            for word, number in waits:
+                self._words.wait(device, self._gate_stream, word, number)
+        return Waited(self._gate_stream, device.ordinal)
+
+    def _wait_for(self, after: Any) -> bool:
+        device, stream, handle = self._device, self._gate_stream, event_handle(after)
         if after is None:
             return True
         if handle is not None:
@@ -138,16 +145,15 @@ class VisitorLane:
             return
         device = self._device
         with device.current(), Uncaptured(device), suppress(TransferError):  # the GPU may have failed
-            for stream in (self._stream, self.gate_stream):
+            for stream in (self._stream, self._gate_stream):
                 device.record(self._gate, stream)
                 device.synchronize(self._gate)
 
     def close(self) -> None:
-        """Destroy streams and events. In a child of a fork it touches nothing of the GPU."""
+        """Destroy the streams and the event. In a child of a fork it touches nothing of the GPU."""
         self.drain()
-        behind, self._behind = self._behind, None
-        streams, gate = (self._stream, self.gate_stream), self._gate
-        self._stream = self.gate_stream = self._gate = 0
+        streams, gate = (self._stream, self._gate_stream), self._gate
+        self._stream = self._gate_stream = self._gate = 0
         if self._made_in == generation():
             with self._device.current(), Uncaptured(self._device):
                 if gate:
@@ -155,8 +161,6 @@ class VisitorLane:
                 for stream in streams:
                     if stream:
                         self._device.driver.cuStreamDestroy_v2(stream)
-        if behind is not None:
-            behind.close()
 
 
 def is_issued(transfer: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.cuda.ipc.exports import HANDLE_NBYTES
 from kvplan.errors import LayoutError
 
-# Words of the shared page. Each lane has one: the number of the last note whose bytes have arrived, which the visitor's
-# stream writes. The last word counts how often the owner has recorded its events.
+# Words of the shared page. For each lane: the number of the last note whose bytes have arrived, and the number of
+# transfers that have ended, which the visitor's stream writes; and that of issued transfers, which its CPU writes.
+# For each GPU of the owner: how often work was published, which the owner's CPU writes; and how much of it has ended,
+# which the owner's stream writes.
 LANES = 2  # transfers of normal and of high priority
-PUBLISHED_WORD = LANES
+ENDED_WORD, ISSUED_WORD = LANES, 2 * LANES
+PUBLISHED_WORD = 3 * LANES
+MOST_GPUS = 64
+PASSED_WORD = PUBLISHED_WORD + MOST_GPUS
 NUMBER_NBYTES = 8
 HEAD_NBYTES = 2 + NUMBER_NBYTES
 MOST_PART = 24 << 10  # bytes of a note in one message
@@ -18,14 +22,13 @@ MOST_PENDING = 1 << 16  # notes that wait for their bytes
 MOST_PENDING_NBYTES = 64 << 20
 
 # Kinds of messages. Notes are delivered in the order of their numbers.
+MORE = b"m"  # the first bytes of a note; NOTE or LATER with the last bytes follows, so that no note is known in part
 NOTE = b"n"  # a note that the lane's word delivers
 LATER = b"l"  # a note that a message delivers
-MORE = b"m"  # the rest of the last note
 BY_MESSAGE = b"b"  # a message delivers this note after all
 READY = b"r"  # the bytes of a note have arrived
 DROPPED = b"d"  # a note is not delivered: its transfer failed
-EVENT = b"e"  # the handle of the event behind the lane's transfers
-_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED, EVENT)
+_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED)
 _EMPTY = (BY_MESSAGE, READY, DROPPED)
 
 
@@ -35,8 +38,8 @@ class Message(NamedTuple):
     Attributes:
         kind: one of the kinds above.
         lane: number of the lane.
-        number: number of the note, from 1; 0 for an event.
-        rest: bytes of a note, or a handle.
+        number: number of the note, from 1.
+        rest: bytes of a note.
     """
 
     kind: bytes
@@ -68,8 +71,8 @@ def read_message(message: bytes) -> Message:
         len(message) >= HEAD_NBYTES
         and kind in _KINDS
         and lane[0] < LANES
-        and (number == 0) == (kind == EVENT)
-        and (len(rest) == HANDLE_NBYTES if kind == EVENT else not rest if kind in _EMPTY else len(rest) <= MOST_PART)
+        and number > 0
+        and (not rest if kind in _EMPTY else len(rest) <= MOST_PART)
     )
     if not right:
         raise refused(message)
@@ -87,6 +90,6 @@ def note_messages(kind: bytes, lane: int, number: int, note: bytes) -> list[byte
     >>> [len(message) for message in note_messages(NOTE, 0, 1, bytes(60_000))]
     [24586, 24586, 10858]
     """
-    found = [Message(kind, lane, number, note[:MOST_PART])]
-    found += [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(MOST_PART, len(note), MOST_PART)]
-    return [one.written() for one in found]
+    last = max(0, len(note) - 1) // MOST_PART * MOST_PART
+    found = [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(0, last, MOST_PART)]
+    return [one.written() for one in [*found, Message(kind, lane, number, note[last:])]]

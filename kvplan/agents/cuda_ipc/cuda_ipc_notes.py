@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from kvplan.agents.channel import NOTE_NBYTES
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     BY_MESSAGE,
     DROPPED,
@@ -47,6 +48,7 @@ class PendingNotes:
     def __init__(self, words: SharedWords) -> None:
         self._words = words
         self._lanes: list[deque[_Pending]] = [deque() for _ in range(LANES)]
+        self._begun = [b""] * LANES  # the first bytes of each lane's next note
         self._last = [0] * LANES
         self._nbytes = 0
 
@@ -56,21 +58,14 @@ class PendingNotes:
         Raises:
             LayoutError: it contradicts earlier ones, or too many notes wait.
         """
+        if message.kind in (MORE, NOTE, LATER):
+            self._add(message)
+            return
         lane, number = self._lanes[message.lane], message.number
-        if message.kind in (NOTE, LATER):
-            if number != self._last[message.lane] + 1 or sum(map(len, self._lanes)) >= MOST_PENDING:
-                raise refused(message.written())
-            self._last[message.lane] = number
-            lane.append(_Pending(number, b"", message.kind == NOTE))
         found = lane[-1] if lane and lane[-1].number == number else next((o for o in lane if o.number == number), None)
         if found is None:
             raise refused(message.written())
-        if message.kind in (NOTE, LATER, MORE):
-            if found.note is None or found is not lane[-1] or self._nbytes > MOST_PENDING_NBYTES:
-                raise refused(message.written())
-            found.note += message.rest
-            self._nbytes += len(message.rest)
-        elif message.kind == BY_MESSAGE:
+        if message.kind == BY_MESSAGE:
             found.by_word = False
         else:
             found.ready = True
@@ -78,6 +73,24 @@ class PendingNotes:
             if message.kind == DROPPED:
                 self._nbytes -= len(found.note or b"")
                 found.note = None
+
+    def _add(self, message: Message) -> None:
+        """Add a note, or keep its first bytes."""
+        lane, number = message.lane, message.number
+        note = self._begun[lane] + message.rest
+        if (
+            number != self._last[lane] + 1
+            or len(note) > NOTE_NBYTES
+            or sum(map(len, self._lanes)) >= MOST_PENDING
+            or self._nbytes > MOST_PENDING_NBYTES
+        ):
+            raise refused(message.written())
+        if message.kind == MORE:
+            self._begun[lane] = note
+            return
+        self._begun[lane], self._last[lane] = b"", number
+        self._nbytes += len(note)
+        self._lanes[lane].append(_Pending(number, note, message.kind == NOTE))
 
     def arrived(self) -> list[bytes]:
         """Return the notes whose bytes have arrived since the last call; never block."""

@@ -1,4 +1,4 @@
-"""``cuda_ipc``, the owner's side: GPU memory that visitors open, an event before it, and the notes behind transfers."""
+"""``cuda_ipc``, the owner's side: GPU memory that visitors open, the order of work with it, and notes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from kvplan.agents.cuda_ipc.cuda_ipc_messages import EVENT, PUBLISHED_WORD, read_message, refused
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
+    ENDED_WORD,
+    ISSUED_WORD,
+    LANES,
+    MOST_GPUS,
+    PASSED_WORD,
+    PUBLISHED_WORD,
+    read_message,
+)
 from kvplan.agents.cuda_ipc.cuda_ipc_notes import PendingNotes
+from kvplan.agents.cuda_ipc.cuda_ipc_streams import OwnerStreams
 from kvplan.agents.way import Table, Tell
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import stream_handle
 from kvplan.cuda.ipc.exports import Export, descriptors, exported
-from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
-from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.cuda.reach import ordinal_of
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.layout.components import Region
@@ -41,6 +49,8 @@ class CudaIpcOffer:
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.exports = _exports(regions)
+        if len({export.gpu for _, export in self.exports}) > MOST_GPUS:
+            raise PathError(f"the memory is of more than {MOST_GPUS} GPUs; make several agents")
         pieces = sum(len(export.pieces) for _, export in self.exports)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
         if pieces > most >= 0:
@@ -49,11 +59,13 @@ class CudaIpcOffer:
                 "raise the limit (ulimit -n), or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
             )
         self.part: Table = {"memory": [_document(export) for _, export in self.exports]}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._descriptors: list[int] | None = None
-        self._events: dict[int, InterprocessEvent] = {}
-        self._published = 0
+        self._gpus = list(dict.fromkeys(device.ordinal for device, _ in self.exports))  # as the visitor counts them
+        self._streams: dict[int, OwnerStreams] = {}
+        self._published: dict[int, int] = {}
         self._served: list[ServedByCudaIpc] = []
+        self._retired: list[tuple[SharedWords, dict[int, list[int]]]] = []  # pages that streams may still need
 
     def serve(self, hello: Table, tell: Tell) -> ServedByCudaIpc:
         """See :meth:`kvplan.agents.way.Offer.serve`."""
@@ -63,9 +75,13 @@ class CudaIpcOffer:
         with self._lock:
             if self._descriptors is None:
                 self._descriptors = self._opened()
-            events = {export.gpu: self._event(device) for device, export in self.exports}
-            made = ServedByCudaIpc(self, self._descriptors, events)
-            made.words.store(PUBLISHED_WORD, self._published)
+            made = ServedByCudaIpc(self, self._descriptors)
+            try:
+                for ordinal, number in self._published.items():
+                    made.publish(self._gpus.index(ordinal), self._streams[ordinal], number)
+            except BaseException:
+                made.close()
+                raise
             self._served.append(made)
             return made
 
@@ -82,33 +98,29 @@ class CudaIpcOffer:
             KVPlanError: it is no stream, or of another GPU.
         """
         with self._lock:
-            device, handle = self._device_of(stream)
-            self._event(device).record(handle)
-            self._published += 1
+            streams, handle = self._streams_of(stream)
+            streams.follow(handle)
+            ordinal = streams.device.ordinal
+            number = self._published[ordinal] = self._published.get(ordinal, 0) + 1
             for one in self._served:
-                one.words.store(PUBLISHED_WORD, self._published)
+                one.publish(self._gpus.index(ordinal), streams, number)
 
     def wait_for_visitors(self, stream: Any) -> None:
         """Let later work on a stream wait for all transfers that visitors have submitted so far. No CPU waits.
 
-        A transfer counts once its driver calls have been made: one whose ``after=`` the CPU waits for counts later.
+        A transfer that was not issued by its submit does not count, such as one whose ``after=`` the CPU waits for.
 
         Raises:
             KVPlanError: it is no stream, or of another GPU.
         """
         with self._lock:
-            device, handle = self._device_of(stream)
+            streams, handle = self._streams_of(stream)
             for one in self._served:
-                for event in one.events_of(device):
-                    event.wait(handle)
+                one.wait(streams)
+            streams.precede(handle)
 
-    def _event(self, device: Device) -> InterprocessEvent:
-        """Return the event of a GPU behind which visitors' transfers begin."""
-        if device.ordinal not in self._events:
-            self._events[device.ordinal] = InterprocessEvent(device)
-        return self._events[device.ordinal]
-
-    def _device_of(self, stream: Any) -> tuple[Device, int]:
+    def _streams_of(self, stream: Any) -> tuple[OwnerStreams, int]:
+        """Return the streams of the GPU of a user's stream, and that stream's handle."""
         handle = stream_handle(stream)
         known = {device.ordinal: device for device, _ in self.exports}
         if handle is None:
@@ -116,22 +128,38 @@ class CudaIpcOffer:
         ordinal = getattr(stream, "device_index", next(iter(known)))
         if ordinal not in known:
             raise KVPlanError(f"the stream is of cuda:{ordinal}; give one of {', '.join(f'cuda:{k}' for k in known)}")
-        return known[ordinal], handle
+        if ordinal not in self._streams:
+            self._streams[ordinal] = OwnerStreams(known[ordinal])
+        return self._streams[ordinal], handle
 
     def gone(self, served: ServedByCudaIpc) -> None:
         """Forget a visitor that has gone."""
         with self._lock, suppress(ValueError):
             self._served.remove(served)
 
+    def retire(self, words: SharedWords) -> None:
+        """Close a page of words once no stream needs it; never block."""
+        with self._lock:
+            marks = {ordinal: streams.marks() for ordinal, streams in self._streams.items() if words.pinned}
+            self._retired.append((words, marks))
+            for one in list(self._retired):
+                if all(self._streams[ordinal].all_passed(some) for ordinal, some in one[1].items()):
+                    self._retired.remove(one)
+                    one[0].close()
+
     def close(self) -> None:
         """See :meth:`kvplan.agents.way.Offer.close`."""
         with self._lock:
             held, self._descriptors = self._descriptors or [], None
-            events, self._events = self._events, {}
+            for streams in self._streams.values():
+                streams.close()
+            for words, marks in self._retired:
+                for ordinal, some in marks.items():
+                    self._streams[ordinal].all_passed(some)
+                words.close()
+            self._streams, self._retired = {}, []
         for each in held:
             os.close(each)
-        for event in events.values():
-            event.close()
 
     def _opened(self) -> list[int]:
         found: list[int] = []
@@ -149,48 +177,56 @@ class ServedByCudaIpc:
     """The owner's state for one visitor. See :class:`kvplan.agents.way.Served`.
 
     Attributes:
-        table: the events behind which the visitor's transfers begin, by GPU.
+        table: an empty table.
         descriptors: of the pieces, in the order of the card, then of the words.
-        words: the words that the visitor's streams write, and that this process writes for the visitor.
+        words: the words that the streams of both processes write.
     """
 
-    def __init__(self, offer: CudaIpcOffer, pieces: Sequence[int], events: dict[str, InterprocessEvent]) -> None:
+    def __init__(self, offer: CudaIpcOffer, pieces: Sequence[int]) -> None:
         self._offer = offer
         self.words = SharedWords()
         self.descriptors: Sequence[int] = (*pieces, self.words.descriptor)
-        self.table: Table = {"events": {gpu: event.handle.hex() for gpu, event in events.items()}}
+        self.table: Table = {}
         self._notes = PendingNotes(self.words)
-        self._visitor: dict[int, bytes] = {}  # the handles of the visitor's events, by lane
-        self._opened: dict[tuple[int, int], InterprocessEvent] = {}  # by GPU and lane
         self._closed = False
+        self._lock = threading.RLock()  # the service thread hears and closes; a user's thread asks for notes
 
     def heard(self, message: bytes) -> None:
         """See :meth:`kvplan.agents.way.Served.heard`."""
-        read = read_message(message)
-        if read.kind != EVENT:
-            self._notes.take(read)
-        elif self._visitor.setdefault(read.lane, read.rest) != read.rest:
-            raise refused(message)
+        with self._lock:
+            self._notes.take(read_message(message))
 
     def notes(self) -> list[bytes]:
         """See :meth:`kvplan.agents.way.Served.notes`. A word says behind which note the last byte has arrived."""
-        return [] if self._closed else self._notes.arrived()
+        with self._lock:
+            return [] if self._closed else self._notes.arrived()
 
-    def events_of(self, device: Device) -> list[InterprocessEvent]:
-        """Return the visitor's events behind its transfers, opened for a GPU; nothing if it has sent none."""
-        for lane, handle in list(self._visitor.items()):
-            if (device.ordinal, lane) not in self._opened:
-                self._opened[device.ordinal, lane] = InterprocessEvent.opened(device, handle)
-        return [event for (ordinal, _), event in self._opened.items() if ordinal == device.ordinal]
+    def publish(self, gpu: int, streams: OwnerStreams, number: int) -> None:
+        """Let the visitor's next transfers wait for the stream of published work; ``gpu`` counts the owner's GPUs."""
+        device = streams.device
+        self.words.pin(device)
+        with device.current():
+            self.words.write(device, streams.published, PASSED_WORD + gpu, number)
+        self.words.store(PUBLISHED_WORD + gpu, number)
+
+    def wait(self, streams: OwnerStreams) -> None:
+        """Let the stream behind visitors wait for all transfers of this visitor that were issued."""
+        device = streams.device
+        for lane in range(LANES):
+            issued = min(self.words.load(ISSUED_WORD + lane), RELEASED)
+            if self.words.load(ENDED_WORD + lane) < issued:
+                self.words.pin(device)
+                with device.current():
+                    self.words.wait(device, streams.visitors, ENDED_WORD + lane, issued)
 
     def close(self) -> None:
-        """See :meth:`kvplan.agents.way.Served.close`."""
+        """See :meth:`kvplan.agents.way.Served.close`. Streams that wait for a visitor that died go on."""
         self._offer.gone(self)
-        for event in self._opened.values():
-            event.close()
-        self._opened.clear()
-        self._closed = True
-        self.words.close()
+        with self._lock:
+            self._closed = True
+            for lane in range(LANES):
+                self.words.store(ENDED_WORD + lane, RELEASED)
+            self._offer.retire(self.words)
 
 
 def _exports(regions: Sequence[Region]) -> list[tuple[Device, Export]]:
@@ -201,11 +237,7 @@ def _exports(regions: Sequence[Region]) -> list[tuple[Device, Export]]:
         for region in some:
             last = found[-1][1] if found and found[-1][0] is device else None
             if last is None or region.address >= last.end:
-                made = exported(device, region.address, region.nbytes)
-                if last is not None and made.address < last.end:  # the next bytes of the same pieces
-                    made = exported(device, last.address, made.end - last.address)
-                    found.pop()
-                found.append((device, made))
+                found.append((device, exported(device, region.address, region.nbytes)))
             elif region.address + region.nbytes > last.end:
                 found[-1] = device, exported(device, last.address, region.address + region.nbytes - last.address)
     return sorted(found, key=lambda one: one[1].address)

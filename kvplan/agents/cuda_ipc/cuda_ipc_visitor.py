@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane, Waited
-from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PUBLISHED_WORD
+from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PASSED_WORD, PUBLISHED_WORD
 from kvplan.agents.way import Deliver, Mapped, Tell
 from kvplan.base.quoting import quoted
 from kvplan.cuda.device import Device
-from kvplan.cuda.ipc.exports import HANDLE_NBYTES, Export
-from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
+from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.openings import Opening, opened
-from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.errors import LayoutError
 from kvplan.plan.plan import Plan
 
-MOST_EVENTS = 64
-_HANDLE = re.compile(f"[0-9a-f]{{{2 * HANDLE_NBYTES}}}")
+POLL_SECONDS = 1e-4
 
 
 class OpenedByCudaIpc:
@@ -43,25 +41,23 @@ class OpenedByCudaIpc:
         self, device: Device, exports: Sequence[Export], table: Mapping[str, Any], descriptors: Sequence[int],
         tell: Tell,
     ) -> None:  # fmt: skip
-        handles = _handles(table)
+        if table:
+            raise LayoutError(f"the owner's table for cuda_ipc is {quoted(table)}; no agent of kvplan sends it")
         self.gpu = f"cuda:{device.ordinal}"
         self._device = device
         self._openings: list[Opening] = []
-        self._events: list[InterprocessEvent] = []
+        self._gpus = range(len({export.gpu for export in exports}))
         self._lanes: list[VisitorLane] = []
         self._words: SharedWords | None = None
         try:
             self.mapped = self._map(exports, descriptors)
             self._words = SharedWords.opened(os.dup(descriptors[-1]))
             self._words.pin(device)
-            self._events += [InterprocessEvent.opened(device, handle) for handle in handles]
             for number in range(LANES):
                 self._lanes.append(VisitorLane(device, self._words, number, tell))
         except BaseException:
             self.close()
             raise
-        for lane in self._lanes:
-            lane.introduce()
 
     def _map(self, exports: Sequence[Export], descriptors: Sequence[int]) -> list[Mapped]:
         found, at = list[Mapped](), 0
@@ -77,17 +73,22 @@ class OpenedByCudaIpc:
         """See :meth:`kvplan.agents.way.Opened.before`. The transfer waits for the work that the owner published."""
         del plan
         words = self._words
-        if words is None or not words.load(PUBLISHED_WORD) or all(event.passed() for event in self._events):
+        waits = [] if words is None else _behind(words, self._gpus)
+        if words is None or not waits:
             return after
-        lane = self._lanes[0]
-        with self._device.current():
-            if not lane.wait_for(after):
-                for event in self._events:  # the CPU waits for ``after`` anyway
-                    event.synchronize()
-                return after
-            for event in self._events:
-                event.wait(lane.gate_stream)
-        return Waited(lane.gate_stream, self._device.ordinal)
+        gated = self._lanes[0].gated(after, waits)
+        if gated is None:  # the CPU waits for ``after`` anyway
+            while _behind(words, self._gpus):
+                time.sleep(POLL_SECONDS)
+            return after
+        return gated
+
+    def owner_gone(self) -> None:
+        """Let transfers go on that wait for work of the owner, which has died."""
+        words = self._words
+        if words is not None:
+            for gpu in self._gpus:
+                words.store(PASSED_WORD + gpu, RELEASED)
 
     def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
         """See :meth:`kvplan.agents.way.Opened.after`. A stream tells the owner that the last byte has arrived."""
@@ -107,6 +108,7 @@ class OpenedByCudaIpc:
 
     def release(self) -> None:
         """See :meth:`kvplan.agents.way.Opened.release`."""
+        self.owner_gone()  # a submit that failed may have left a wait, and no transfer is in flight
         for lane in self._lanes:
             lane.drain()
         for opening in self._openings:
@@ -117,11 +119,8 @@ class OpenedByCudaIpc:
         self.release()
         lanes, self._lanes = self._lanes, []
         words, self._words = self._words, None
-        events, self._events = self._events, []
         for lane in lanes:
             lane.close()
-        for event in events:
-            event.close()
         if words is not None:
             words.close()
 
@@ -130,18 +129,7 @@ def _some(descriptors: Sequence[int], first: int, last: int) -> Sequence[int]:
     return descriptors[first:last]
 
 
-def _handles(table: Mapping[str, Any]) -> list[bytes]:
-    """Return the handles of the owner's events.
-
-    Raises:
-        LayoutError: no owner sends the table.
-    """
-    events = table.get("events")
-    if not isinstance(events, dict) or len(events) > MOST_EVENTS or set(table) != {"events"}:
-        raise LayoutError(f"the owner's table for cuda_ipc is {quoted(table)}; no agent of kvplan sends it")
-    found = []
-    for handle in events.values():
-        if not isinstance(handle, str) or not _HANDLE.fullmatch(handle):
-            raise LayoutError(f"the handle of an owner's event is {quoted(handle)}; it has {HANDLE_NBYTES} bytes")
-        found.append(bytes.fromhex(handle))
-    return found
+def _behind(words: SharedWords, gpus: range) -> list[tuple[int, int]]:
+    """Return the words of published work that has not ended, each with the number that it will have."""
+    numbers = [(PASSED_WORD + gpu, words.load(PUBLISHED_WORD + gpu)) for gpu in gpus]
+    return [(word, number) for word, number in numbers if words.load(word) < number <= RELEASED]

@@ -179,7 +179,7 @@ def mapped_on(address: int) -> int | None:
 
     >>> mapped_on(0x1000)
     """
-    for mapping in _here().alive:
+    for mapping in list(_here().alive):  # another thread may close one meanwhile
         if mapping.address <= address < mapping.address + mapping.nbytes:
             return mapping.device.ordinal
     return None

@@ -1,7 +1,8 @@
-"""Words in memory of two processes: a stream of one process writes them, and the other process only reads.
+"""Words in memory of two processes: streams of one process write them; the CPU and streams of the other wait for them.
 
 A stream writes a word after all earlier work on it, and after the bytes of that work can be seen by all processors. So
-the reader needs neither a call of the driver nor a turn of the writer's CPU.
+the reader needs neither a call of the driver nor a turn of the writer's CPU. If the writer dies, the reader writes the
+word itself, and its streams go on. An interprocess event cannot do that: a stream that waits for one waits forever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from kvplan.errors import LayoutError, TransferError
 
 PAGE = 4096
 WORD = 8  # bytes
+AT_LEAST = 0  # CUstreamWaitValue_flags: it compares by the sign of the difference
+RELEASED = 1 << 62  # at least as large as any number that is waited for
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -111,8 +114,19 @@ class SharedWords:
         if code:
             device.driver.check("cuStreamWriteValue64", code)
 
+    def wait(self, device: Device, stream: int, index: int, value: int) -> None:
+        """Let later work on a stream of a current device wait until a word is at least ``value``; return at once."""
+        code = device.driver.cuStreamWaitValue64_v2(stream, self._address + WORD * index, value, AT_LEAST)
+        if code:
+            device.driver.check("cuStreamWaitValue64", code)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a stream may write or await its words."""
+        return self._device is not None
+
     def close(self) -> None:
-        """Unpin and unmap the page; no stream may still have to write it. A second call does nothing."""
+        """Unpin and unmap the page; no stream may still have to write it or wait for it. A second call does nothing."""
         memory, self._memory = self._memory, None
         if memory is None:
             return

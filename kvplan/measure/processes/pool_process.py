@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ def main() -> int:
     """Serve until standard input ends."""
     import torch
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print, too
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print, too: UCX writes its warnings to descriptor 1
     spec = PoolSpec(**json.loads(sys.stdin.readline()))
     spec = spec._replace(shapes=tuple((int(size), int(runs), str(host)) for size, runs, host in spec.shapes))
 

@@ -56,12 +56,12 @@ class Worker:
         self.torch.cuda.synchronize()
         return bool(self.torch.equal(self.cache, content(seed, self.device)))
 
-    def publish_late(self, seed: int) -> None:
+    def publish_late(self, seed: int, cycles: int = 200_000_000) -> None:
         """Write other bytes by a stream that is busy for a while, and publish that stream; return at once."""
         new = content(seed, self.device)
         self.torch.cuda.synchronize()
         with self.torch.cuda.stream(self.stream):
-            self.torch.cuda._sleep(200_000_000)
+            self.torch.cuda._sleep(cycles)
             self.cache.copy_(new)
         self.agent.publish(self.stream)
 
@@ -72,6 +72,17 @@ class Worker:
         self.agent.wait_for_visitors(self.stream)
         with self.torch.cuda.stream(self.stream):
             self.cache.copy_(new)
+
+    def meet_and_pull_late(self, card: bytes) -> None:
+        """Pull blocks behind a stream that is busy for seconds; return at once."""
+        import kvplan
+
+        self.there = self.agent.meet(card)
+        with self.torch.cuda.stream(self.stream):
+            self.torch.cuda._sleep(20_000_000_000)
+        here = kvplan.KVLayout.from_tensors(NHD, self.cache)
+        plan = kvplan.compile(self.there.layouts["kv"], here).plan([0], [1])
+        self.pull = self.there.submit(plan, after=self.stream)
 
     def blocks_behind_notes(self, count: int) -> list[tuple[bytes, int]]:
         """Poll notes; at each, read the first byte of its block by a stream of its own."""

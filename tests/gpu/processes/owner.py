@@ -15,7 +15,6 @@ import torch
 
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import HANDLE_NBYTES, descriptors, exported
-from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
 from kvplan.cuda.ipc.shared_words import SharedWords
 from kvplan.errors import KVPlanError
 
@@ -40,7 +39,6 @@ class Owner:
         self.tensor = self.whole[4096:]  # not at the allocation's start
         self.tensor.copy_(pattern(nbytes, self.name))
         torch.cuda.synchronize()
-        self.event: InterprocessEvent | None = None
         self.words: SharedWords | None = None
 
     def export(self) -> dict[str, Any]:
@@ -57,24 +55,24 @@ class Owner:
         torch.cuda.synchronize()
         return bool(torch.equal(self.tensor, pattern(self.tensor.numel(), self.name, seed)))
 
-    def make_event(self) -> str:
-        self.event = InterprocessEvent(self.device)
-        return self.event.handle.hex()
-
-    def write_late(self, seed: int) -> None:
-        """Write other bytes by a stream that is busy for a while, and record the event behind them."""
-        assert self.event is not None
+    def write_late(self, seed: int, index: int, value: int) -> None:
+        """Write other bytes by a stream that is busy for a while, and a word behind them; return at once."""
+        assert self.words is not None
         new = pattern(self.tensor.numel(), self.name, seed)
+        self.words.pin(self.device)
         torch.cuda.synchronize()
         torch.cuda._sleep(200_000_000)
         self.tensor.copy_(new)
-        self.event.record(torch.cuda.current_stream().cuda_stream)
+        with self.device.current():
+            self.words.write(self.device, torch.cuda.current_stream().cuda_stream, index, value)
 
-    def wait_and_read(self, seed: int) -> bool:
-        """Let a stream wait for the event, then compare what it reads."""
-        assert self.event is not None
+    def wait_and_read(self, seed: int, index: int, value: int) -> bool:
+        """Let a stream wait for a word, then compare what it reads."""
+        assert self.words is not None
         stream = torch.cuda.Stream()
-        self.event.wait(stream.cuda_stream)
+        self.words.pin(self.device)
+        with self.device.current():
+            self.words.wait(self.device, stream.cuda_stream, index, value)
         with torch.cuda.stream(stream):
             copy = self.tensor.clone()
         stream.synchronize()

@@ -131,6 +131,14 @@ def test_a_transfer_waits_for_both_processes_streams(owner):
         assert torch.equal(me.cache[1], content(22, "cuda:0", PAGED)[6])
 
 
+def test_an_owner_s_stream_goes_on_when_a_visitor_has_died(owner):
+    with other(0, "visited") as them, other(owner, "dying") as dying:
+        dying.meet_and_pull_late(them.card())
+        them.overwrite_behind_visitors(51)
+        dying.kill()
+        assert them.holds(51)
+
+
 def test_the_owner_s_stream_waits_for_the_visitor(owner):
     with other(owner) as them, Visitor(them) as me:
         for seed in (41, 42, 43):
@@ -202,6 +210,15 @@ def test_an_owner_that_dies_is_told_by_every_transfer(owner):
         gc.collect()
     assert mappings() == 0
     assert float(torch.ones(4, device="cuda:0").sum()) == 4  # the context is whole
+
+
+def test_an_owner_that_dies_before_the_work_that_it_published(owner):
+    with other(owner) as them, Visitor(them) as me:
+        them.publish_late(21, 20_000_000_000)
+        load = me.peer.submit(me.load.plan([0], [0]))
+        them.kill()
+        with pytest.raises(TransferError, match="reading from 'other' failed"):
+            load.synchronize(PATIENCE)
 
 
 def test_an_owner_closes_once_its_visitors_have_gone_or_died(owner):

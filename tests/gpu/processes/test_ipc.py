@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,8 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import exported
-from kvplan.cuda.ipc.interprocess_event import InterprocessEvent
 from kvplan.cuda.ipc.openings import mappings
-from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from tests.gpu.processes.owner import SEED, pattern
 from tests.gpu.processes.visiting import EXPANDABLE, owner, refused
 
@@ -56,28 +54,33 @@ def test_blocks_are_pulled_and_pushed(path, memory):
 
 @memories
 def test_a_stream_waits_for_another_process_s_stream(memory):
-    mine = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda:0")
+    device, mine = Device(0), torch.zeros(NBYTES, dtype=torch.uint8, device="cuda:0")
     shape, blocks = (NBYTES // 65536, 65536), NBYTES // 65536
     torch.cuda.synchronize()
-    with owner(0, NBYTES, **memory) as visited, visited.open(0) as (address, _):
-        event = InterprocessEvent.opened(Device(0), bytes.fromhex(visited.ask("make_event")))
-        assert event.passed()  # never recorded
+    with SharedWords() as words, owner(0, NBYTES, **memory) as visited, visited.open(0) as (address, _):
+        words.pin(device)
+        visited.ask("words", send=(words.descriptor,))
         here = KVLayout.from_tensors("block dim", mine.view(shape))
         program = kvplan.compile(visited.layout("block dim", address, shape, 0), here)
-        with closing(event), kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor:
-            for seed in (21, 22):
-                visited.ask("write_late", seed)
-                executor.submit(program.plan(range(blocks), range(blocks)), after=event).synchronize()
+        stream = torch.cuda.Stream()
+        with kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor:
+            for number, seed in ((1, 21), (2, 22)):
+                visited.ask("write_late", seed, 9, number)
+                with device.current():
+                    words.wait(device, stream.cuda_stream, 9, number)
+                executor.submit(program.plan(range(blocks), range(blocks)), after=stream).synchronize()
                 assert torch.equal(mine, pattern(NBYTES, "cuda:0", seed))
 
 
 def test_another_process_waits_for_a_stream_of_this_one():
-    with owner(0, NBYTES) as visited, visited.open(0) as (address, _):
-        event = InterprocessEvent.opened(Device(0), bytes.fromhex(visited.ask("make_event")))
+    device = Device(0)
+    with SharedWords() as words, owner(0, NBYTES) as visited, visited.open(0) as (address, _):
+        words.pin(device)
+        visited.ask("words", send=(words.descriptor,))
         shape, blocks = (NBYTES // 65536, 65536), NBYTES // 65536
         there = visited.layout("block dim", address, shape, 0)
         stream = torch.cuda.Stream()
-        with closing(event), kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor:
+        with kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor:
             new = pattern(NBYTES, "cuda:0", 31)
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
@@ -86,9 +89,23 @@ def test_another_process_waits_for_a_stream_of_this_one():
             plan = kvplan.compile(here, there).plan(range(blocks), range(blocks))
             transfer = executor.submit(plan, after=stream)
             transfer.wait(stream)
-            event.record(stream.cuda_stream)
-            assert visited.ask("wait_and_read", 31)
+            with device.current():
+                words.write(device, stream.cuda_stream, 9, 1)
+            assert visited.ask("wait_and_read", 31, 9, 1)
             transfer.synchronize()
+            stream.synchronize()
+
+
+def test_a_stream_goes_on_when_the_process_that_it_waits_for_has_died():
+    device, stream = Device(0), torch.cuda.Stream()
+    with SharedWords() as words:
+        words.pin(device)
+        with device.current():
+            words.wait(device, stream.cuda_stream, 9, 5)
+        event = stream.record_event()
+        assert not event.query()
+        words.store(9, RELEASED)  # by the CPU
+        event.synchronize()
 
 
 def test_a_word_is_seen_without_a_call_of_the_driver():

@@ -15,6 +15,7 @@ from kvplan.measure.processes.pool_layouts import PoolSpec
 from kvplan.measure.processes.pool_owner import PoolOwner
 from kvplan.measure.processes.process_bench import Findings, ProcessBench, ProcessRun
 from kvplan.measure.processes.process_cases import ONE, TWO, Remote
+from tests.commands import ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -115,3 +116,16 @@ def test_findings_in_words():
 
 def test_the_names_of_baselines():
     assert process_cases.NIXL == {"pull": "NIXL READ", "push": "NIXL WRITE"}
+
+
+def test_what_libraries_of_the_other_process_print_is_not_an_answer(monkeypatch, tmp_path):
+    """UCX writes warnings to descriptor 1."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, kvplan.measure.processes.pool_layouts as one\n"
+        "made = one.pool_layouts\n"
+        "def loud(*given):\n    os.write(1, b'a warning\\n')\n    return made(*given)\n"
+        "one.pool_layouts = loud\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    with PoolOwner(PoolSpec("cpu", 1 << 20, ((512, 16, "contiguous"),), 1, 1 << 16)) as other:
+        assert other.card

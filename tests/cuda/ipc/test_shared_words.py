@@ -1,0 +1,74 @@
+"""Words that a stream of one process writes, and that the CPU and streams of another process wait for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from kvplan import LayoutError, TransferError
+from kvplan.cuda.device import Device
+from kvplan.cuda.ipc.shared_words import SharedWords
+
+
+def opened_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_stream_writes_a_word_after_its_work(entries):
+    entries.gives["cuPointerGetAttribute"] = lambda _, attribute, address: [address]
+    before = opened_descriptors()
+    with SharedWords() as mine, SharedWords.opened(os.dup(mine.descriptor)) as theirs:
+        device = Device(0)
+        mine.pin(device)
+        mine.pin(device)
+        address = mine._words.ctypes.data
+        assert entries.named("cuMemHostRegister_v2") == [(address, 4096, 3)]
+        mine.write(device, 0x51, 2, 1 << 40)
+        assert entries.named("cuStreamWriteValue64_v2") == [(0x51, address + 16, 1 << 40, 0)]
+        mine.wait(device, 0x52, 3, 7)
+        assert entries.named("cuStreamWaitValue64_v2") == [(0x52, address + 24, 7, 0)]
+        entries.codes |= {"cuStreamWriteValue64_v2": 719, "cuStreamWaitValue64_v2": 801}
+        with pytest.raises(TransferError, match="cuStreamWaitValue64 returned"):
+            mine.wait(device, 0x52, 3, 7)
+        with pytest.raises(TransferError, match="cuStreamWriteValue64 returned"):
+            mine.write(device, 0x51, 2, 1)
+        mine.store(511, (1 << 64) - 1)
+        assert (theirs.load(511), theirs.load(2)) == ((1 << 64) - 1, 0)
+        assert theirs.descriptor == -1
+    assert entries.named("cuMemHostUnregister") == [(address,)]
+    mine.close()
+    assert opened_descriptors() == before
+
+
+def test_memory_that_has_another_address_on_the_gpu_is_refused_and_unpinned(entries):
+    entries.gives["cuPointerGetAttribute"] = [0x1234]
+    with SharedWords() as mine, pytest.raises(TransferError, match="has another address on cuda:0"):
+        mine.pin(Device(0))
+    assert len(entries.named("cuMemHostUnregister")) == 1
+
+
+@pytest.mark.parametrize(("nbytes", "seals"), [
+    (4096, 0), (4096, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL), (4095, 7), (0, 7), (8192, 7),
+])  # fmt: skip
+def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
+    """A process that reads beyond a file's end gets a signal that ends it."""
+    before = opened_descriptors()
+    descriptor = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, nbytes)
+    if seals:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of 4096 bytes"):
+        SharedWords.opened(descriptor)
+    assert opened_descriptors() == before
+
+
+def test_a_descriptor_that_is_no_memory_is_refused():
+    before = opened_descriptors()
+    reading, writing = os.pipe()
+    with pytest.raises(LayoutError, match="a descriptor of 0 bytes came"):
+        SharedWords.opened(reading)
+    os.close(writing)
+    assert opened_descriptors() == before
