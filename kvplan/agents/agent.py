@@ -156,8 +156,8 @@ class Agent:
             if chosen.metadata is not None and core.nixl is not None:
                 theirs = {name: layout for name, (transport, layout) in held.items() if transport == NIXL}
                 nixl = NixlLink(core.nixl, read.name, theirs, chosen.metadata)
-            if read.name in self.peers:
-                self.forget(self.peers[read.name])
+            if (known := self.peers.get(read.name)) is not None:
+                self.forget(known)
         except BaseException:
             if link is not None:
                 link.leave()
@@ -195,8 +195,7 @@ class Agent:
         if peer.link is not None:
             peer.link.leave()
             if not peer.link.ended.wait(timeout):
-                raise TransferError(f"after {timeout} seconds, {peer.link.in_flight} transfers with {peer.name!r} are "
-                                    "in flight")  # fmt: skip
+                raise TransferError(f"after {timeout} seconds, {peer.link.waits()}")
             self._core.links.pop(id(peer.link), None)
 
     def notes(self) -> list[tuple[str, bytes]]:
@@ -352,8 +351,7 @@ class Agent:
             raise
         finally:
             close_files(met.descriptors)
-            core.links[id(link)] = link
-            core.loop.add(link)
+            core.admit(link)
         return link
 
     def _opened(self, card: AgentCard, link: Link | None, name: str, transport: str) -> KVLayout:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, islice
 
 from kvplan.agents.identity import Life
 from kvplan.base.quoting import quoted
@@ -19,6 +19,7 @@ PACKET = 1 << 16  # most bytes of a packet, with its first byte
 NOTE_NBYTES = 60_000  # most bytes of a note
 MESSAGE_NBYTES = 32 << 10  # most bytes of a message of a transport
 HELD = 1 << 16  # most notes that wait here to be read, and most packets that wait here to be sent
+BATCH = 1024  # most packets that are received at once: more than the socket holds if the other side does not flood it
 HELD_NBYTES = 64 << 20  # most bytes of either
 
 # The first byte of a packet.
@@ -119,27 +120,35 @@ class Channel:
             whole: whether to read also if many notes wait in the inbox.
         """
         with self._reading:
-            if not whole and self.full():
-                return
-            again = True
-            while again and self.sock.fileno() >= 0:
-                again = False
-                # One C call: a signal handler that raises an error loses no packet.
-                receive = partial(self.sock.recv, PACKET + 1, socket.MSG_DONTWAIT)
-                try:
-                    self._raw.extend(zip(self._numbers, iter(receive, b""), strict=False))
-                    self.lose(f"{self.name!r} has closed its agent, or its process has ended")
-                except BlockingIOError:
-                    pass
-                except ConnectionResetError:  # it left packets unread; its own are still here
-                    again = True
-                except OSError as error:
-                    self.lose(f"the connection to {self.name!r} broke: {error.strerror or error}")
-            while self._raw:
-                number, packet = self._raw[0]
-                self._take(number, packet)
-                if self._raw and self._raw[0][0] == number:
-                    self._raw.popleft()
+            rounds = HELD // BATCH if whole else 1
+            while rounds and (whole or not self.full()):
+                rounds = rounds - 1 if self._receive() else 0
+                while self._raw:
+                    number, packet = self._raw[0]
+                    self._take(number, packet)
+                    if self._raw and self._raw[0][0] == number:
+                        self._raw.popleft()
+
+    def _receive(self) -> bool:
+        """Receive packets, at most :data:`BATCH`; return whether more may have come."""
+        if self.sock.fileno() < 0:
+            return False
+        receive = partial(self.sock.recv, PACKET + 1, socket.MSG_DONTWAIT)
+        before = len(self._raw)
+        try:
+            # One C call: a signal handler that raises an error loses no packet. It ends also if packets never do.
+            self._raw.extend(zip(self._numbers, islice(iter(receive, b""), BATCH), strict=False))
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # it left packets unread; its own are still here
+            return self._receive()
+        except OSError as error:
+            self.lose(f"the connection to {self.name!r} broke: {error.strerror or error}")
+            return False
+        if len(self._raw) - before < BATCH:
+            self.lose(f"{self.name!r} has closed its agent, or its process has ended")
+            return False
+        return True
 
     def _take(self, number: int, packet: bytes) -> None:
         kind = packet[:1]

@@ -122,6 +122,18 @@ class Core:
         links: list[Link | NixlLink] = [*self.links.values(), *self.nixl_links.values()]
         return sum(link.in_flight for link in links)
 
+    def admit(self, link: Link) -> None:
+        """Serve a new link; raise TransferError if the agent was closed while it was made."""
+        with self._lock:  # a close that has ended sees no link any more
+            if not self.ended.is_set():
+                self.links[id(link)] = link
+                self.loop.add(link)
+        if self.closing:
+            link.leave()
+            if self.ended.is_set():
+                link.serve()
+            self.check_open()
+
     # ---- its end -----------------------------------------------------------------------------------------------------
 
     def begin_to_close(self) -> None:
@@ -148,20 +160,21 @@ class Core:
             return
         if not self.door.closing:
             self.door.begin_to_close()
-            for link in list(self.links.values()):
-                link.leave()
             for nixl in list(self.nixl_links.values()):
                 guarded(nixl.leave)
         for number, link in list(self.links.items()):
+            if not link.leaving:
+                link.leave()
             if link.ended.is_set():
                 self.links.pop(number, None)
-        if self.links or self.door.visitors:
-            return
-        guarded(self.offered.close)
-        self.lanes.stop()
-        self.loop.stop()
-        _cores.discard(self)
-        self.ended.set()
+        with self._lock:
+            if self.links or self.door.visitors or self.ended.is_set():
+                return
+            guarded(self.offered.close)
+            self.lanes.stop()
+            self.loop.stop()
+            _cores.discard(self)
+            self.ended.set()
 
     def wait_closed(self, timeout: float) -> None:
         """Wait until all peers have gone, then close executors and threads.
@@ -171,14 +184,11 @@ class Core:
         """
         until = time.monotonic() + timeout
         if not self.ended.wait(timeout):
-            flying = sorted({link.name for link in list(self.links.values())})
+            links = sorted(link.waits() for link in list(self.links.values()))
             names = sorted({visitor.name for visitor in list(self.door.visitors.values())})
             raise TransferError(
                 f"after {timeout} seconds, the agent {self.name!r} is not closed: "
-                + "; ".join(
-                    [f"{one!r} still uses its memory" for one in names]
-                    + [f"transfers with {one!r} are in flight" for one in flying]
-                )
+                + "; ".join([f"{one!r} still uses its memory" for one in names] + links)
                 + ". Keep the memory allocated, and call close() again"
             )
         left = max(until - time.monotonic(), 1.0)

@@ -7,6 +7,7 @@ import logging
 import secrets
 import select
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from kvplan.agents.greeting import (
     read_hello,
     welcome,
 )
-from kvplan.agents.identity import Life, user_name
+from kvplan.agents.identity import Life
 from kvplan.agents.loop import Loop
 from kvplan.agents.way import Offer, Served
 from kvplan.base.latch import Wake, sleep, waking
@@ -62,6 +63,7 @@ class Door:
         self.socket = f"kvplan-{secrets.token_hex(16)}"
         self.visitors: dict[int, Visitor] = {}
         self.late: list[tuple[str, bytes]] = []
+        self.parting = threading.RLock()  # held while a visitor's notes go to ``late``, and while notes are taken
         self.closing = False
         self._greetings: dict[int, Greeting] = {}
         self._sleepers: list[Wake] = []
@@ -101,7 +103,11 @@ class Door:
                 log.warning("%s cannot accept a visitor: %s", self.name, error)
                 self._pause_until = time.monotonic() + PAUSE_SECONDS
             return
+        _, uid = peer_of(sock)
         greeting = Greeting(self, sock)
+        if uid not in self.users:  # it must not push out those who may visit
+            greeting.end(f"{self.name!r} does not allow user {uid}; it would by users=[{uid}]")
+            return
         self._greetings[id(greeting)] = greeting
         if len(self._greetings) > UNANSWERED:
             next(iter(self._greetings.values())).end()
@@ -132,8 +138,9 @@ class Door:
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return all notes of visitors, each once."""
-        late, self.late = self.late, []
-        return late + [(visitor.name, note) for visitor in list(self.visitors.values()) for note in visitor.notes()]
+        with self.parting:
+            late, self.late = self.late, []
+            return late + [(visitor.name, note) for visitor in list(self.visitors.values()) for note in visitor.notes()]
 
     def read(self) -> None:
         """Take the messages of visitors that have come; never block."""
@@ -224,9 +231,6 @@ class Greeting:
         hello = read_hello(packet)
         if door.closing:
             raise TransferError(f"{door.name!r} closes its agent")
-        _, uid = peer_of(self.sock)
-        if uid not in door.users:
-            raise TransferError(f"{door.name!r} does not allow user {user_name(uid)}; it would by users=[{uid}]")
         self._nonce = new_nonce()
         shown = proof(door.key, "owner", door.agent, hello, self._nonce)
         self.sock.send(packet_of({"nonce": self._nonce.hex(), "proof": shown.hex()}))
@@ -290,9 +294,10 @@ class Visitor:
         self.channel.read()
         self.channel.flush()
         if self._left or self.channel.death() is not None:
-            self.channel.close(f"{self.name!r} has gone")
-            self.release()
-            self._door.leave(self)
+            with self._door.parting:
+                self.channel.close(f"{self.name!r} has gone")
+                self.release()
+                self._door.leave(self)
 
     def notes(self) -> list[bytes]:
         """Return its notes, each once."""

@@ -187,7 +187,8 @@ def _connected(sock: socket.socket, card: AgentCard, until: float) -> Life:
 
 def _challenged(sock: socket.socket, card: AgentCard, hello: Hello, until: float) -> bytes:
     said = hello._asdict() | {"nonce": hello.nonce.hex(), "agent": hello.agent.hex()}
-    sock.send(packet_of(said))
+    with contextlib.suppress(BrokenPipeError):  # it refused this user at once; its reason can still be read
+        sock.send(packet_of(said))
     table = _table_of(_unrefused(_packet(sock, until), card), ("nonce", "proof"))
     nonce = _hex(table, "nonce", _NONCE)
     if not hmac.compare_digest(_hex(table, "proof", 32), proof(card.key, "owner", card.agent, hello, nonce)):
@@ -231,7 +232,10 @@ def _welcomed(
 
 def _packet(sock: socket.socket, until: float) -> bytes:
     _limit(sock, until)
-    return sock.recv(PACKET + 1)
+    try:
+        return sock.recv(PACKET + 1)
+    except ConnectionResetError:  # it left a packet unread; its own are still here
+        return sock.recv(PACKET + 1)
 
 
 def _limit(sock: socket.socket, until: float) -> None:

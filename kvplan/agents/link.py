@@ -38,6 +38,7 @@ class Link:
         name: as given.
         channel: the connection.
         opened: the owner's memory, by transport.
+        leaving: whether this process leaves, so that all is closed once no transfer is in flight.
         ended: set when all is closed.
         why: why no transfer is accepted any more; None while the link is open.
     """
@@ -50,7 +51,7 @@ class Link:
         self._loop = loop
         self._lock = threading.RLock()
         self._flying: dict[int, Flying] = {}
-        self._leaving = self._released = self._lost = False
+        self.leaving = self._released = self._lost = False
         self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -78,6 +79,13 @@ class Link:
         """Number of transfers in flight."""
         return len(self._flying)
 
+    def waits(self) -> str:
+        """Return what must end before the link can, for a message."""
+        unread = self.channel.unsent()
+        return f"{len(self._flying)} transfers with {self.name!r} are in flight" + unread * (
+            f", and {self.name!r} does not read its notes"
+        )
+
     def lost(self, opened: Opened | None) -> str | None:
         """Return why bytes that have just moved are nobody's word, or None."""
         return self.channel.death() or (opened.lost() if opened is not None else None)
@@ -98,7 +106,7 @@ class Link:
 
     def files(self) -> dict[int, int]:
         """Return the socket and the owner's process."""
-        if self.channel.sock.fileno() < 0:
+        if self.channel.gone is not None:  # it would be ready all the time; the last transfer's end wakes the thread
             return {}
         return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
 
@@ -124,7 +132,7 @@ class Link:
         if channel.gone is None:
             self._say_goodbye()
         channel.close(self.why)
-        if self._leaving and not self.ended.is_set():
+        if self.leaving and not self.ended.is_set():
             for one in self.opened.values():
                 guarded(one.close)
             self._loop.remove(self)
@@ -132,7 +140,7 @@ class Link:
 
     def leave(self) -> None:
         """Accept no more transfers, and close everything once those in flight have ended."""
-        self._leaving = True
+        self.leaving = True
         self._shut("the peer was forgotten, or this agent was closed")
         self._loop.wake()
 

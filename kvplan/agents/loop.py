@@ -60,21 +60,21 @@ class Loop:
 
     def wake(self) -> None:
         """Let the thread look at all watchers again; any thread may call it."""
-        with contextlib.suppress(OSError, ValueError):  # stopped, or woken already
-            if not self._stopped:
+        with self._closing, contextlib.suppress(BlockingIOError):  # once closed, the number may be another file's
+            if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """End the thread, and return at once."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stopped = True
-            os.eventfd_write(self._wake, 1)
+        self._stopped = True
+        self.wake()
         if not self.thread.started:
             self._close()
 
     def drop(self) -> None:
         """Close the thread's descriptor in a forked child, where the thread does not run."""
         self._stopped = True
+        self._closing = threading.RLock()  # a thread of the parent may hold it
         self._close()
 
     def _close(self) -> None:

@@ -30,6 +30,10 @@ _HOLDS = {
 log = logging.getLogger("kvplan.agents")
 
 
+def _ended() -> Transfer:
+    raise TransferError("the transfer has ended")
+
+
 class Peering(Protocol):
     """The methods of a peer's connection that a transfer calls; :class:`kvplan.agents.link.Link` has them."""
 
@@ -299,6 +303,7 @@ class PeerTransfer(StreamlessTransfer):
                 error = self._problem(str(problem), f"{self._destination()} may hold a part of the bytes")
         self._link.leave_flight(self)
         self._finish(result, error)
+        self._tally.settle()
         return True
 
     def _settle_moved(self) -> TransferError | None:
@@ -307,6 +312,10 @@ class PeerTransfer(StreamlessTransfer):
         lost = self._link.lost(self._opened)
         if lost is not None:
             return self._problem(lost, _HOLDS[order.reading])
+        if isinstance(order.after, PeerTransfer):  # a GPU waited for its bytes only, and not for whether its peer lived
+            failed = error_of(order.after.synchronize)
+            if failed is not None:
+                return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
         if order.note or self._deliver is not None:
             deliver, self._deliver = self._deliver, None
             try:
@@ -333,6 +342,8 @@ class PeerTransfer(StreamlessTransfer):
         else:
             self._tally.fail(self.plan, "agent", error)
         self._over.set()
+        self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
+        self._start = _ended
 
     def _cancellation(self) -> TransferError:
         if self._link.why is not None:

@@ -20,6 +20,10 @@ FILES = 1024  # most files of a card: a descriptor each
 RANGES = 1 << 14  # most ranges of a card: a mapping each, and Linux has 65,530 of them
 NBYTES = 1 << 47  # most bytes of a file or an address
 PAGE = 4096
+_HELP = (
+    "allocate the pool with kvplan.allocate(..., shared=True), or call share_memory_() of its torch tensor before it "
+    "is described"
+)
 _RANGE = ("address", "nbytes", "file", "offset", "writable")
 
 
@@ -61,10 +65,7 @@ class ShmWay:
             self._stretches = stretches_here()
         held = stretch_of(region.address, region.nbytes, self._stretches)
         if held is None or not held.shared or held.file == (0, 0) or held.path.startswith("/dev/zero"):
-            return (
-                "its memory is private to this process; allocate the pool with kvplan.allocate(..., shared=True), or "
-                "call share_memory_() of its torch tensor before it is described"
-            )
+            return f"its memory is private to this process; {_HELP}"
         return None
 
     def offer(self, regions: Sequence[Region]) -> ShmOffer:
@@ -83,7 +84,7 @@ class ShmWay:
         descriptors: list[int] = []
         try:
             for file, held in first.items():
-                descriptors.append(opened_file(held, writable=writable[file]))
+                descriptors.append(_opened(held, writable=writable[file]))
             numbers = {file: number for number, file in enumerate(first)}
             pages = [page_of(fd) for fd in descriptors]
             ranges = _ranges(placed, numbers, pages)
@@ -225,6 +226,16 @@ class ShmOpened:
         """Unmap the files; see :meth:`Opened.close`."""
         for one in self.mapped:
             one.owner.close()
+
+
+def _opened(held: Stretch, *, writable: bool) -> int:
+    """Open the file of a stretch as visitors want it: in memory, and of this user."""
+    fd = opened_file(held, writable=writable)
+    trouble = trouble_of(fd, 0, os.geteuid(), writable=writable, sealed=False)
+    if trouble is not None:
+        os.close(fd)
+        raise HostMemoryError(f"the file {held.path!r} of the memory at {held.start:#x}: {trouble}; {_HELP}")
+    return fd
 
 
 def _ranges(

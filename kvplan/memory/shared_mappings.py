@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 import re
+import resource
 import stat
 import weakref
 from bisect import bisect_right
@@ -132,11 +133,18 @@ def sealed_memory(nbytes: int) -> mmap.mmap:
 
 
 def shareable(nbytes: int) -> mmap.mmap:
-    """Map zeros as :func:`sealed_memory` does; if the system cannot, zeros that only forked children see."""
+    """Map zeros as :func:`sealed_memory` does; if the system cannot, zeros that only forked children see.
+
+    Each file keeps a descriptor. If half of this process's descriptors are in use, it makes no file: nobody asked for
+    one, and the process needs the others.
+    """
     try:
-        return sealed_memory(nbytes)
+        used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # only their number
+        if used < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            return sealed_memory(nbytes)
     except (OSError, AttributeError):
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        pass
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
 
 
 def trouble_of(fd: int, nbytes: int, uid: int, *, writable: bool, sealed: bool) -> str | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.agents.peer_transfer import Order, PeerTransfer
+from kvplan.execute import stats
 from tests.agents.workers import BLOCKS, DIM, LAYERS, content, pool
 from tests.patience import PATIENCE, until
 
@@ -65,6 +68,15 @@ def test_notes_come_in_the_order_of_the_submits(both):
     assert both.owner.notes() == [("visitor", b"%d" % k) for k in range(200)] + [("visitor", b"last")]
 
 
+def test_sums_of_many_transfers_take_no_more_memory(both, monkeypatch):
+    monkeypatch.setattr(stats, "PENDING", 10)
+    for _ in range(50):
+        both.peer.submit(both.load.plan([1], [1])).synchronize(PATIENCE)
+    both.visitor.close()
+    assert len(both.visitor._core.tally.ends) <= 11
+    assert both.visitor.stats().transfers == 50
+
+
 def test_a_note_waits_for_the_transfer_that_it_belongs_to(both):
     event = threading.Event()
     transfer = both.peer.submit(both.store.plan([0], [1]), after=event, note=b"stored")
@@ -84,6 +96,42 @@ def test_transfers_wait_for_each_other(both):
     event.set()
     back.synchronize(PATIENCE)
     np.testing.assert_array_equal(both.theirs[9], content()[4])
+
+
+def test_a_chain_of_transfers_does_not_stay_alive(both):
+    first = last = both.peer.submit(both.load.plan([4], [0]))
+    gone = weakref.ref(first)
+    for _ in range(20):
+        last = both.peer.submit(both.load.plan([4], [0]), after=last)
+    last.synchronize(PATIENCE)
+    del first
+    until(lambda: gone() is None)
+
+
+class Fake(kvplan.Transfer):
+    """The transfer of a GPU, whose bytes have moved."""
+
+    wait = wait_layer = await_issue = synchronize = result = done = lambda *_: None
+
+
+class FakeLink:
+    why = None
+
+    def __init__(self, why):
+        self.lost = lambda _: why
+        self.leave_flight = lambda _: None
+
+
+def test_bytes_that_a_gpu_passed_on_from_a_peer_that_died_are_not_called_done(both):
+    """A GPU waits for the bytes of ``after=``; only its end tells whether they were right."""
+    plan = both.load.plan([0], [0])
+    load = PeerTransfer(Order(plan, "a", reading=True), FakeLink("'a' has ended"), None, stats.Tally(), Fake)
+    store = PeerTransfer(Order(plan, "b", reading=False, after=load), FakeLink(None), None, stats.Tally(), Fake)
+    for one in (load, store):
+        one.submit()
+        assert one.settle()
+    with pytest.raises(TransferError, match=r"writing to 'b' failed: its after= failed \(.*may hold wrong bytes"):
+        store.synchronize()
 
 
 def test_a_plain_executor_takes_a_peers_layouts(both):
@@ -186,6 +234,16 @@ def test_private_memory_is_not_offered_and_the_refusal_says_what_helps(agents):
         visitor.meet(owner.card())
     assert str(caught.value).startswith("no transport serves layout 'kv' of 'private': shm: 'private' does not offer")
     owner.close()
+
+
+def test_files_on_a_disk_are_not_offered_and_the_refusal_says_what_helps(agents, monkeypatch, tmp_path):
+    from kvplan.memory import shared_mappings
+
+    monkeypatch.setattr(shared_mappings, "_file_system", lambda _: 0xEF53)  # the temporary folder may be in memory
+    held = np.memmap(tmp_path / "pool", np.uint8, "w+", shape=(4, 4096))
+    owner = agents("disk", layouts={"kv": KVLayout.from_tensors("block dim", held)}, transports=["shm"])
+    with pytest.raises(PathError, match=r"file system of number 0xef53; .* kvplan.allocate\(..., shared=True\)"):
+        agents("visitor", layouts={}).meet(owner.card())
 
 
 def test_read_only_pools_are_offered_read_only(agents):

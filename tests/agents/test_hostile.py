@@ -275,10 +275,25 @@ def test_a_visitor_of_another_start_is_refused(owner, stranger):
     assert b"the visitor's process is gone" in stranger.hears()
 
 
-def test_visitors_of_other_users_are_refused(owner, stranger, monkeypatch):
+def test_visitors_of_other_users_are_refused(owner, agents, monkeypatch):
+    card = owner.card()
     monkeypatch.setattr(door_module, "peer_of", lambda _: (os.getpid(), 54321))
+    for _ in range(20):
+        with pytest.raises(
+            TransferError, match=r"refused: 'owner' does not allow user 54321; it would by users=\[5432"
+        ):
+            agents("visitor", layouts={}).meet(card)
+
+
+def test_other_users_do_not_push_out_those_who_may_visit(owner, stranger, monkeypatch):
     stranger.greets()
-    assert b"does not allow user 54321" in stranger.hears()
+    assert stranger.hears()
+    monkeypatch.setattr(door_module, "peer_of", lambda _: (os.getpid(), 54321))
+    others = [Stranger(owner) for _ in range(door_module.UNANSWERED + 8)]
+    until(lambda: all(b"does not allow user 54321" in one.hears() for one in others))
+    assert len(owner._core.door._greetings) == 1
+    for one in others:
+        one.sock.close()
 
 
 def test_strangers_who_say_nothing_do_not_stand_in_the_way(owner, agents, monkeypatch):
