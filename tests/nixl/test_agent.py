@@ -425,6 +425,16 @@ def test_agents_that_cannot_be(doubled, monkeypatch):
     with pytest.raises(PathError, match=r"none of the backends \['UCX'\]; it has \['POSIX'\]"):
         NixlAgent("x", {"kv": layout})
 
+    def broken(*_):
+        raise RuntimeError("No plugins available")
+
+    stub.nixl_agent = broken
+    with pytest.raises(PathError, match=r"NIXL cannot make an agent here: RuntimeError: No plugins available"):
+        NixlAgent("x", {"kv": layout})
+    doubled.me.nixl.get_agent_metadata = broken
+    with pytest.raises(TransferError, match=r"no metadata of .*: RuntimeError: No plugins available"):
+        doubled.me.card()
+
 
 def test_regions_are_registered_once(doubled):
     whole = doubled.me.layouts["kv"]
