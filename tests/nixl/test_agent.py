@@ -394,6 +394,8 @@ def test_cards_that_are_none(doubled):
         doubled.me.meet(changed(card, layouts=made_up))
     with pytest.raises(TransferError, match="does not take the metadata"):
         doubled.me.meet(changed(card, metadata="AAAA"))
+    with pytest.raises(TransferError, match="in the card of 'another' is of the agent 'you-"):
+        doubled.me.meet(changed(card, name="another"))
     with pytest.raises(KVPlanError, match="is this process"):
         doubled.me.meet(doubled.me.card())
 

@@ -186,7 +186,7 @@ class TakenTransfer:
             except Exception as error:  # noqa: BLE001  # NIXL can still move it
                 if gone := self.neighbour.gone():
                     self.agent.lost(self.neighbour, gone)
-                return self._pass_on(error)
+                return self._pass_on(error, "" if gone else str(error))
             self._posted = perf_counter()
             return self._look()
 
@@ -214,7 +214,7 @@ class TakenTransfer:
         except Exception as error:
             gone = self.neighbour.gone()
             if gone is None and not self._released:
-                return self._pass_on(error)
+                return self._pass_on(error, str(error))
             self._failed = self.agent.error("RemoteDisconnect" if gone else "Cancelled", str(error))
             if gone:
                 self.agent.lost(self.neighbour, gone)
@@ -246,10 +246,10 @@ class TakenTransfer:
         self._asked = perf_counter()
         return moving.done()
 
-    def _pass_on(self, error: Exception | None = None) -> str:
+    def _pass_on(self, error: Exception | None = None, why: str = "") -> str:
         """Let NIXL make and post the transfer, because the peer is no longer open here, or kvplan has failed."""
-        if error is not None:
-            log.warning("NIXL moves a transfer with %s: %s: %s", self.peer, type(error).__name__, error)
+        if why:
+            log.warning("NIXL moves a transfer with %s: %s: %s", self.peer, type(error).__name__, why)
         self._moving = None
         try:
             self.own = self.pass_on(self.note)
