@@ -14,7 +14,7 @@ from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from tests.engines.nixl import nixl_double as nixl
-from tests.engines.nixl.test_interface import BLOCK, Lost, Pair
+from tests.engines.nixl.pair import BLOCK, Lost, Pair
 
 
 @pytest.fixture
