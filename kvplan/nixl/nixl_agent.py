@@ -83,7 +83,10 @@ class NixlAgent:
         """Return NIXL's metadata of this process, which a card holds."""
         self._end.check_open()
         with self._end.lock:
-            return bytes(self.nixl.get_agent_metadata())
+            try:
+                return bytes(self.nixl.get_agent_metadata())
+            except Exception as error:
+                raise TransferError(f"NIXL gives no metadata of {self.name!r}: {in_words(error)}") from error
 
     def meet(self, card: bytes) -> NixlPeer:
         """Connect to a peer by its card. A new card of a known peer replaces that peer, and its old transfers fail.
@@ -180,7 +183,10 @@ def _new_agent(name: str, backends: list[str]) -> Any:
         from nixl import nixl_agent, nixl_agent_config
     except ImportError as error:
         raise PathError(f"transfers between processes need NIXL: pip install 'kvplan[nixl]' ({error})") from error
-    made = nixl_agent(name, nixl_agent_config(backends=backends))
+    try:
+        made = nixl_agent(name, nixl_agent_config(backends=backends))
+    except Exception as error:
+        raise PathError(f"NIXL cannot make an agent here: {in_words(error)}") from error
     if not any(backend in made.backends for backend in backends):
         raise PathError(f"NIXL here has none of the backends {backends}; it has {made.get_plugin_list()}")
     return made

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
@@ -97,11 +98,14 @@ class Connection:
     flying: list[Flying] = field(default_factory=list)
 
     def join(self) -> None:
-        """Add the peer to NIXL; raise TransferError if NIXL does not accept its metadata."""
+        """Add the peer to NIXL; raise TransferError if NIXL does not accept its metadata, or it is of another agent."""
         try:
-            self.end.nixl.add_remote_agent(self.metadata)
+            told = self.end.nixl.add_remote_agent(self.metadata)
         except Exception as error:
             raise TransferError(f"NIXL does not take the metadata of {self.name!r}: {in_words(error)}") from error
+        name = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+        if name != self.name:  # NIXL keeps it: another peer here may have that name
+            raise TransferError(f"the metadata in the card of {self.name!r} is of the agent {quoted(name)}")
         self.joined += 1
 
     def leave(self) -> None:

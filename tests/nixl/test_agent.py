@@ -394,6 +394,8 @@ def test_cards_that_are_none(doubled):
         doubled.me.meet(changed(card, layouts=made_up))
     with pytest.raises(TransferError, match="does not take the metadata"):
         doubled.me.meet(changed(card, metadata="AAAA"))
+    with pytest.raises(TransferError, match="in the card of 'another' is of the agent 'you-"):
+        doubled.me.meet(changed(card, name="another"))
     with pytest.raises(KVPlanError, match="is this process"):
         doubled.me.meet(doubled.me.card())
 
@@ -424,6 +426,16 @@ def test_agents_that_cannot_be(doubled, monkeypatch):
     monkeypatch.setitem(sys.modules, "nixl", stub)
     with pytest.raises(PathError, match=r"none of the backends \['UCX'\]; it has \['POSIX'\]"):
         NixlAgent("x", {"kv": layout})
+
+    def broken(*_):
+        raise RuntimeError("No plugins available")
+
+    stub.nixl_agent = broken
+    with pytest.raises(PathError, match=r"NIXL cannot make an agent here: RuntimeError: No plugins available"):
+        NixlAgent("x", {"kv": layout})
+    doubled.me.nixl.get_agent_metadata = broken
+    with pytest.raises(TransferError, match=r"no metadata of .*: RuntimeError: No plugins available"):
+        doubled.me.card()
 
 
 def test_regions_are_registered_once(doubled):

@@ -106,7 +106,7 @@ def test_a_connection_that_broke_is_made_anew(pool, cache):
     peer = cache.meet(pool.card)
     plan = kvplan.compile(peer.layouts["kv"], cache.layouts["kv"]).plan([3], [4])
     peer.submit(plan).synchronize(PATIENCE)
-    with cache.lock:
+    with peer.connection.end.lock:
         peer.connection.leave()
     transfer = peer.submit(plan, attempts=2)
     transfer.synchronize(PATIENCE)

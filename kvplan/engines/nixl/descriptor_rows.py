@@ -13,6 +13,7 @@ from kvplan.layout.strides import Int64Array
 
 KINDS = {"DRAM": "DRAM", "VRAM": "VRAM", "cpu": "DRAM", "cuda": "VRAM"}  # NIXL's names, and its deprecated ones
 MOST_EXPANDED = 1 << 22  # descriptors whose addresses are kept one by one: 32 MiB
+REACH = 1 << 62  # bytes and descriptors that are too many, although 64-bit numbers hold them
 PER_ROW = 24  # bytes of a descriptor in NIXL's serialised list
 
 
@@ -49,15 +50,21 @@ class Rows:
         if table.ndim != 2 or table.shape[1] not in {3, 5} or not len(table) or table.dtype.kind not in "iu":
             raise KVPlanError(f"a descriptor list of shape {table.shape} and type {table.dtype}; give (n, 3) or (n, 5) "
                               "integers")  # fmt: skip
-        columns = np.ascontiguousarray(table.T).astype(np.int64, copy=False)  # an address with bit 63 turns negative
+        columns = np.array(table.T, dtype=np.int64, order="C")  # a copy; an address with bit 63 turns negative
         address, size, device = columns[:3]
         stride, count = columns[3:] if len(columns) == 5 else (size, np.ones_like(size))
         if (
             min(int(column.min()) for column in (address, device, stride)) < 0
             or min(int(size.min()), int(count.min())) < 1
+            or float((address + (count - 1.0) * stride + size).max()) >= REACH
+            or float(count.sum(dtype=np.float64)) >= REACH
         ):
             raise KVPlanError("a descriptor list with an address, a size or a count out of range")
         return cls(KINDS[kind], address, size, device, stride, count)
+
+    def table(self) -> np.ndarray[Any, Any]:
+        """Return rows of one descriptor each as an (n, 3) table, from which NIXL makes a list."""
+        return np.stack((self.address, self.size, self.device), axis=1).astype(np.uint64)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

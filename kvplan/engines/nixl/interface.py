@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.engines.nixl.descriptor_rows import KINDS, Rows, rows_of
+from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.own_class import agent_class
 from kvplan.engines.nixl.standalone import StandaloneAgent
-from kvplan.engines.nixl.taking import State
+from kvplan.engines.nixl.taking import State, bytes_of
 from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
 from kvplan.errors import PathError
 
@@ -92,7 +92,7 @@ class Agent:
     def add_remote_agent(self, metadata: bytes) -> Any:
         """Add a peer to NIXL, and open its memory if its metadata has a card of this machine. Return its name."""
         state = self._kvplan
-        own, card = split(metadata)
+        own, card = split(metadata) if isinstance(metadata, bytes) else (metadata, None)
         name = state.real.add_remote_agent(own)
         state.met(_text(name), card)
         return name
@@ -100,8 +100,10 @@ class Agent:
     def remove_remote_agent(self, agent: Any) -> None:
         """Remove a peer from NIXL, and let go of its memory."""
         state = self._kvplan
-        state.real.remove_remote_agent(agent)
-        state.leave(_text(agent))
+        try:
+            state.real.remove_remote_agent(agent)
+        finally:
+            state.removed(_text(agent))
 
     # Transfers.
 
@@ -111,8 +113,9 @@ class Agent:
         """Prepare a descriptor list by NIXL, and look up where its rows lie in this process."""
         state, name = self._kvplan, _text(agent_name)
         rows = None
-        if isinstance(xfer_list, np.ndarray) and mem_type in KINDS:
-            rows = state.rows(lambda: Rows.of(xfer_list, mem_type))
+        if isinstance(xfer_list, np.ndarray):
+            if mem_type is not None:
+                rows = state.rows(lambda: Rows.of(xfer_list, mem_type))
         else:
             xfer_list = state.real.get_xfer_descs(xfer_list, mem_type)
             if xfer_list is not None:
@@ -136,16 +139,14 @@ class Agent:
     ) -> Any:
         """Make a transfer of some descriptors of two prepared lists: kvplan's if it can move them, otherwise NIXL's."""
         state = self._kvplan
-        lists = (local_xfer_side, remote_xfer_side)
+        lists, chosen = (local_xfer_side, remote_xfer_side), (local_indices, remote_indices)
+        local, remote = (state.own(one) if isinstance(one, PreparedList) else one for one in lists)
 
-        def by_nixl(note: bytes) -> Any:
-            local, remote = (one.own if isinstance(one, PreparedList) else one for one in lists)
-            return state.real.make_prepped_xfer(
-                operation, local, local_indices, remote, remote_indices, note, list(backends), skip_desc_merge
-            )
+        def by_nixl(note: bytes, at: Any, to: Any) -> Any:
+            return state.real.make_prepped_xfer(operation, local, at, remote, to, note, list(backends), skip_desc_merge)
 
-        taken = state.take(operation, lists, (local_indices, remote_indices), notif_msg, by_nixl)
-        return by_nixl(notif_msg) if taken is None else taken
+        taken = state.take(operation, lists, chosen, notif_msg, by_nixl)
+        return by_nixl(notif_msg, *chosen) if taken is None else taken
 
     def initialize_xfer(
         self,
@@ -157,27 +158,29 @@ class Agent:
         backends: Sequence[str] = (),
     ) -> Any:
         """Make a transfer of two whole descriptor lists: kvplan's if it can move them, otherwise NIXL's."""
-        state, name = self._kvplan, _text(remote_agent)
-
-        def by_nixl(note: bytes) -> Any:
-            return state.real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, note, list(backends))
-
-        taken = None
+        state, name, taken = self._kvplan, _text(remote_agent), None
         if name in state.neighbours:
             sides = [PreparedList(None, peer) for peer in ("", name)]
             for side, descriptors in zip(sides, (local_descs, remote_descs), strict=True):
                 side.rows = state.rows(lambda descriptors=descriptors: rows_of(descriptors))  # type: ignore[misc]
                 state.place(side)
-            counts = [0 if side.rows is None else len(side.rows) for side in sides]
-            if counts[0] == counts[1]:
-                every = np.arange(counts[0], dtype=np.int64)
+            local, remote = (side.rows for side in sides)
+            if local is not None and remote is not None and len(local) == len(remote):
+
+                def by_nixl(note: bytes, *_: Any) -> Any:  # from the rows: the caller may have changed its lists
+                    here, there = (state.real.get_xfer_descs(rows.table(), rows.kind) for rows in (local, remote))
+                    return state.real.initialize_xfer(operation, here, there, remote_agent, note, list(backends))
+
+                every = np.arange(len(local), dtype=np.int64)
                 taken = state.take(operation, sides, (every, every), notif_msg, by_nixl)
-        return by_nixl(notif_msg) if taken is None else taken
+        if taken is not None:
+            return taken
+        return state.real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, notif_msg, list(backends))
 
     def transfer(self, handle: Any, notif_msg: bytes = b"") -> str:
         """Post a transfer; return ``"DONE"`` or ``"PROC"``."""
         if isinstance(handle, TakenTransfer):
-            return handle.post(_bytes(notif_msg))
+            return handle.post(bytes_of(notif_msg))
         state: str = self._kvplan.real.transfer(handle, notif_msg)
         return state
 
@@ -215,7 +218,7 @@ class Agent:
 
     def send_notif(self, remote_agent_name: Any, notif_msg: Any, backend: str | None = None) -> None:
         """Send a notification to a peer."""
-        self._kvplan.notify(_text(remote_agent_name), _bytes(notif_msg), backend)
+        self._kvplan.notify(_text(remote_agent_name), bytes_of(notif_msg), backend)
 
     def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
         """Return new notifications, by the names of peers."""
@@ -240,10 +243,6 @@ def _class() -> Any:
 
 def _text(name: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _bytes(note: Any) -> bytes:
-    return note.encode() if isinstance(note, str) else bytes(note)
 
 
 def _own(handle: Any) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.ways import LOCAL, ways_here
@@ -18,10 +22,10 @@ from kvplan.engines.nixl.opened import OtherProcess, SameProcess
 from kvplan.engines.nixl.row_plans import Memory, layout_of
 from kvplan.engines.nixl.spans import Span, Spans
 from kvplan.engines.nixl.transfer_handles import Neighbour
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.errors import LayoutError
 from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
 from kvplan.layout.components import Region
-from kvplan.layout.kvlayout import KVLayout
 
 SCHEMA = "kvplan.nixl-agent/1"
 CLOSE_SECONDS = 10.0  # that memory which is deregistered waits for peers that still use it
@@ -39,18 +43,25 @@ class Neighbourhood:
 
     Attributes:
         identity: a random text, which names it among all.
-        inbox: notifications of agents of this process, as (name, notification).
+        inbox: notifications of agents of this process, and of peers that have gone, as (name, notification).
+        lock: lock for the attributes below.
+        withdrawals: how often memory was withdrawn.
+        flying: transfers of agents of this process with this memory.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.identity = secrets.token_hex(16)
         self.inbox: deque[tuple[str, bytes]] = deque()
+        self.lock: AbstractContextManager[Any] = threading.Lock()
+        self.withdrawals = 0
+        self.flying: list[Transfer] = []
         self._generation = generation()
-        self._version = -1
+        self._version = self._offered = -1  # of the memory in _spans, and of the memory that _agent offers
+        self._ranges: Ranges = {}
         self._spans = Spans([])
-        self._agent: LocalAgent | None = None  # of the newest version; None if nothing can be offered
-        self._agents: list[LocalAgent] = []  # all that offer memory
+        self._agent: LocalAgent | None = None  # None if nothing can be offered
+        self._offers: list[tuple[LocalAgent, Ranges]] = []  # all agents that offer memory
         self._visitor: LocalAgent | None = None  # opens the memory of peers, and offers none
         self._executors: dict[str, Executor] = {}
         _here[self.identity] = self
@@ -60,7 +71,7 @@ class Neighbourhood:
     def spans(self, ranges: Ranges, version: int) -> Spans:
         """Return this process's registered memory, which is described anew when its version changes."""
         if version != self._version:
-            self._spans, self._agent, self._version = Spans(_spans_of(ranges)), None, version
+            self._spans, self._ranges, self._version = Spans(_spans_of(ranges)), ranges, version
         return self._spans
 
     def card(self, ranges: Ranges, version: int) -> bytes:
@@ -71,28 +82,50 @@ class Neighbourhood:
         """
         self.spans(ranges, version)
         document: dict[str, object] = {"schema": SCHEMA, "identity": self.identity, "version": version}
-        agent = self._offering(ranges)
+        agent = self._offering(ranges, version)
         if agent is not None:
             document["agent"] = agent.card().decode()
         return json.dumps(document).encode()
 
-    def withdraw(self) -> None:
-        """Withdraw every offer, because some of its memory is deregistered: wait for peers that still move it."""
-        agents, self._agents, self._agent, self._version = self._agents, [], None, -1
-        for agent in agents:
-            try:
-                agent.close(timeout=CLOSE_SECONDS)
-            except KVPlanError as error:
-                log.warning("memory is deregistered while peers may still use it: %s", error)
+    def withdraw(self, ranges: Ranges) -> Callable[[], None]:
+        """Withdraw the offers of memory that is no longer registered; return what waits for peers that still move it.
 
-    def _offering(self, ranges: Ranges) -> LocalAgent | None:
+        Args:
+            ranges: the memory that is registered now.
+        """
+        gone = [agent for agent, offered in self._offers if not covers(ranges, offered)]
+        self._offers = [(agent, offered) for agent, offered in self._offers if agent not in gone]
+        flying: list[Transfer] = []
+        if not covers(ranges, self._ranges):
+            self._spans, self._ranges, self._version = Spans([]), {}, -1
+            with self.lock:
+                self.withdrawals += 1
+                flying, self.flying = self.flying, []
+
+        def wait() -> None:
+            until = time.monotonic() + CLOSE_SECONDS
+            for step in [agent.close for agent in gone] + [one.synchronize for one in flying]:
+                try:
+                    step(timeout=max(until - time.monotonic(), 0.0))
+                except Exception as error:  # noqa: BLE001  # NIXL deregisters it now
+                    log.warning("memory is deregistered while peers may still use it: %s", error)
+            self.inbox.extend(note for agent in gone for note in agent._core.door.notes())
+
+        return wait
+
+    def _offering(self, ranges: Ranges, version: int) -> LocalAgent | None:
         """Return an agent that offers all of the memory that a transport takes; None if there is no such memory."""
-        if self._agent is None:
-            layouts = _offerable(ranges)
-            if not layouts:
-                return None
-            self._agent = LocalAgent(self.name, layouts, transports=tuple(LOCAL))
-            self._agents.append(self._agent)
+        if version != self._offered:
+            offered = _offerable(ranges)
+            self._agent = next((agent for agent, known in self._offers if known == offered), None)
+            if offered and self._agent is None:
+                layouts = {
+                    f"{kind} {number}": layout_of([Memory(*one, _device(kind, number)) for one in held])
+                    for (kind, number), held in offered.items()
+                }
+                self._agent = LocalAgent(self.name, layouts, transports=tuple(LOCAL))
+                self._offers.append((self._agent, offered))
+            self._offered = version
         return self._agent
 
     # Peers.
@@ -114,7 +147,7 @@ class Neighbourhood:
             raise LayoutError(f"the card of {name!r} is {quoted(document)}; expected schema {SCHEMA!r}")
         peer = _here.get(str(document.get("identity")))
         if peer is not None and peer._generation == generation():
-            return SameProcess(name, peer._spans, weakref.ref(peer), self.executor, self.name)
+            return SameProcess(name, peer._spans, peer, self.executor, self.name)
         told = document.get("agent")
         if not isinstance(told, str):
             raise LayoutError(f"the card of {name!r} offers nothing that another process can open")
@@ -126,7 +159,8 @@ class Neighbourhood:
         """Return the notifications that came by kvplan, as (name, notification); each comes once."""
         found = [self.inbox.popleft() for _ in range(len(self.inbox))]
         visitor = [] if self._visitor is None else [self._visitor]
-        return found + [note for agent in (*self._agents, *visitor) for note in agent.notes()]
+        agents = [agent for agent, _ in self._offers]
+        return found + [note for agent in (*agents, *visitor) for note in agent.notes()]
 
     def executor(self, device: str) -> Executor:
         """Return the executor of a device, for transfers within this process."""
@@ -151,21 +185,35 @@ def _spans_of(ranges: Ranges) -> list[Span]:
     return spans
 
 
-def _offerable(ranges: Ranges) -> dict[str, KVLayout]:
-    """Return layouts of the memory that a transport of this machine takes, named by kind and device."""
+def _offerable(ranges: Ranges) -> Ranges:
+    """Return the memory that a transport of this machine takes."""
     ways, reasons = ways_here(tuple(LOCAL))
-    layouts = {}
+    offered = {}
     for (kind, number), held in ranges.items():
         device, kept, why = _device(kind, number), [], ""
         for address, nbytes in held:
             refused = {name: way.refuse(Region(address, nbytes, device)) for name, way in ways.items()}
             if None in refused.values():
-                kept.append(Memory(address, nbytes, device))
+                kept.append((address, nbytes))
             else:
                 why = "; ".join(f"{name}: {text}" for name, text in (reasons | refused).items())
         if why:
             left = len(held) - len(kept)
             log.info("%d of %d ranges of %s are not offered to peers: %s", left, len(held), device, why)
         if kept:
-            layouts[f"{kind} {number}"] = layout_of(kept)
-    return layouts
+            offered[kind, number] = kept
+    return offered
+
+
+def covers(ranges: Ranges, others: Ranges) -> bool:
+    """Return whether some ranges hold all others.
+
+    >>> held = {("DRAM", 0): [(100, 50), (200, 50)]}
+    >>> covers(held, {("DRAM", 0): [(210, 40)]}), covers(held, {("DRAM", 0): [(210, 41)]})
+    (True, False)
+    """
+    return all(
+        any(start <= address and address + nbytes <= start + size for start, size in ranges.get(key, ()))
+        for key, held in others.items()
+        for address, nbytes in held
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.agent_card import read_card
@@ -15,9 +17,6 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from weakref import ReferenceType
 
 WORDS = {"DRAM": "host memory", "VRAM": "GPU memory"}
 
@@ -94,9 +93,13 @@ class End(Protocol):
 
     Attributes:
         inbox: its notifications, as (name of the sender, notification).
+        lock, withdrawals, flying: how often it withdrew memory, the transfers with its memory, and the lock for both.
     """
 
     inbox: deque[tuple[str, bytes]]
+    lock: AbstractContextManager[Any]
+    withdrawals: int
+    flying: list[Transfer]
 
 
 class SameProcess:
@@ -115,12 +118,11 @@ class SameProcess:
 
     words = "memory of this process"
 
-    def __init__(
-        self, name: str, spans: Spans, its: ReferenceType[End], executor: Callable[[str], Executor], mine: str
-    ) -> None:
+    def __init__(self, name: str, spans: Spans, its: End, executor: Callable[[str], Executor], mine: str) -> None:
         self.name = name
         self.spans = spans
-        self._its = its
+        self._its = weakref.ref(its)
+        self._withdrawals = its.withdrawals
         self._executor = executor
         self._mine = mine
 
@@ -130,7 +132,16 @@ class SameProcess:
 
     def submit(self, plan: Plan) -> Transfer:
         """See :meth:`Neighbour.submit`."""
-        return self._for(plan).submit(plan)
+        its = self._its()
+        if its is None:
+            raise TransferError(str(self.gone()))
+        executor = self._for(plan)
+        with its.lock:  # it withdraws memory before this transfer, or waits for its end
+            if gone := self.gone():
+                raise TransferError(gone)
+            transfer = executor.submit(plan)
+            its.flying = [one for one in its.flying if not one.done()] + [transfer]
+        return transfer
 
     def prepare(self, plan: Plan) -> None:
         """See :meth:`Neighbour.prepare`."""
@@ -145,7 +156,10 @@ class SameProcess:
 
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""
-        return None if self._its() is not None else f"the agent {self.name!r} has been deleted"
+        its = self._its()
+        if its is None:
+            return f"the agent {self.name!r} has been deleted"
+        return None if its.withdrawals == self._withdrawals else f"the agent {self.name!r} has deregistered memory"
 
     def close(self) -> None:
         """See :meth:`Neighbour.close`."""

@@ -57,8 +57,12 @@ def install() -> None:
 
 
 def _replace() -> None:
-    module = sys.modules.get(MODULE) or importlib.import_module(MODULE)
-    own = getattr(module, CLASS)
+    try:
+        module = sys.modules.get(MODULE) or importlib.import_module(MODULE)
+        own = getattr(module, CLASS)
+    except (ImportError, AttributeError) as error:
+        log.warning("the package %r here is not NIXL 1.5, or cannot be used; it stays as it is: %s", PACKAGE, error)
+        return
     if own is Agent:
         return
     replaced.append(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class State:
         self._around = Neighbourhood(str(getattr(real, "name", "")))
         self._lock = threading.RLock()
         self._programs: dict[tuple[int, int], RowProgram] = {}
+        self._removals: Counter[str] = Counter()
 
     # Memory and peers.
 
@@ -53,8 +55,8 @@ class State:
         """Return the rows that ``read`` reads; None if kvplan cannot move such rows."""
         try:
             found: Rows = read()
-        except KVPlanError as error:
-            log.debug("left to NIXL: %s", error)
+        except Exception as error:  # noqa: BLE001  # NIXL judges the list
+            log.debug("left to NIXL: %s: %s", type(error).__name__, error)
             return None
         return found
 
@@ -64,22 +66,26 @@ class State:
         if rows is not None:
             with self._lock:
                 self._registered.add(rows)
+                self._programs.clear()
 
     def forget(self, descriptors: Any) -> None:
-        """Forget memory, and withdraw the offer of it."""
+        """Forget memory, and withdraw the offers of it."""
         rows = self.rows(lambda: rows_of(descriptors))
-        if rows is not None:
-            with self._lock:
-                self._registered.remove(rows)
-                self._around.withdraw()
+        if rows is None:
+            return
+        with self._lock:
+            self._registered.remove(rows)
+            self._programs.clear()
+            wait = self._around.withdraw(self._registered.union())
+        wait()
 
     def card(self) -> bytes | None:
         """Return the card that offers the registered memory; None if there is nothing to offer."""
         with self._lock:
             try:
                 return self._around.card(self._registered.union(), self._registered.version)
-            except KVPlanError as error:
-                log.warning("kvplan offers no memory to peers, NIXL moves all transfers: %s", error)
+            except Exception as error:  # noqa: BLE001  # NIXL's metadata is enough
+                log.warning("kvplan offers no memory to peers, NIXL moves all transfers: %s", _told(error))
                 return None
 
     def met(self, name: str, card: bytes | None) -> None:
@@ -93,8 +99,8 @@ class State:
                 return
             try:
                 neighbour = self._around.meet(name, card)
-            except KVPlanError as error:
-                log.info("transfers with %s go by NIXL: %s", name, error)
+            except Exception as error:  # noqa: BLE001  # NIXL serves the peer
+                log.info("transfers with %s go by NIXL: %s", name, _told(error))
                 return
             self.neighbours[name], self._cards[name] = neighbour, card
         log.info("kvplan takes over transfers with %s: %s; all others go by NIXL", name, neighbour.words)
@@ -106,43 +112,59 @@ class State:
             self._cards.pop(name, None)
             self._programs.clear()
         if neighbour is not None:
-            neighbour.close()
+            try:
+                neighbour.close()
+            except Exception as error:  # noqa: BLE001  # it closes once its transfers have ended
+                log.warning("the memory of %s is still open: %s", name, _told(error))
+
+    def removed(self, name: str) -> None:
+        """Let go of a peer that was removed: transfers made before can no longer be posted, as with NIXL."""
+        self._removals[name] += 1
+        self.leave(name)
+
+    def removals(self, peer: str) -> int:
+        """Return how often a peer was removed."""
+        return self._removals[peer]
 
     # Transfers.
 
     def place(self, made: PreparedList) -> None:
         """Look up where the rows of a list lie in this process."""
+        if made.rows is None:
+            return
         with self._lock:
-            made.version = self._registered.version
-            if made.rows is None:
-                return
-            if not made.peer:
-                made.placed = self._local().place(made.rows)
-            elif (neighbour := self.neighbours.get(made.peer)) is not None:
-                made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
+            version = self._registered.version
+            try:
+                if not made.peer:
+                    made.placed = self._local().place(made.rows)
+                elif (neighbour := self.neighbours.get(made.peer)) is not None:
+                    made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
+            except Exception as error:  # noqa: BLE001  # NIXL moves such rows
+                log.warning("NIXL moves transfers of a list: %s", _told(error))
+                made.placed = None
+            made.version = version
 
     def prepare(self, made: PreparedList) -> None:
         """Warm up for reads of a peer's rows, so that the first transfer does not wait for compilers."""
         neighbour, there = made.neighbour, made.placed
         if neighbour is None:
             return
-        for kind in ("VRAM", "DRAM"):
-            here = self._local().first(kind)
-            if there is None or here is None:
-                continue
-            size = int(there.rows.size[0])
-            rows = (there.rows.address[:1], np.array([here.here]))
-            try:
+        try:
+            with self._lock:
+                local = self._local()
+            here = local.first("VRAM") or local.first("DRAM")
+            if there is not None and here is not None:
+                size = int(there.rows.size[0])
+                rows = (there.rows.address[:1], np.array([here.here]))
                 neighbour.prepare(self._program(there.layout, here.layout).plan(*rows, size, there.rows.alignment))
-            except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
-                log.warning("the first transfer with %s will wait: %s: %s", neighbour.name, type(error).__name__, error)
-            return
+        except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
+            log.warning("the first transfer with %s will wait: %s", neighbour.name, _told(error))
 
     def _local(self) -> Spans:
         return self._around.spans(self._registered.union(), self._registered.version)
 
     def take(
-        self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[[bytes], Any]
+        self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[..., Any]
     ) -> TakenTransfer | None:
         """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it.
 
@@ -151,8 +173,17 @@ class State:
             lists: the list of this process's memory, and the list of the peer's.
             chosen: the indices of descriptors in each list.
             note: notification for the peer.
-            by_nixl: makes the transfer by NIXL.
+            by_nixl: makes the transfer by NIXL, of a notification and the indices in each list.
         """
+        try:
+            return self._take(operation, lists, chosen, note, by_nixl)
+        except Exception as error:  # noqa: BLE001  # NIXL makes it, or refuses it
+            log.warning("NIXL moves a transfer: %s", _told(error))
+            return None
+
+    def _take(
+        self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[..., Any]
+    ) -> TakenTransfer | None:
         local, remote = lists
         if not isinstance(local, PreparedList) or not isinstance(remote, PreparedList) or operation not in OPERATIONS:
             return None
@@ -178,11 +209,11 @@ class State:
             *(sides if operation == "WRITE" else sides[::-1]), size, min(here.rows.alignment, there.rows.alignment)
         )
 
-        def pass_on(note: bytes) -> tuple[Any, str]:
-            handle = by_nixl(note)
-            return handle, self.real.transfer(handle)
+        def pass_on(note: bytes) -> Any:
+            return by_nixl(note, at, to)
 
-        return TakenTransfer(self, neighbour, remote.peer, plan, at.size, _bytes(note), pass_on)
+        removals = self.removals(remote.peer)
+        return TakenTransfer(self, neighbour, remote.peer, plan, at.size, bytes_of(note), pass_on, removals)
 
     def _program(self, src: KVLayout, dst: KVLayout) -> RowProgram:
         key = id(src), id(dst)
@@ -200,6 +231,17 @@ class State:
         words = "".join(f"_{letter}" if letter.isupper() else letter for letter in kind).upper()
         found: Exception = made(f"NIXL_ERR{words}: {why}")
         return found
+
+    def own(self, made: PreparedList) -> Any:
+        """Return NIXL's handle of a list."""
+        if made.own is None:
+            raise self.error("InvalidParam", "the descriptor list was released")
+        return made.own
+
+    def post(self, handle: Any, note: bytes) -> str:
+        """Post a transfer of NIXL; return its state."""
+        state: str = self.real.transfer(handle, note)
+        return state
 
     def notify(self, peer: str, note: bytes, backend: Any = None) -> None:
         """Send a notification by NIXL; without it, by kvplan."""
@@ -225,7 +267,7 @@ class State:
         return self.neighbours.get(neighbour.name) is neighbour
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
-        """Let go of a peer that is gone, or that kvplan cannot move to: NIXL tells of it from now on."""
+        """Let go of a peer that is gone, or withdraws its memory: NIXL tells of it from now on."""
         if not self.knows(neighbour):
             return
         log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)
@@ -241,11 +283,16 @@ def indices(given: Any, count: int) -> Int64Array | None:
     array = np.asarray(given)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         return None
-    made = np.ascontiguousarray(array, dtype=np.int64)
+    made = np.array(array, dtype=np.int64)  # a copy: the caller may change its own
     if int(made.view(np.uint64).max()) >= count:  # a negative index is a large one
         return None
     return made
 
 
-def _bytes(note: Any) -> bytes:
-    return note.encode() if isinstance(note, str) else bytes(note)
+def bytes_of(note: Any) -> bytes:
+    """Return a notification as bytes; raise TypeError if it is neither a text nor bytes, as NIXL does."""
+    return note.encode() if isinstance(note, str) else bytes(memoryview(note))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, KVPlanError) else f"{type(error).__name__}: {error}"

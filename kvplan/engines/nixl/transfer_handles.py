@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple, Protocol
 
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed, Spans
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 from kvplan.plan.plan import Plan
 
 RELEASE_SECONDS = 30.0  # that a release waits for bytes in flight
 SPIN_SECONDS = 2e-4  # between two looks of a caller that polls without a pause
 PAUSE_SECONDS = 5e-5  # that such a look waits
+log = logging.getLogger("kvplan.engines.nixl")
 
 
 class Neighbour(Protocol):
@@ -79,7 +81,7 @@ class PreparedList:
     """A prepared descriptor list: NIXL's own handle, and the rows if kvplan can move them.
 
     Attributes:
-        own: NIXL's handle.
+        own: NIXL's handle; None once the list was released.
         peer: name of the peer whose memory it is; "" for this process's memory.
         neighbour: the peer, if kvplan has opened its memory.
         placed: the rows in this process, or None.
@@ -94,11 +96,15 @@ class PreparedList:
     version: int = 0
 
     def release(self) -> None:
-        """Give the list back to NIXL."""
-        self.own.release()
-        self.rows = self.placed = self.neighbour = None
+        """Give the list back to NIXL: now, or with the last transfer that may still be passed on to NIXL.
+
+        NIXL's handle is released when the last reference to it is dropped, and such transfers hold one.
+        """
+        self.own = self.rows = self.placed = self.neighbour = None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "own":  # a copy that is not filled yet
+            raise AttributeError(name)
         return getattr(self.own, name)  # _handle, _agent
 
 
@@ -110,6 +116,12 @@ class Bindings(Protocol):
 
     def notify(self, peer: str, note: bytes) -> None:
         """Send a notification to a peer."""
+
+    def post(self, handle: Any, note: bytes) -> str:
+        """Post a transfer of NIXL; return its state."""
+
+    def removals(self, peer: str) -> int:
+        """Return how often a peer was removed."""
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
         """Leave all later transfers with a peer to NIXL."""
@@ -131,7 +143,8 @@ class TakenTransfer:
         plan: the bytes to move.
         count: number of descriptors.
         note: notification for the peer; empty for none.
-        pass_on: makes and posts the transfer by NIXL, if kvplan refuses it; returns NIXL's handle and state.
+        pass_on: makes the transfer by NIXL, if kvplan cannot move it.
+        removals: how often the peer had been removed when the transfer was made.
     """
 
     agent: Bindings
@@ -140,7 +153,8 @@ class TakenTransfer:
     plan: Plan
     count: int
     note: bytes
-    pass_on: Callable[[bytes], tuple[Any, str]]
+    pass_on: Callable[[bytes], Any]
+    removals: int = 0
     own: Any = None  # NIXL's handle, once the transfer has been passed on
     telemetry: Telemetry | None = None
     _moving: Transfer | None = None
@@ -152,22 +166,29 @@ class TakenTransfer:
     _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def post(self, note: bytes) -> str:
-        """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended can be posted again."""
-        if self.own is None and self._moving is not None and self.telemetry is None and self.look() == "PROC":
-            raise self.agent.error("RepostActive", "the transfer is in flight")
-        if not self.agent.knows(self.neighbour):
-            raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
-        self.note = note or self.note
-        self._failed = self.telemetry = self._moving = None
-        self._begun = perf_counter()
-        if self.own is None:
+        """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended or failed can be posted again."""
+        with self._looking:
+            if self._released:
+                raise self.agent.error("InvalidParam", "the transfer was released")
+            if self._moving is not None and self.telemetry is None and self._failed is None and self._look() == "PROC":
+                raise self.agent.error("RepostActive", "the transfer is in flight")
+            if self.agent.removals(self.peer) != self.removals:
+                raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
+            if self.own is not None:
+                return self.agent.post(self.own, note)
+            self.note = note or self.note
+            self._failed = self.telemetry = self._moving = None
+            self._begun = perf_counter()
+            if not self.agent.knows(self.neighbour):
+                return self._pass_on()
             try:
                 self._moving = self.neighbour.submit(self.plan)
-            except KVPlanError as error:
-                return self._pass_on(error)
+            except Exception as error:  # noqa: BLE001  # NIXL can still move it
+                if gone := self.neighbour.gone():
+                    self.agent.lost(self.neighbour, gone)
+                return self._pass_on(error, "" if gone else str(error))
             self._posted = perf_counter()
-            return self.look()
-        return self._pass_on(None)
+            return self._look()
 
     def look(self) -> str:
         """Return ``"DONE"`` or ``"PROC"``; see ``nixl_agent.check_xfer_state``. At the end it notifies the peer.
@@ -185,12 +206,19 @@ class TakenTransfer:
             return "DONE"
         if self._moving is None:
             raise self.agent.error("NotPosted", "the transfer has not been posted")
-        if not self._ended(self._moving):
+        moving = self._moving
+        if not self._ended(moving):
             return "PROC"
         try:
-            self._moving.synchronize()
-        except TransferError as error:
-            raise self._fail(self.neighbour.gone() or "", str(error)) from error
+            moving.synchronize()
+        except Exception as error:
+            gone = self.neighbour.gone()
+            if gone is None and not self._released:
+                return self._pass_on(error, str(error))
+            self._failed = self.agent.error("RemoteDisconnect" if gone else "Cancelled", str(error))
+            if gone:
+                self.agent.lost(self.neighbour, gone)
+            raise self._failed from error
         ended = perf_counter()
         if self.note:
             try:
@@ -218,19 +246,17 @@ class TakenTransfer:
         self._asked = perf_counter()
         return moving.done()
 
-    def _fail(self, gone: str, why: str) -> Exception:
-        self._failed = self.agent.error("RemoteDisconnect" if gone else "Backend", why)
-        if gone:
-            self.agent.lost(self.neighbour, gone)
-        return self._failed
-
-    def _pass_on(self, error: KVPlanError | None) -> str:
-        if error is not None:
-            self.agent.lost(self.neighbour, self.neighbour.gone() or str(error))
-        if self.own is not None:
-            self.own.release()
-        self.own, state = self.pass_on(self.note)
-        return state
+    def _pass_on(self, error: Exception | None = None, why: str = "") -> str:
+        """Let NIXL make and post the transfer, because the peer is no longer open here, or kvplan has failed."""
+        if why:
+            log.warning("NIXL moves a transfer with %s: %s: %s", self.peer, type(error).__name__, why)
+        self._moving = None
+        try:
+            self.own = self.pass_on(self.note)
+            return self.agent.post(self.own, b"")
+        except Exception as refusal:
+            self._failed = refusal
+            raise refusal from error
 
     def release(self) -> None:
         """End the transfer: cancel it, or wait until its bytes have moved. The peer gets no notification then.
@@ -238,15 +264,27 @@ class TakenTransfer:
         Raises:
             Exception: NIXL's, if bytes are still moving after 30 seconds; the handle stays as it is.
         """
-        if self._released:
+        with self._looking:
+            released, self._released = self._released, True
+        if released:
             return
+        try:
+            self._end()
+        except BaseException:
+            self._released = False
+            raise
+        self._moving = None
+        self.pass_on = _released  # lets go of NIXL's lists
+
+    def _end(self) -> None:
         if self.own is not None:
             self.own.release()
-        elif self._moving is not None and not self._moving.done() and not self._moving.cancel():
-            try:
-                self._moving.synchronize(RELEASE_SECONDS)
-            except TransferError as error:
-                if not self._moving.done():
-                    raise self.agent.error("Backend", str(error)) from error
-        self._released = True
-        self._moving = None
+        elif (moving := self._moving) is not None and not moving.done() and not moving.cancel():
+            with suppress(TransferError):
+                moving.synchronize(RELEASE_SECONDS)
+            if not moving.done():
+                raise self.agent.error("Backend", f"it is in flight after {RELEASE_SECONDS} seconds")
+
+
+def _released(_: bytes) -> Any:
+    raise TransferError("the transfer was released")

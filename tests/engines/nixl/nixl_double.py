@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ def _kind(name):
 nixlNotPostedError, nixlNotFoundError, nixlInvalidParamError = map(_kind, ("NotPosted", "NotFound", "InvalidParam"))  # noqa: N816
 nixlMismatchError, nixlRemoteDisconnectError = map(_kind, ("Mismatch", "RemoteDisconnect"))  # noqa: N816
 nixlBackendError, nixlNoTelemetryError = map(_kind, ("Backend", "NoTelemetry"))  # noqa: N816
-nixlRepostActiveError = _kind("RepostActive")  # noqa: N816
+nixlRepostActiveError, nixlCancelledError = map(_kind, ("RepostActive", "Cancelled"))  # noqa: N816
 
 
 class Descriptors(list):
@@ -66,6 +67,7 @@ class DoubleAgent:
         self.machine, self.name = machine, name
         self.backends = {"UCX": 1}
         self.memory, self.known, self.inbox = [], {}, {}
+        self.removals = Counter()
         self.made = 0  # transfers made by NIXL
         self.life = 0
 
@@ -105,6 +107,7 @@ class DoubleAgent:
 
     def remove_remote_agent(self, name):
         self.known.pop(_text(name), None)
+        self.removals[_text(name)] += 1
 
     def check_remote_metadata(self, name, descs=None):
         return _text(name) in self.known
@@ -122,14 +125,15 @@ class DoubleAgent:
         for start, nbytes in rows:
             if not any(k == kind and a <= start and start + nbytes <= a + n for k, a, n in whose.memory):
                 raise nixlNotFoundError("NIXL_ERR_NOT_FOUND")
-        return Handle(rows=rows, owner="" if whose is self else name)
+        return Handle(rows=rows, owner="" if whose is self else name, age=self.removals[name])
 
     def make_prepped_xfer(
         self, operation, local, local_indices, remote, remote_indices, notif_msg=b"", backends=(), skip_desc_merge=False
     ):
         assert operation in {"READ", "WRITE"}
-        if remote.owner not in self.known:
-            raise nixlNotFoundError("NIXL_ERR_NOT_FOUND")
+        if local.released or remote.released:
+            raise nixlInvalidParamError("NIXL_ERR_INVALID_PARAM")
+        self._check(remote)
         pairs = list(zip(local_indices, remote_indices, strict=False))
         if len(local_indices) != len(remote_indices) or not pairs:
             raise nixlInvalidParamError("NIXL_ERR_INVALID_PARAM")
@@ -140,7 +144,11 @@ class DoubleAgent:
             (mine, nbytes), (theirs, _) = local.rows[a], remote.rows[b]
             moves.append((mine, theirs, nbytes) if operation == "READ" else (theirs, mine, nbytes))
         self.made += 1
-        return Handle(moves=moves, owner=remote.owner, note=notif_msg, state="NEW")
+        return Handle(moves=moves, owner=remote.owner, note=notif_msg, state="NEW", age=remote.age)
+
+    def _check(self, handle):
+        if handle.owner not in self.known or handle.age != self.removals[handle.owner]:
+            raise nixlNotFoundError("NIXL_ERR_NOT_FOUND")  # the peer was removed since
 
     def initialize_xfer(self, operation, local, remote, remote_agent, notif_msg=b"", backends=()):
         sides = self.prep_xfer_dlist("", local), self.prep_xfer_dlist(remote_agent, remote)
@@ -148,8 +156,7 @@ class DoubleAgent:
         return self.make_prepped_xfer(operation, sides[0], every[0], sides[1], every[1], notif_msg)
 
     def transfer(self, handle, notif_msg=b""):
-        if handle.owner not in self.known:
-            raise nixlNotFoundError("NIXL_ERR_NOT_FOUND")
+        self._check(handle)
         handle.note, handle.state = notif_msg or handle.note, "PROC"
         return "PROC"
 

@@ -88,6 +88,17 @@ def test_an_agent_of_a_broken_nixl_serves_this_machine(run, tmp_path):
     assert run(code) == "StandaloneAgent"
 
 
+@pytest.mark.parametrize("text", ["", "raise ImportError('a stub')", "class Agent: pass"])
+@pytest.mark.parametrize("before", ["", "import nixl\n"])
+def test_another_package_of_this_name_is_imported_as_before(run, tmp_path, text, before):
+    (tmp_path / "nixl" / "__init__.py").write_text("")
+    (tmp_path / "nixl" / "_api.py").write_text(text)
+    assert (
+        run(before + "from kvplan.engines.nixl import plugin\nplugin()\nimport nixl; print('it is')", KVPLAN_NIXL="1")
+        == "it is"
+    )
+
+
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv(switch.VARIABLE, "yes")
     with pytest.raises(KVPlanError, match=r"KVPLAN_NIXL is 'yes'; give '1', or '0' to do nothing"):
