@@ -12,11 +12,10 @@ from kvplan.agents.way import Table
 from kvplan.base.integers import integer
 from kvplan.base.limits import Budget
 from kvplan.base.quoting import listed, quoted
-from kvplan.base.reading import json_of
 from kvplan.errors import LayoutError
 from kvplan.layout.dump import document_of
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_card import check_name, read_layout
+from kvplan.nixl.nixl_card import check_name, read_layout, read_table
 
 SCHEMA = "kvplan.agent/1"
 REASON = 1000  # characters of a reason why a transport offers nothing
@@ -95,9 +94,7 @@ def read_card(card: object) -> AgentCard:
     Raises:
         LayoutError: the card cannot be read, something in it is wrong, or one of its layouts is invalid.
     """
-    document = _document(card)
-    if lacked := [key for key in _KEYS if key not in document]:
-        raise LayoutError(f"the card lacks {lacked[0]!r}; {_RIGHT}")
+    document = read_table(card, SCHEMA, _KEYS, _RIGHT)
     name = check_name(document["name"])
     host = _table(document["host"], "host")
     if set(host) != set(Host._fields) or not isinstance(host["boot"], str) or not _BOOT.fullmatch(host["boot"]):
@@ -119,20 +116,6 @@ def read_card(card: object) -> AgentCard:
                 f"the card's {transport} offers layout {quoted(unknown[0])}, which the card does not hold"
             )
     return AgentCard(name, where, pid, started, uid, agent, key, socket, layouts, offered, refused)
-
-
-def _document(card: object) -> dict[str, Any]:
-    if not isinstance(card, bytes | bytearray | str):
-        raise LayoutError(f"card is a {type(card).__name__}; {_RIGHT}")
-    try:
-        document = json_of(card if isinstance(card, str) else bytes(card))
-    except LayoutError as error:
-        raise LayoutError(f"the card cannot be read: {error}; {_RIGHT}") from None
-    if not isinstance(document, dict):
-        raise LayoutError(f"the card is {quoted(document)}; {_RIGHT}")
-    if "schema" in document and document["schema"] != SCHEMA:
-        raise LayoutError(f"the card has schema {quoted(document['schema'])}; this kvplan reads {SCHEMA!r}")
-    return document
 
 
 def _offered(value: Any) -> dict[str, Offered]:

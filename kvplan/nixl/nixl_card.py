@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvplan.base.limits import LIMITS, Budget
@@ -31,24 +31,47 @@ def write(name: str, layouts: Mapping[str, KVLayout], metadata: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
+def read_table(card: object, schema: str, keys: Sequence[str], right: str) -> dict[str, Any]:
+    """Read the table of a card, of this kind or of another.
+
+    Args:
+        card: text of a process, as bytes or str.
+        schema: the schema that the card must have.
+        keys: the keys that the table must have.
+        right: words of the message that tell what would be right.
+
+    Raises:
+        LayoutError: it is no table, lacks a key, or has another schema.
+
+    >>> read_table(b'{"schema": "a/1", "name": "decode"}', "a/1", ("schema", "name"), "give a card")["name"]
+    'decode'
+    >>> read_table(b'{"schema": "a/2"}', "a/1", ("schema", "name"), "give a card")
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.LayoutError: the card has schema 'a/2'; this kvplan reads 'a/1'
+    """
+    if not isinstance(card, bytes | bytearray | str):
+        raise LayoutError(f"card is a {type(card).__name__}; {right}")
+    try:
+        document = json_of(card if isinstance(card, str) else bytes(card))
+    except LayoutError as error:
+        raise LayoutError(f"the card cannot be read: {error}; {right}") from None
+    if not isinstance(document, dict):
+        raise LayoutError(f"the card is {quoted(document)}; {right}")
+    if "schema" in document and document["schema"] != schema:
+        raise LayoutError(f"the card has schema {quoted(document['schema'])}; this kvplan reads {schema!r}")
+    if lacked := [key for key in keys if key not in document]:
+        raise LayoutError(f"the card lacks {lacked[0]!r}; {right}")
+    return document
+
+
 def read(card: bytes) -> tuple[str, dict[str, KVLayout], bytes]:
     """Read name, layouts and NIXL's metadata from a card.
 
     Raises:
         LayoutError: the card cannot be read, or one of its layouts is invalid.
     """
-    if not isinstance(card, bytes | bytearray | str):
-        raise LayoutError(f"card is a {type(card).__name__}; {_RIGHT}")
-    try:
-        document = json_of(card if isinstance(card, str) else bytes(card))
-    except LayoutError as error:
-        raise LayoutError(f"card cannot be read: {error}; {_RIGHT}") from None
-    if not isinstance(document, dict):
-        raise LayoutError(f"card is {quoted(document)}; {_RIGHT}")
-    if lacked := [key for key in _KEYS if key not in document]:
-        raise LayoutError(f"card lacks {lacked[0]!r}; {_RIGHT}")
-    if document["schema"] != SCHEMA:
-        raise LayoutError(f"the card has schema {quoted(document['schema'])}; this kvplan reads {SCHEMA!r}")
+    document = read_table(card, SCHEMA, _KEYS, _RIGHT)
     name, layouts = document["name"], document["layouts"]
     check_name(name)
     if not isinstance(layouts, dict):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from pathlib import Path
 
 import numpy as np
 
 import kvplan
 from kvplan import Agent, KVLayout
+from tests.agents.answering import answer
 
 LAYERS, BLOCKS, DIM = 3, 16, 64
 
@@ -84,12 +84,4 @@ class Worker:
 
 def serve(name: str, seed: int, options: dict, pipe) -> None:
     """Do what the pipe asks for, until it asks for the end."""
-    worker = Worker(name, seed, options)
-    pipe.send(("made", None))
-    while (asked := pipe.recv()) is not None:
-        method, args = asked
-        try:
-            pipe.send(("did", getattr(worker, method)(*args)))
-        except Exception as error:  # noqa: BLE001  # the test looks at it
-            traceback.print_exc()
-            pipe.send(("error", f"{type(error).__name__}: {error}"))
+    answer(Worker(name, seed, options), pipe)

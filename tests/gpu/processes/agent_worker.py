@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.agents.answering import answer
 
 PATIENCE = 120.0  # seconds
 LAYERS, BLOCKS, TOKENS, ROW = 4, 64, 16, 1024
@@ -107,15 +108,7 @@ class Worker:
 def serve(name: str, ordinal: int, environment: dict[str, str], pipe: Any) -> None:
     """Do what the pipe asks for, until it asks for the end."""
     os.environ.update(environment)
-    worker = Worker(name, ordinal)
-    pipe.send(("made", None))
-    while (asked := pipe.recv()) is not None:
-        method, args = asked
-        try:
-            pipe.send(("did", getattr(worker, method)(*args)))
-        except Exception as error:  # noqa: BLE001  # the test looks at it
-            traceback.print_exc()
-            pipe.send(("error", f"{type(error).__name__}: {error}"))
+    answer(Worker(name, ordinal), pipe)
 
 
 class Other:

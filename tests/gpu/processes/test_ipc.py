@@ -16,39 +16,21 @@ from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import exported
 from kvplan.cuda.ipc.openings import mappings
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
+from tests.gpu.processes.moving import NBYTES, NHD, SHAPE, every_path, memories, pull_and_push
 from tests.gpu.processes.owner import SEED, pattern
 from tests.gpu.processes.visiting import EXPANDABLE, owner, refused
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-BLOCKS, LAYERS, ROW = 40, 4, 8192
-NBYTES = 2 * LAYERS * BLOCKS * 16 * ROW  # 40 MiB: several pieces of an expandable segment
-SHAPE = (LAYERS, 2, BLOCKS, 16, ROW)
-NHD, PAGED = "layer kv block token dim", "block layer kv token dim"
-memories = pytest.mark.parametrize("memory", [{}, EXPANDABLE], ids=["handle", "pieces"])
-every_path = pytest.mark.parametrize("path", ["kernel", "copy_engine", "copy_engine_2d", "auto"])
 
 
 @memories
 @every_path
 def test_blocks_are_pulled_and_pushed(path, memory):
-    ids = np.random.default_rng(3).permutation(BLOCKS)
-    mine = torch.zeros((BLOCKS, LAYERS, 2, 16, ROW), dtype=torch.uint8, device="cuda:0")
-    layout = KVLayout.from_tensors(PAGED, mine)
-    theirs = pattern(NBYTES, "cuda:0").view(SHAPE)
-    torch.cuda.synchronize()
     with owner(0, NBYTES, **memory) as visited, visited.open(0) as (address, opening):
         assert (opening.owner, opening.ordinal, mappings()) == (0, 0, 1)
-        there = visited.layout(NHD, address, SHAPE, 0)
-        with kvplan.Executor("cuda:0", kvplan.Policy(path=path)) as executor:
-            executor.submit(kvplan.compile(there, layout).plan(ids, ids[::-1])).synchronize()
-            expected = theirs.permute(2, 0, 1, 3, 4)[torch.from_numpy(ids).cuda()]
-            assert torch.equal(mine[torch.from_numpy(ids[::-1].copy()).cuda()], expected)
-            mine.copy_(pattern(NBYTES, "cuda:0", 11).view(SHAPE).permute(2, 0, 1, 3, 4))
-            torch.cuda.synchronize()
-            executor.submit(kvplan.compile(layout, there).plan(range(BLOCKS), range(BLOCKS))).synchronize()
-        assert visited.ask("holds", 11)
+        pull_and_push(visited, visited.layout(NHD, address, SHAPE, 0), path)
     assert mappings() == 0
 
 

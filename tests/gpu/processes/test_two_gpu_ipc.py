@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 import torch
 
 import kvplan
 from kvplan import KVLayout
 from tests.commands import python
-from tests.gpu.processes.owner import pattern
-from tests.gpu.processes.visiting import EXPANDABLE, owner
+from tests.gpu.processes.moving import BLOCKS, NBYTES, NHD, SHAPE, every_path, memories, pull_and_push
+from tests.gpu.processes.visiting import owner
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
 ]
-
-BLOCKS, LAYERS, ROW = 40, 4, 8192
-NBYTES = 2 * LAYERS * BLOCKS * 16 * ROW
-SHAPE = (LAYERS, 2, BLOCKS, 16, ROW)
-NHD, PAGED = "layer kv block token dim", "block layer kv token dim"
-memories = pytest.mark.parametrize("memory", [{}, EXPANDABLE], ids=["handle", "pieces"])
-every_path = pytest.mark.parametrize("path", ["kernel", "copy_engine", "copy_engine_2d", "auto"])
 
 
 def swapped() -> dict[str, str]:
@@ -38,23 +30,10 @@ def swapped() -> dict[str, str]:
 @pytest.mark.parametrize("order", ["same", "swapped"])
 def test_blocks_are_pulled_and_pushed(path, memory, order):
     """With the GPUs swapped, the owner's cuda:0 is cuda:1 here."""
-    ids = np.random.default_rng(3).permutation(BLOCKS)
-    mine = torch.zeros((BLOCKS, LAYERS, 2, 16, ROW), dtype=torch.uint8, device="cuda:0")
-    layout = KVLayout.from_tensors(PAGED, mine)
-    theirs = pattern(NBYTES, "cuda:0").view(SHAPE)
-    torch.cuda.synchronize()
     environment, ordinal = (memory, 1) if order == "same" else (memory | swapped(), 0)
     with owner(ordinal, NBYTES, **environment) as visited, visited.open(0) as (address, opening):
         assert (opening.owner, opening.ordinal) == (1, 0)
-        there = visited.layout(NHD, address, SHAPE, 1)
-        with kvplan.Executor("cuda:0", kvplan.Policy(path=path)) as executor:
-            executor.submit(kvplan.compile(there, layout).plan(ids, ids[::-1])).synchronize()
-            expected = theirs.permute(2, 0, 1, 3, 4)[torch.from_numpy(ids).cuda()]
-            assert torch.equal(mine[torch.from_numpy(ids[::-1].copy()).cuda()], expected)
-            mine.copy_(pattern(NBYTES, "cuda:0", 11).view(SHAPE).permute(2, 0, 1, 3, 4))
-            torch.cuda.synchronize()
-            executor.submit(kvplan.compile(layout, there).plan(range(BLOCKS), range(BLOCKS))).synchronize()
-        assert visited.ask("holds", 11)
+        pull_and_push(visited, visited.layout(NHD, address, SHAPE, 1), path)
 
 
 def test_an_executor_of_the_owner_s_gpu_is_refused():
