@@ -29,7 +29,6 @@ class Case:
         extra: entries of ``kv_connector_extra_config``, besides the spec.
         work: key of :data:`tests.whole_engines.work.WORKS`.
         faults: arguments of :class:`tests.whole_engines.faults.Faults`.
-        environment: environment variables of the process.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Case:
     extra: Mapping[str, Any] = field(default_factory=dict)
     work: str = "chats"
     faults: Mapping[str, int] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tiers(self) -> bool:
@@ -68,7 +66,6 @@ class Case:
 
 
 ANSWERS = {"offload_prompt_only": False}  # vLLM's default stores the blocks of prompts only
-PACKED = {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}
 LAYERS = {"load_by_layer": True}
 TIERS = {"cpu_bytes_to_use": SMALL, "secondary_tiers": FOLDER}
 
@@ -78,8 +75,6 @@ WHOLE = [  # every block that was computed is stored once, and every prefix that
     Case("connector", OURS, ANSWERS),
     Case("connector, prompts only", OURS),
     Case("by layer", OURS, {**ANSWERS, **LAYERS}),
-    Case("packed", OURS, ANSWERS, environment=PACKED),
-    Case("packed, by layer", OURS, {**ANSWERS, **LAYERS}, environment=PACKED),
 ]
 SMALL_POOL = [  # the pool holds less than half of the blocks
     Case("small pool, vllm's connector", VLLMS, {"cpu_bytes_to_use": SMALL}),

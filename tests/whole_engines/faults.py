@@ -43,7 +43,7 @@ class Faults:
 
     def __init__(self, loads: int = 0, stores: int = 0) -> None:
         self.made: Counter[str] = Counter()
-        self._every = {"store": stores, "load": loads, "expedited load": loads}
+        self._every = {"store": stores, "load": loads}
         self._seen: Counter[str] = Counter()
         self._rows: tuple[Any, Any] = ((), ())
         self._failing: tuple[str, Any] | None = None  # while a job is submitted: how it fails, and what is spoiled
@@ -85,11 +85,12 @@ class Faults:
 
     def _turn(self, what: str, rows: Any, specs: list[Any]) -> tuple[str, Any] | None:
         """Say whether the next job fails, and how."""
-        self._seen[what] += 1
-        every = self._every[what]
-        if not every or self._seen[what] % every:
+        kind = what.split()[-1]  # expedited loads are counted with the others
+        self._seen[kind] += 1
+        every = self._every[kind]
+        if not every or self._seen[kind] % every:
             return None
-        how = "refused" if self._seen[what] // every % 2 else "lost"
+        how = "refused" if self._seen[kind] // every % 2 else "lost"
         self.made[f"{what} {how}"] += 1
         blocks = [int(block) for spec in specs for block in spec.block_ids]
 

@@ -18,6 +18,7 @@ from tests.whole_engines.cases import Case
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
 LIMIT_S = 600  # an engine that takes longer hangs; on two cores it takes 20 to 30 s
+END_S = 30  # until a process that was told to end is killed
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",  # nothing goes to the network
     "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(ROOT),
@@ -28,9 +29,9 @@ WORDS_OF_ERRORS = re.compile(r"Error|Exception|assert|Traceback|failed")
 
 
 @contextlib.contextmanager
-def process(command: list[str], folder: Path, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command as the leader of a group of processes, and kill the group in the end; its output is a file."""
-    environment = {**os.environ, **ENVIRONMENT, **(more or {})}
+def process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command as the leader of a group of processes, and end the group in any case; its output is a file."""
+    environment = {**os.environ, **ENVIRONMENT}
     with (folder / "log").open("wb") as log:
         started = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=folder
@@ -38,6 +39,10 @@ def process(command: list[str], folder: Path, more: dict[str, str] | None = None
     try:
         yield started
     finally:
+        if started.poll() is None:  # after an error: let it remove what it has in /dev/shm
+            started.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(END_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
@@ -50,9 +55,9 @@ def end_of_log(folder: Path) -> str:
     return "\n".join([*told[-15:], "...", *lines[-25:]])
 
 
-def run(command: list[str], folder: Path, more: dict[str, str] | None = None) -> None:
+def run(command: list[str], folder: Path) -> None:
     """Run a command to its end, which must come in time and be a success."""
-    with process(command, folder, more) as started:
+    with process(command, folder) as started:
         try:
             code = started.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -65,7 +70,7 @@ def serve(arguments: dict[str, Any], works: list[str], folder: Path, case: Case)
     setup, answer = folder / "setup.json", folder / "answer.json"
     setup.write_text(json.dumps({"arguments": arguments, "works": works, "faults": dict(case.faults)}))
     command = [sys.executable, "-m", "tests.whole_engines.engine", str(setup), str(answer)]
-    run(command, folder, dict(case.environment))
+    run(command, folder)
     return json.loads(answer.read_text())
 
 
