@@ -85,7 +85,7 @@ class Faults:
 
     def _turn(self, what: str, rows: Any, specs: list[Any]) -> tuple[str, Any] | None:
         """Say whether the next job fails, and how."""
-        kind = what.split()[-1]  # expedited loads are counted with the others
+        kind = what.rsplit(maxsplit=1)[-1]  # expedited loads are counted with the others
         self._seen[kind] += 1
         every = self._every[kind]
         if not every or self._seen[kind] % every:

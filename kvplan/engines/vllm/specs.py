@@ -127,6 +127,9 @@ def classes() -> tuple[type[Any], ...]:
         executor of kvplan's worker copies between CPU tensors as well. Other platforms are still refused by vLLM.
         """
 
+        _worker: Any  # these two are the other base's
+        create_worker: Any
+
         def get_worker(self, kv_caches: Any) -> Any:
             """Return the worker, which the first call makes."""
             if self._worker is None and current_platform.is_cpu():
