@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 
-.PHONY: demo fast test coverage deep test-peers test-gpu lint docs dist bench clean
+.PHONY: demo fast test coverage deep test-peers test-engines test-gpu lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -46,6 +47,10 @@ test-gpu:
 test-peers: $(VENV)/vllm.stamp
 	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 
+# Whole vLLM engines on the CPU, in an environment of their own: vLLM pins other versions than the tests do.
+test-engines: $(ENGINES)/engines.stamp
+	$(ENGINES)/bin/python -m pytest -m engines -n 2 --dist worksteal --timeout 900 --timeout-method signal tests/whole_engines
+
 # Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp
 	$(BIN)/pre-commit run --all-files
@@ -87,5 +92,12 @@ $(VENV)/vllm.stamp: $(VENV)/peers.stamp
 	$(BIN)/python -m pip install --quiet --no-deps vllm==0.33.0 lmcache==0.5.6
 	@touch $@
 
+$(ENGINES)/engines.stamp: tests/whole_engines/install.py pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(ENGINES)/bin/python tests/whole_engines/install.py
+	$(ENGINES)/bin/python -m pip install --quiet --editable . --group engines
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ENGINES) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -33,7 +33,6 @@ GRAPHS = {
     "decode": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _DECODED},
 }  # fmt: skip
 _ATTENTION = ("qkv_proj", "q_proj", "kv_a_proj", "kv_b_proj")
-_CPU_SPEC = "benchmarks.engines.cpu"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def pool_nbytes(shape: Shape, work: Work) -> int:
     return work.host_tokens * shape.token_nbytes
 
 
-def transfer_config(way: Way, shape: Shape, work: Work, device: str) -> dict[str, Any] | None:
+def transfer_config(way: Way, shape: Shape, work: Work) -> dict[str, Any] | None:
     """Return vLLM's ``kv_transfer_config`` with the size of the host pool, or None without offloading."""
     if not way.config:
         return None
@@ -81,8 +80,6 @@ def transfer_config(way: Way, shape: Shape, work: Work, device: str) -> dict[str
     extra = config["kv_connector_extra_config"]
     if way.base != "lmcache":
         extra["cpu_bytes_to_use"] = pool_nbytes(shape, work)
-    if device == "cpu":  # vLLM's own spec refuses the CPU: there, a stand-in shows that the benchmark runs
-        extra |= {"spec_module_path": _CPU_SPEC, "spec_name": "KVPlanOffloadingSpec"}
     return config
 
 
@@ -122,7 +119,7 @@ def start(setup: Setup) -> Any:
     DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)  # vLLM packs them afterwards
     folder = tempfile.TemporaryDirectory(prefix="kvplan-engine-")
     (Path(folder.name) / "config.json").write_text(json.dumps(SHAPES[setup.shape].config))
-    config = transfer_config(way_of(setup.way), SHAPES[setup.shape], setup.work, setup.device)
+    config = transfer_config(way_of(setup.way), SHAPES[setup.shape], setup.work)
     more = {} if config is None else {"kv_transfer_config": config}
     llm = LLM(model=folder.name, **engine_arguments(setup), **more)
     folder.cleanup()

@@ -1,6 +1,7 @@
 """Specs for vLLM's CPU offloading that use kvplan's worker.
 
-Source: vLLM 0.33.0, ``v1/kv_offload/cpu/spec.py``, ``v1/kv_offload/tiering/spec.py``, ``v1/kv_offload/factory.py``.
+Source: vLLM 0.33.0, ``v1/kv_offload/cpu/spec.py``, ``v1/kv_offload/tiering/spec.py``, ``v1/kv_offload/factory.py``,
+``platforms/interface.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def policy_of(extra_config: Mapping[str, Any]) -> Policy:
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the worker and of both specs; this imports vLLM."""
     import torch
+    from vllm.platforms import current_platform
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.gpu_worker import pin_mmap_region
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -118,7 +120,23 @@ def classes() -> tuple[type[Any], ...]:
                 region.cleanup()
             raise
 
-    class KVPlanOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+    class OnCPU:
+        """A spec that serves vLLM's CPU platform, too: a cache in the host's memory, beside the pool.
+
+        ``CPUOffloadingSpec.get_worker`` refuses that platform, because vLLM's own worker copies by CUDA or XPU. The
+        executor of kvplan's worker copies between CPU tensors as well. Other platforms are still refused by vLLM.
+        """
+
+        _worker: Any  # these two are the other base's
+        create_worker: Any
+
+        def get_worker(self, kv_caches: Any) -> Any:
+            """Return the worker, which the first call makes."""
+            if self._worker is None and current_platform.is_cpu():
+                self._worker = self.create_worker(kv_caches)  # vLLM's method then returns it, and asks no more
+            return super().get_worker(kv_caches)  # type: ignore[misc]
+
+    class KVPlanOffloadingSpec(OnCPU, CPUOffloadingSpec):  # type: ignore[misc]
         """A ``CPUOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:
@@ -132,7 +150,7 @@ def classes() -> tuple[type[Any], ...]:
                 )  # fmt: skip
             return worker_of(self, kv_caches, region, canonical=False)
 
-    class KVPlanTieringOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    class KVPlanTieringOffloadingSpec(OnCPU, TieringOffloadingSpec):  # type: ignore[misc]
         """A ``TieringOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:

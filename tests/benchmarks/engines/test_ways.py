@@ -12,8 +12,8 @@ from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
 from benchmarks.engines.ways import DEFAULT, batches, way_of
 
 
-def configured(name, device="cuda"):
-    return engine.transfer_config(way_of(name), SHAPES["8b"], FULL, device)
+def configured(name):
+    return engine.transfer_config(way_of(name), SHAPES["8b"], FULL)
 
 
 def test_every_default_way_has_a_title_of_its_own():

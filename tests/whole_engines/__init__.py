@@ -1,0 +1,1 @@
+"""Whole vLLM engines on the CPU, each in a process of its own: `make test-engines`."""

@@ -1,0 +1,105 @@
+"""Configurations of engines as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.whole_engines.model import TOKEN_NBYTES
+from tests.whole_engines.work import BLOCK, CROWD_GPU_BLOCKS, GPU_BLOCKS
+
+BLOCK_NBYTES = BLOCK * TOKEN_NBYTES
+LARGE = 1 << 28  # bytes of a host pool that holds all
+SMALL = 80 * BLOCK_NBYTES  # less than half of the chats
+MODULE = "kvplan.engines.vllm"
+OURS = {"kv_connector": "KVPlanOffloadingConnector", "kv_connector_module_path": MODULE,
+        "kv_load_failure_policy": "recompute"}  # fmt: skip
+VLLMS = {"kv_connector": "OffloadingConnector"}
+FOLDER = "<folder>"  # of a tier; each case has its own
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine and the work that it serves.
+
+    Attributes:
+        name: name of the case.
+        connector: entries of ``kv_transfer_config``; empty without offloading.
+        extra: entries of ``kv_connector_extra_config``, besides the spec.
+        work: key of :data:`tests.whole_engines.work.WORKS`.
+        faults: arguments of :class:`tests.whole_engines.faults.Faults`.
+    """
+
+    name: str
+    connector: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    work: str = "chats"
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tiers(self) -> bool:
+        """Whether it has a second tier."""
+        return "secondary_tiers" in self.extra
+
+    @property
+    def pool(self) -> int:
+        """Bytes of the host pool."""
+        return self.extra.get("cpu_bytes_to_use", LARGE)
+
+    def transfer_config(self, engine_id: str, folder: str) -> dict[str, Any]:
+        """vLLM's ``kv_transfer_config``."""
+        spec = "KVPlanTieringOffloadingSpec" if self.tiers else "KVPlanOffloadingSpec"
+        extra = {"cpu_bytes_to_use": LARGE, "spec_name": spec, "spec_module_path": MODULE, **self.extra}
+        if self.tiers:
+            extra["secondary_tiers"] = [{"type": "fs", "root_dir": folder}]
+        return {**self.connector, "kv_role": "kv_both", "engine_id": engine_id, "kv_connector_extra_config": extra}
+
+    def arguments(self, model: str, engine_id: str, folder: str) -> dict[str, Any]:
+        """Arguments of vLLM's ``LLM``."""
+        blocks = CROWD_GPU_BLOCKS if self.work == "crowd" else GPU_BLOCKS
+        found = {
+            "model": model, "dtype": "float32", "enforce_eager": True, "disable_log_stats": False,
+            "block_size": BLOCK, "num_gpu_blocks_override": blocks, "max_model_len": 1024, "max_num_seqs": 8,
+        }  # fmt: skip
+        return found | ({"kv_transfer_config": self.transfer_config(engine_id, folder)} if self.connector else {})
+
+
+ANSWERS = {"offload_prompt_only": False}  # vLLM's default stores the blocks of prompts only
+LAYERS = {"load_by_layer": True}
+TIERS = {"cpu_bytes_to_use": SMALL, "secondary_tiers": FOLDER}
+
+WHOLE = [  # every block that was computed is stored once, and every prefix that the host holds is loaded
+    Case("vllm's connector", VLLMS, ANSWERS),
+    Case("vllm's connector, in the step", VLLMS, {**ANSWERS, "sync_load_budget_bytes": LARGE}),
+    Case("connector", OURS, ANSWERS),
+    Case("connector, prompts only", OURS),
+    Case("by layer", OURS, {**ANSWERS, **LAYERS}),
+]
+SMALL_POOL = [  # the pool holds less than half of the blocks
+    Case("small pool, vllm's connector", VLLMS, {"cpu_bytes_to_use": SMALL}),
+    Case("small pool", OURS, {"cpu_bytes_to_use": SMALL}),
+    Case("small pool, by layer", OURS, {"cpu_bytes_to_use": SMALL, **LAYERS}),
+]
+TIERED = [  # the same pool over files
+    Case("tiers, vllm's connector", VLLMS, TIERS),
+    Case("tiers", OURS, TIERS),
+    Case("tiers, by layer", OURS, {**TIERS, **LAYERS}),
+    Case("tiers, canonical", OURS, {**TIERS, "canonical_layout": True}),
+]
+PREEMPTED = [
+    Case("crowd, vllm's connector", VLLMS, work="crowd"),
+    Case("crowd", OURS, work="crowd"),
+    Case("crowd, by layer", OURS, LAYERS, work="crowd"),
+    Case("crowd, small pool", OURS, {"cpu_bytes_to_use": SMALL}, work="crowd"),
+    Case("crowd, tiers", OURS, TIERS, work="crowd"),
+]
+FAILING = [
+    Case("loads fail", OURS, faults={"loads": 2}),
+    Case("loads by layer fail", OURS, LAYERS, faults={"loads": 2}),
+    Case("stores fail", OURS, faults={"stores": 3}),
+    Case("both fail, tiers", OURS, TIERS, faults={"loads": 3, "stores": 4}),
+    Case("both fail in a crowd", OURS, work="crowd", faults={"loads": 2, "stores": 3}),
+    Case("both fail in a crowd, by layer", OURS, LAYERS, work="crowd", faults={"loads": 2, "stores": 3}),
+]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING]

@@ -1,0 +1,91 @@
+"""One engine in this process: ``python -m tests.whole_engines.engine SETUP ANSWER``, two JSON files.
+
+It serves the works of its setup, one after another, and then says what is left in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.whole_engines.work import WORKS
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # scheduler and worker are looked at, and failures are put there
+
+
+class Engine:
+    """vLLM's ``LLM`` in this process."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(**arguments)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[dict[str, Any]]:
+        """Serve prompts at once, by greedy sampling; then step until no job is left, as a server does."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        answers = self.llm.generate(given, sampling, use_tqdm=False)
+        while self.scheduler.has_requests():
+            self.llm.llm_engine.step()
+        return [{"tokens": list(one.outputs[0].token_ids), "cached": one.num_cached_tokens} for one in answers]
+
+    def metrics(self) -> dict[str, float]:
+        """Values of vLLM's counters and gauges; the labels that say which engine it is are left out."""
+        return {metric.name: metric.value for metric in self.llm.get_metrics() if hasattr(metric, "value")}
+
+    def left(self) -> dict[str, int]:
+        """What must not be left when no request is served: blocks, requests and jobs."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        found = {
+            "used blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),  # one is vLLM's null block
+            "requests": len(self.scheduler.requests),
+        }
+        if self.scheduler.connector is None:
+            return found
+        offload = self.scheduler.connector.connector_scheduler
+        lines = self.worker()._lines.values()
+        return found | {
+            "jobs of the scheduler": len(offload._jobs),
+            "requests of the connector": len(offload._req_status),
+            "fenced blocks": len(offload._block_id_to_pending_jobs),
+            "jobs of the worker": sum(len(line.jobs) for line in lines),
+        }
+
+    def worker(self) -> Any:
+        """kvplan's worker."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group().connector_worker.worker
+
+
+def main() -> None:
+    """Start, serve, and write the answer."""
+    setup, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    faults = None
+    if setup["faults"]:
+        from tests.whole_engines.faults import Faults
+
+        faults = Faults(**setup["faults"])
+        faults.install()
+    engine = Engine(setup["arguments"])
+    found: dict[str, Any] = {"answers": {name: WORKS[name](engine.generate) for name in setup["works"]}}
+    found |= {"metrics": engine.metrics(), "left": engine.left(), "faults": dict(faults.made) if faults else {}}
+    if engine.scheduler.connector is not None:
+        found["worker"] = type(engine.worker()).__name__
+        found["connector"] = type(engine.scheduler.connector).__name__
+    engine.core.shutdown()
+    found["threads"] = [thread.name for thread in threading.enumerate() if "kvplan" in thread.name.lower()]
+    answer.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

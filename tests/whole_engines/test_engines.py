@@ -1,0 +1,118 @@
+"""Whole vLLM engines with kvplan: tokens are those without offloading, and vLLM's own metrics say what was moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.whole_engines import cases
+from tests.whole_engines.cases import BLOCK_NBYTES
+from tests.whole_engines.model import TOKEN_NBYTES
+from tests.whole_engines.work import BLOCK, SESSIONS
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+
+LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
+HITS, ASKED = "vllm:external_prefix_cache_hits", "vllm:external_prefix_cache_queries"
+OWN_HITS, PREEMPTED = "vllm:prefix_cache_hits", "vllm:num_preemptions"
+WRITTEN, READ = "vllm:kv_offload_tiering_write_bytes", "vllm:kv_offload_tiering_read_bytes"
+PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
+
+
+def each(some):
+    return pytest.mark.parametrize("case", some, ids=lambda case: case.name)
+
+
+def check(case, found, plain, note):
+    """Check what holds for every case, and return the metrics."""
+    wanted, answers = plain[case.work], found["answers"][case.work]
+    different = [one["request"] for one, other in zip(answers, wanted, strict=True) if one["tokens"] != other["tokens"]]
+    metrics = found["metrics"]
+    note(
+        f"{len(wanted) - len(different)} of {len(wanted)} equal", f"{metrics[STORED] / 1e6:.1f}",
+        f"{metrics[LOADED] / 1e6:.1f}", f"{metrics[HITS]:,.0f} of {metrics[ASKED]:,.0f}", f"{metrics[PREEMPTED]:.0f}",
+        ", ".join(f"{count} {what}" for what, count in found["faults"].items()),
+    )  # fmt: skip
+    assert different == []
+    assert found["worker"] == "KVPlanOffloadingWorker"
+    assert found["connector"] == case.connector["kv_connector"]
+    assert {what: count for what, count in found["left"].items() if count} == {}
+    assert found["threads"] == []
+    assert metrics[PINNED] == 0
+    assert metrics[STORED] > 0
+    assert metrics[STORED] % BLOCK_NBYTES == metrics[LOADED] % BLOCK_NBYTES == 0
+    return metrics
+
+
+def whole_blocks(answers, *, prompts_only=True):
+    """Number of blocks that the sessions fill in the end."""
+    return sum(stored_tokens(one, prompts_only=prompts_only) // BLOCK for one in answers[-SESSIONS:])
+
+
+def stored_tokens(one, *, prompts_only):
+    """Tokens of a request that may be stored; the last token of an answer is not in the cache."""
+    return one["prompt"] if prompts_only else one["prompt"] + len(one["tokens"]) - 1
+
+
+def test_tokens_depend_on_the_first_token_of_a_prompt(plain):
+    """Otherwise, equal tokens would say nothing about a prefix that was loaded."""
+    first, second = (one["tokens"] for one in plain["prefixes"])
+    assert first != second
+
+
+@each(cases.WHOLE)
+def test_a_prefix_of_the_host_is_loaded(case, served, plain, note):
+    found = served(case)
+    metrics = check(case, found, plain, note)
+    answers = found["answers"]["chats"]
+    prompts_only = case.extra.get("offload_prompt_only", True)
+    # Each later turn finds all whole blocks of the turn before: on the host, or still in the cache.
+    before = {}
+    for one in answers:
+        session = int(one["request"].split()[-1])
+        if session in before:
+            cached = stored_tokens(before[session], prompts_only=False) // BLOCK * BLOCK
+            host = stored_tokens(before[session], prompts_only=prompts_only) // BLOCK * BLOCK
+            assert one["cached"] in {host, cached}
+        before[session] = one
+    assert metrics[HITS] + metrics[OWN_HITS] == sum(one["cached"] for one in answers)
+    assert metrics[HITS] > metrics[OWN_HITS]
+    assert metrics[LOADED] == metrics[HITS] * TOKEN_NBYTES
+    assert metrics[STORED] == whole_blocks(answers, prompts_only=prompts_only) * BLOCK_NBYTES
+
+
+@each(cases.SMALL_POOL)
+def test_a_small_pool_evicts(case, served, plain, note):
+    found = served(case)
+    metrics = check(case, found, plain, note)
+    assert metrics[STORED] > 2 * case.pool
+    assert metrics[LOADED] == metrics[HITS] * TOKEN_NBYTES > 0
+    # An evicted block is stored once more.
+    assert metrics[STORED] > whole_blocks(found["answers"]["chats"]) * BLOCK_NBYTES
+
+
+@each(cases.TIERED)
+def test_files_hold_what_the_pool_evicts(case, served, plain, note):
+    found = served(case)
+    metrics = check(case, found, plain, note)
+    assert metrics[WRITTEN] == metrics[STORED] > 1.5 * case.pool
+    assert metrics[READ] > 0
+    assert metrics[LOADED] == metrics[HITS] * TOKEN_NBYTES > 0
+
+
+@each(cases.PREEMPTED)
+def test_preempted_requests_go_on(case, served, plain, note):
+    metrics = check(case, served(case), plain, note)
+    assert metrics[PREEMPTED] > 0
+    # vLLM counts the hits of new requests. Blocks of preempted requests are loaded, too.
+    assert metrics[LOADED] > metrics[HITS] * TOKEN_NBYTES > 0
+
+
+@each(cases.FAILING)
+def test_failed_transfers_are_recomputed(case, served, plain, note):
+    found = served(case)
+    metrics = check(case, found, plain, note)
+    for what in case.faults:
+        kinds = {kind.split()[-1] for kind in found["faults"] if what[:-1] in kind}
+        # In a crowd, the number of jobs depends on the pace of the transfers.
+        assert kinds == {"refused", "lost"} or (kinds and case.work == "crowd")
+    assert metrics[LOADED] > 0

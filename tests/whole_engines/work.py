@@ -1,0 +1,57 @@
+"""Requests that every engine gets. Their tokens are noted, so that engines can be compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+BLOCK = 32  # tokens
+SESSIONS, TURNS, ASKED, ANSWERED = 6, 4, 40, 24
+GPU_BLOCKS = 64  # fewer than three sessions have
+CROWD, CROWD_PROMPT, CROWD_ANSWER = 8, 300, 150
+CROWD_GPU_BLOCKS = 72  # five whole requests of the crowd
+
+Generate = Callable[[list[list[int]], int], list[Any]]
+
+
+def tokens(what: str, number: int, count: int) -> list[int]:
+    """Tokens that are the same in every process."""
+    return random.Random(f"{what} {number}").choices(range(1000), k=count)
+
+
+def chats(generate: Generate) -> list[dict[str, Any]]:
+    """Sessions of several turns, one request at a time; each prompt has the answers before it.
+
+    Every second turn goes backwards through the sessions: the least recently used pool then holds some of them.
+    """
+    said = [tokens("context", k, 500 + 27 * k) for k in range(SESSIONS)]
+    found = []
+    for turn in range(TURNS):
+        for k in range(SESSIONS) if turn % 2 == 0 else reversed(range(SESSIONS)):
+            said[k] = said[k] + tokens(f"asked in turn {turn}", k, ASKED)
+            (answer,) = generate([said[k]], ANSWERED)
+            found.append({"request": f"turn {turn}, session {k}", "prompt": len(said[k]), **answer})
+            said[k] = said[k] + answer["tokens"]
+    return found
+
+
+def crowd(generate: Generate) -> list[dict[str, Any]]:
+    """More requests at once than the cache holds, so that some are preempted; then the same once more."""
+    prompts = [tokens("crowd", k, CROWD_PROMPT + 13 * k) for k in range(CROWD)]
+    found = []
+    for turn in range(2):
+        answers = generate(prompts, CROWD_ANSWER)
+        found += [{"request": f"turn {turn}, request {k}", "prompt": len(prompts[k]), **answer}
+                  for k, answer in enumerate(answers)]  # fmt: skip
+    return found
+
+
+def prefixes(generate: Generate) -> list[dict[str, Any]]:
+    """Two prompts that differ in their first token only."""
+    prompt = tokens("prefix", 0, 300)
+    answers = [generate([[first, *prompt]], ANSWERED)[0] for first in (1, 2)]
+    return [{"request": f"first token {k}", "prompt": 301, **answer} for k, answer in enumerate(answers)]
+
+
+WORKS = {"chats": chats, "crowd": crowd, "prefixes": prefixes}
