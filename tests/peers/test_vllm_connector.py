@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     TransferJobStatus,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -118,6 +119,20 @@ def test_specs_differ_from_vllms_in_their_worker_alone():
     for name in vllm.NAMES[1:]:
         made = getattr(vllm, name)
         assert pickle.loads(pickle.dumps(made)) is made
+
+
+@pytest.mark.parametrize("name", ["KVPlanOffloadingSpec", "KVPlanTieringOffloadingSpec"])
+def test_the_cpu_platform_has_a_worker_and_unknown_platforms_are_refused(name, monkeypatch):
+    spec, kept = OffloadingSpecFactory.create_spec(config_of(name)), caches()[1]
+    for platform in ("is_cpu", "is_cuda_alike", "is_xpu"):
+        monkeypatch.setattr(type(current_platform), platform, lambda self: False)
+    with pytest.raises(Exception, match="only supported on CUDA-alike"):
+        spec.get_worker(kept)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
+    worker = spec.get_worker(kept)
+    assert type(worker) is vllm.KVPlanOffloadingWorker
+    assert spec.get_worker(kept) is worker
+    worker.shutdown()
 
 
 def test_the_manuals_configuration_names_them():

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,17 @@ def shared_names() -> set[str]:
 
 
 def left_behind(before: set[str]) -> set[str]:
-    """Names in /dev/shm that are new, and that no living process maps: other processes have their own."""
-    mapped = ""
+    """Names in /dev/shm that are new, that stay, and that no living process maps: other processes have their own."""
+    end = time.monotonic() + END_S
+    while (found := unmapped(before)) and time.monotonic() < end:
+        time.sleep(0.5)  # a semaphore of another engine has a name for a moment
+    return found
+
+
+def unmapped(before: set[str]) -> set[str]:
+    """Names in /dev/shm that are new, and that no process maps."""
+    new, mapped = shared_names() - before, ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mapped += maps.read_text()
-    return {name for name in shared_names() - before if f"{SHM}/{name}" not in mapped}
+    return {name for name in new if f"{SHM}/{name}" not in mapped}
