@@ -114,6 +114,7 @@ def test_a_transfer_runs_behind_the_copies_of_a_list_that_has_failed(seed):
         until(lambda: not first.unplayed)
         second = executor.submit(pair.plan(Move([8], [0])))
         end = second._end
+        until(lambda: gpu.passed[end] < gpu.recorded[end])  # the lane's thread may issue it
         gpu.advance(200)
         assert gpu.passed[end] < gpu.recorded[end]  # the copies before are still in flight
         gate.set()
