@@ -1,7 +1,7 @@
 """Time an engine's decode steps after kernels beside its graphs: ``python -m benchmarks.engines.kernel_priority``.
 
-One whole vLLM engine decodes 16 requests in full CUDA graphs. Before each measure, kernels run on another stream while
-it decodes: torch's, or those of kvplan's loads and stores. In the measure itself, nothing else runs.
+One whole vLLM engine decodes 16 requests in full CUDA graphs. Before each measure, kernels run on another stream while it
+decodes: torch's, or those of kvplan's loads and stores. In the measure itself, nothing else runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Decoding:
     def run(self, case: str) -> dict[str, Any]:
         """Let kernels run beside decoding, and return the pace then and afterwards."""
         kind, _, priority = case.partition(" ")
-        found: dict[str, Any] = {"case": case}
+        found = {"case": case}
         if kind == "torch":
             stream = self.torch.cuda.Stream(priority=-1 if priority == "high" else 0)
 
