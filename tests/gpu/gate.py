@@ -16,8 +16,8 @@ GREATER_OR_EQUAL = 0
 class Gate:
     """Holds up a stream of the GPU until :meth:`open`.
 
-    The driver waits for a word of pinned memory; no kernel spins, so that nothing else is slowed down. By itself it opens
-    after ``seconds``.
+    The driver waits for a word of pinned memory; no kernel spins, so that nothing else is slowed down. A gate that
+    nobody opens does so by itself after ``seconds``.
     """
 
     def __init__(self, stream: torch.cuda.Stream, seconds: float = SECONDS) -> None:
