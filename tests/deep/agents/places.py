@@ -107,8 +107,11 @@ def in_order(content: Bytes, notation: str) -> Bytes:
 def settled(place: Host, before: tuple[int, int, int]) -> None:
     """Wait until this process has no more descriptors, mappings and threads than before."""
     until = time.monotonic() + SECONDS
-    while any(now > then for now, then in zip(now_left := place.left(), before, strict=True)):
-        assert time.monotonic() < until, f"descriptors, mappings and threads were {before}, and are {now_left}"
+    while True:
+        left = place.left()
+        if all(now <= then for now, then in zip(left, before, strict=True)):
+            return
+        assert time.monotonic() < until, f"descriptors, mappings and threads were {before}, and are {left}"
         time.sleep(0.01)
 
 
