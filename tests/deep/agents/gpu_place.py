@@ -23,6 +23,7 @@ class Gpus(places.Host):
     extents = (64, 4, 2048)
     in_order = False
     batches = 50
+    ahead = 2  # a process with a GPU takes seconds to start
     notations = ("block layer dim", "layer block dim")  # and none of runs of one byte: the copy engine takes seconds
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ def rounds(place: Host, seed: int, count: int) -> str:
     left = (0, 0, 0)
     finished = failed = noted = 0
     seeds = [k % 251 for k in range(count)]
-    for k, other in enumerate(neighbours(place, seeds, ahead=int(place.name != "cpu"))):
+    for k, other in enumerate(neighbours(place, seeds, ahead=place.ahead)):
         mine = place.pool((k + 1) % 251)
         agent = place.agent("me", {"kv": mine})
         if (k + seed) // place.turns % 2:

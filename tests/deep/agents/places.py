@@ -37,6 +37,7 @@ class Host:
         in_order: whether transfers of both directions run in the order of their submits.
         batches: batches of transfers with one other process.
         notations: notations of this process's pool.
+        ahead: processes that start while a round runs.
     """
 
     name = "cpu"
@@ -44,6 +45,7 @@ class Host:
     turns = 1
     in_order = True
     batches = 20
+    ahead = 0
     notations: tuple[str, ...] = ("block layer dim", "layer block dim", "block dim layer")
 
     def content(self, seed: int) -> Bytes:

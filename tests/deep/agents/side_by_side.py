@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tests.commands import ROOT
 from tests.deep.agents.places import Host
 
-SECONDS = 30.0  # for each round of a process, at most; and as much to start
+START, ROUND = 60.0, 10.0  # seconds: processes that need more are ended, and the run has failed
 SUMMARY = re.compile(r"^rounds: .* s, (\d+) transfers done, (\d+) failed, (\d+) noted, nothing wrong", re.MULTILINE)
 
 
@@ -22,7 +22,7 @@ def side_by_side(workers: int) -> Callable[[Host, int, int], str]:
         """Start the processes, wait for all, and return the sums."""
         shares = [count // workers + (k < count % workers) for k in range(workers)]
         running = [_begun(place, seed + k, share) for k, share in enumerate(shares) if share]
-        ends = [threading.Timer(SECONDS * (max(shares) + 1), one.kill) for one in running]
+        ends = [threading.Timer(START + ROUND * max(shares), one.kill) for one in running]
         for timer in ends:
             timer.start()
         told = [one.communicate()[0] for one in running]

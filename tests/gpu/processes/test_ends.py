@@ -35,8 +35,8 @@ def test_an_owner_that_dies_is_told_by_every_transfer(owner):
     with other(owner) as them, Visitor(them) as me:
         me.warm_up()
         with closed_gate() as gate:
-            loads = [me.peer.submit(me.load.plan([k], [k]), after=gate.stream) for k in range(20)]
-            stores = [me.peer.submit(me.store.plan([k], [k]), after=gate.stream) for k in range(20)]
+            loads = [me.peer.submit(me.load.plan([k], [k]), after=gate.stream) for k in range(8)]
+            stores = [me.peer.submit(me.store.plan([k], [k]), after=gate.stream) for k in range(8)]
             them.kill()
             until(lambda: is_refused(me))
             assert not all(each.done() for each in loads + stores)  # the gate still holds what the GPU has
