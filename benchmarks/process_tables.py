@@ -16,6 +16,7 @@ from benchmarks.gpu.peer.process_rows import (
     BETWEEN,
     BLOCK,
     COPY,
+    HOST,
     INTERFACE,
     MEETING,
     NIXL,
@@ -42,6 +43,11 @@ RATES: Shown = tuple(
 )
 GAINS: Shown = tuple(
     (f"{way}, runs of {size}", BESIDE, f"{way}, {size}", BETTER) for size in SIZES[1:] for way in ("push", "pull")
+)
+POOLS: Shown = tuple(
+    (f"host pools, {way}, runs of {size}", HOST, f"{way}, {size}", ONE)
+    for size in SIZES[1:3]
+    for way in ("push", "pull")
 )
 TIMES: Shown = (
     ("one block of 1.3 MB, until the other process has seen its note", BLOCK, "submit to seen", ""),
@@ -79,7 +85,7 @@ def readme_table(result: Path = PROCESSES_RESULT) -> str:
 
 def agents_table(result: Path = PROCESSES_RESULT) -> str:
     """Markdown of all transfers between two processes; "" before a run is recorded."""
-    return _made(result, WORK, (*RATES, *GAINS, *TIMES), MARKS, "../../")
+    return _made(result, WORK, (*RATES, *GAINS, *TIMES, *POOLS), MARKS, "../../")
 
 
 def interface_table(result: Path = PROCESSES_RESULT) -> str:

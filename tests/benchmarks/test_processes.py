@@ -61,6 +61,11 @@ def test_transfers_through_the_interface():
     assert rows["NIXL's interface", "WRITE: post"].beside == {NIXL: 3e5}
 
 
+def test_host_pools_are_held_to_the_host_path_of_one_process():
+    rows = found(rows_of(bench(), None, interface(), bench(nixl=False)))
+    assert rows["host pools", "pull, 8 KiB"].limit == pytest.approx(0.9 * 361)
+
+
 def test_a_machine_without_nixl_has_no_rows_beside_it():
     rows = rows_of(bench(nixl=False), None, interface(nixl=False))
     assert not any(NIXL in name for row in rows for name in row.beside)

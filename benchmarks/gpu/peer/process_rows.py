@@ -14,7 +14,8 @@ Document = Mapping[str, Any]
 TWO, ONE, BETTER = "two processes", "one process", "the better of NIXL READ and NIXL WRITE"
 COPY, NIXL, WITH_NIXL = "one large copy", "NIXL", "with NIXL's agents in both processes"
 BETWEEN, BESIDE, BLOCK, MEETING, INTERFACE = "between", "beside NIXL", "one block", "meeting", "NIXL's interface"
-OF_ONE_PROCESS, OF_COPY = 0.97, 0.85
+HOST = "host pools"
+OF_ONE_PROCESS, OF_HOST_PATH, OF_COPY = 0.97, 0.9, 0.85
 OF_NIXL = {8 * KIB: 50, 64 * KIB: 15, 1024 * KIB: 2.5}  # times the better of NIXL's READ and WRITE, by bytes of a run
 SEEN_US, SUBMIT_US, POST_US, MEET_MS = 150.0, 40.0, 1000.0, 50.0
 
@@ -33,27 +34,40 @@ class Scale:
     row_nbytes: int = 8192
 
 
-def rows_of(alone: Document, beside: Document | None, interface: Document) -> list[Row]:
+def rows_of(alone: Document, beside: Document | None, interface: Document, host: Document | None = None) -> list[Row]:
     """The rows of a run.
 
     Args:
         alone: what ``kvplan bench --peer process --output`` writes, without NIXL in the processes.
         beside: the same with NIXL's agents in both processes; None where NIXL is not installed.
         interface: what ``benchmarks.gpu.peer.nixl_interface --json`` writes.
+        host: what ``kvplan bench --peer process --device cpu --output`` writes.
     """
-    return [*_rates(beside or alone), *_one_block(alone, beside), *_meetings(alone), *_interface(interface)]
+    rates = _by_case(beside or alone)
+    found = [*_rates(BETWEEN, OF_ONE_PROCESS, rates), *_gains(rates), *_one_block(alone, beside), *_meetings(alone)]
+    found += _interface(interface)
+    return found if host is None else [*found, *_rates(HOST, OF_HOST_PATH, _by_case(host))]
 
 
-def _rates(made: Document) -> Iterator[Row]:
-    found: dict[tuple[str, int], dict[str, float]] = {}
+Cases = dict[tuple[str, int], dict[str, float]]  # GB/s by direction and bytes of a run, and by way
+
+
+def _by_case(made: Document) -> Cases:
+    found: Cases = {}
     for row in made["rows"]:
         if row["gbps"] is not None and not row["broken"]:
             found.setdefault((row["direction"], row["run_nbytes"]), {})[row["path"]] = row["gbps"]
+    return found
+
+
+def _rates(group: str, share: float, found: Cases) -> Iterator[Row]:
     for (direction, nbytes), ways in found.items():
         others = {name: ways[name] for name in (ONE, *sorted(ways)) if name in ways and name != TWO}
-        rule = f"{OF_ONE_PROCESS:g} x {ONE}"
-        yield Row(BETWEEN, f"{direction}, {spelled(nbytes)}", "GB/s", ways[TWO], others,
-                  OF_ONE_PROCESS * ways[ONE], rule, more_is_better=True)  # fmt: skip
+        yield Row(group, f"{direction}, {spelled(nbytes)}", "GB/s", ways[TWO], others,
+                  share * ways[ONE], f"{share:g} x {ONE}", more_is_better=True)  # fmt: skip
+
+
+def _gains(found: Cases) -> Iterator[Row]:
     for (direction, nbytes), ways in found.items():
         nixl = [gbps for (_, size), others in found.items() if size == nbytes
                 for name, gbps in others.items() if name.startswith(NIXL)]  # fmt: skip
