@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvplan.errors import PathError
+
+PRIORITIES = ("normal", "high")
+
+
+class KernelStreams(NamedTuple):
+    """A caller's wishes for the streams of an executor's kernels.
+
+    Attributes:
+        lent: returns the handle of the caller's stream for all kernels, or None; a lane asks at its first kernel.
+        urgent: whether streams of the executor's own have the highest priority.
+    """
+
+    lent: Callable[[], int | None] = lambda: None
+    urgent: bool = True
+
+
+OWN_STREAMS = KernelStreams()
+
+
+def kernel_streams(stream: Any, priority: str) -> KernelStreams:
+    """Check an executor's ``kernel_stream`` and ``kernel_priority``.
+
+    Raises:
+        PathError: the stream is neither a stream nor a function, or the priority is unknown.
+    """
+    if priority not in PRIORITIES:
+        raise PathError(f"kernel_priority is {priority!r}; expected one of {', '.join(PRIORITIES)}")
+    return KernelStreams(lender(stream), priority == "high")
 
 
 def stream_handle(stream: Any) -> int | None:

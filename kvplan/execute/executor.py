@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
-from kvplan.cuda.handles import lender
+from kvplan.cuda.handles import KernelStreams, kernel_streams
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
@@ -74,10 +74,13 @@ class Executor:
             machine; else the profile that kvplan ships for this GPU; else a guess.
         kernel_stream: an idle stream of the caller for all kernels of a GPU's executor, or a function that returns one
             or None, and that the first kernel calls. By default the executor makes streams of its own.
+        kernel_priority: ``"high"`` or ``"normal"``, the priority of the executor's own streams for kernels. Kernels of
+            high priority begin sooner beside compute. But the kernels of CUDA graphs on other streams then start later
+            (``docs/gpu.md``, Streams).
 
     Raises:
-        PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type; or
-            ``kernel_stream`` is no stream.
+        PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type;
+            ``kernel_stream`` is no stream; or ``kernel_priority`` is unknown.
         TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
@@ -117,6 +120,7 @@ class Executor:
         profile: DeviceProfile | None = None,
         *,
         kernel_stream: Any = None,
+        kernel_priority: str = "high",
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
@@ -126,7 +130,10 @@ class Executor:
             )
         self.policy = policy or Policy()
         self.device = _device_name(device)
-        self._backend: _Backend = _backend(self.device, self.policy, profile, kernel_stream)
+        kernels = kernel_streams(kernel_stream, kernel_priority)
+        if self.device == "cpu" and kernel_stream is not None:
+            raise PathError(f"kernel_stream is {kernel_stream!r}, and device 'cpu' runs no kernels; leave it out")
+        self._backend: _Backend = _backend(self.device, self.policy, profile, kernels)
         self._submit = ranged(self._backend.submit)
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
@@ -276,10 +283,8 @@ def _device_name(device: Any) -> str:
     raise PathError(f"no path serves device {name!r}: {reasons}")
 
 
-def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> _Backend:
+def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernels: KernelStreams) -> _Backend:
     if device == "cpu":
-        if kernel_stream is not None:
-            raise PathError(f"kernel_stream is {kernel_stream!r}, and device 'cpu' runs no kernels; leave it out")
         if policy.path not in ("auto", "host"):
             raise PathError(
                 f"path {policy.path!r} cannot serve device 'cpu': it is for GPU memory; use 'auto' or 'host'"
@@ -293,7 +298,7 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_
     from kvplan.execute.gpu.backend import GpuBackend
 
     try:
-        return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile, lent=lender(kernel_stream))
+        return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile, kernels=kernels)
     except TransferError as error:
         wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
         reasons = "; ".join(f"{path}: {error}" for path in wanted)

@@ -9,6 +9,7 @@ import pytest
 
 import kvplan
 from kvplan import PathError, TransferError
+from kvplan.cuda.handles import kernel_streams
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Move
 from tests.patience import PATIENCE
@@ -117,6 +118,34 @@ def test_streams_of_high_ones_are_of_the_highest_priority():
         executor.submit(pair.plan(MOVE), priority="high").synchronize()
         assert made == [False, True]
         pair.check()
+
+
+@pytest.mark.parametrize(("priority", "urgent"), [("high", True), ("normal", False)])
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+def test_streams_of_kernels_have_the_priority_that_the_caller_gives(path, priority, urgent):
+    device = Device()
+    made, stream, launched = {}, device.stream, []
+
+    def watched(*, urgent=False):
+        handle = stream(urgent=urgent)
+        made[handle] = urgent
+        return handle
+
+    device.stream = watched
+    pair = pair_on(device, "load")
+    kernels = kernel_streams(None, priority)
+    with executor_on(device, path, kernels=kernels) as executor:
+        for one in ("normal", "high"):
+            executor.submit(pair.plan(MOVE), priority=one).synchronize()
+        launched = [made[handle] for handle in device.launched_on]
+    assert launched
+    assert set(launched) == {urgent}
+    pair.check()
+
+
+def test_an_unknown_priority_of_kernels_is_refused():
+    with pytest.raises(PathError, match="kernel_priority is 'low'; expected one of normal, high"):
+        kvplan.Executor("cpu", kernel_priority="low")
 
 
 def test_a_graph_has_no_priority():

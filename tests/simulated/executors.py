@@ -18,6 +18,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
+from kvplan.cuda.handles import KernelStreams
 from kvplan.execute.gpu import backend
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.selection import Choice, Selection
@@ -98,13 +99,18 @@ class Unchecked(kvplan.Policy):
 
 def open_executor(
     device: Device, path: str = "auto", profile: DeviceProfile | None = None, *, limits: Limits = DEFAULT_LIMITS,
-    **policy: Any,
+    kernels: KernelStreams | None = None, **policy: Any,
 ) -> kvplan.Executor:  # fmt: skip
     """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
     device.limits = limits
     asked = (Unchecked if path == ToyPath.name else kvplan.Policy)(path=path, **policy)
     made = backend.GpuBackend(
-        device, asked, profile or default(), limits, (*backend.PATHS, ToyPath), lambda: device.lent
+        device,
+        asked,
+        profile or default(),
+        limits,
+        (*backend.PATHS, ToyPath),
+        kernels or KernelStreams(lambda: device.lent),
     )
     with mock.patch("kvplan.execute.executor._backend", return_value=made):
         executor = kvplan.Executor(f"cuda:{device.ordinal}", asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -13,6 +12,7 @@ from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
+from kvplan.cuda.handles import OWN_STREAMS, KernelStreams
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
@@ -46,7 +46,7 @@ class GpuBackend:
         profile: measured costs of the device; if None, the profile is looked up at the first use.
         limits: sizes and counts at which paths change what they do.
         paths: the classes of all paths.
-        lent: returns the handle of the caller's stream for all kernels, or None; called at the first kernel of a lane.
+        kernels: the caller's wishes for the streams of kernels.
 
     Attributes:
         resources: data, memory and events that all parts share.
@@ -61,9 +61,9 @@ class GpuBackend:
         profile: DeviceProfile | None = None,
         limits: Limits = DEFAULT_LIMITS,
         paths: tuple[type[Path], ...] = PATHS,
-        lent: Callable[[], int | None] = lambda: None,
+        kernels: KernelStreams = OWN_STREAMS,
     ) -> None:
-        self.resources = resources = resources_of(device, policy, limits, lent)
+        self.resources = resources = resources_of(device, policy, limits, kernels)
         self.tally = resources.tally
         self.closed = False
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock

@@ -103,7 +103,7 @@ class Graphs:
         """
         device, behind = self.resources.device, self._behind(after)
         with Uncaptured(device):
-            fork = device.stream(urgent=True)
+            fork = device.stream(urgent=self.resources.kernels.urgent)
             self._forks.append(fork)
             self._captured.append(transfer)
             begin, end = transfer.event(), transfer.event()

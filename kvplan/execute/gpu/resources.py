@@ -20,6 +20,7 @@ from kvplan.cost.policy import (
     Policy,
 )
 from kvplan.cuda.device import Device
+from kvplan.cuda.handles import OWN_STREAMS, KernelStreams
 from kvplan.cuda.reach import Reach
 from kvplan.execute.gpu.arena import Arena, Held, Piece
 from kvplan.execute.gpu.tables import Tables
@@ -107,7 +108,7 @@ class Resources:
         tally: sums over ended transfers.
         wakes: one queue for the thread of each lane; any object put in wakes the thread.
         inside: identifiers of the executor's own threads, which cannot wait for its end.
-        lent: returns the caller's stream for all kernels, or None; called when a lane needs its first such stream.
+        kernels: the caller's wishes for the streams of kernels.
     """
 
     generation: int
@@ -123,12 +124,10 @@ class Resources:
     tally: Tally
     wakes: list[Wake]
     inside: set[int]
-    lent: Callable[[], int | None]
+    kernels: KernelStreams
 
 
-def resources_of(
-    device: Device, policy: Policy, limits: Limits, lent: Callable[[], int | None] = lambda: None
-) -> Resources:
+def resources_of(device: Device, policy: Policy, limits: Limits, kernels: KernelStreams = OWN_STREAMS) -> Resources:
     """Make the resources of one executor. No memory is allocated before the first transfer."""
     lock, events = threading.RLock(), list[int]()
     slots = Arena(partial(_allocate, device, device.allocate_host), device.free_host, visible=True)
@@ -148,7 +147,7 @@ def resources_of(
         Tally(),
         [],
         set(),
-        lent,
+        kernels,
     )
 
 

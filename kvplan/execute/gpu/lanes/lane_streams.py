@@ -76,9 +76,10 @@ class LaneStreams(Flights):
 
     Attributes:
         name: name of the lane.
-        urgent: whether the lane is for urgent transfers; then all its streams except ``gate`` have highest priority.
+        urgent: whether the lane is for urgent transfers; then ``copy`` and ``side`` have highest priority.
         copy: the stream for the copy engine.
-        kernel: the stream for kernels, with highest priority: its kernels are short, and other work waits for them.
+        kernel: the stream for kernels, with highest priority unless the caller asked for normal: its kernels are short,
+            and other work waits for them.
         other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
             until it ends. If a kernel becomes ready only after another kernel has ended, compute has taken the SMs
             again. Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
@@ -87,8 +88,8 @@ class LaneStreams(Flights):
     """
 
     copy = Stream(urgent=None)
-    kernel = Stream(urgent=True)
-    other = Stream(urgent=True)
+    kernel = Stream(urgent=None)
+    other = Stream(urgent=None)
     gate = Stream(urgent=False)
 
     def __init__(self, resources: Resources, name: str, *, urgent: bool) -> None:
@@ -104,10 +105,12 @@ class LaneStreams(Flights):
         """Create a stream unless it exists; if ``urgent`` is None, with the priority of the lane's transfers."""
         if name in vars(self):
             return
-        lent = self._resources.lent() if name in FOR_KERNELS else None
-        if lent is not None:
-            self._lent, vars(self)[name] = lent, lent
-            return
+        if name in FOR_KERNELS:
+            lent = self._resources.kernels.lent()
+            if lent is not None:
+                self._lent, vars(self)[name] = lent, lent
+                return
+            urgent = self._resources.kernels.urgent
         with self._device.current():
             vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
 
