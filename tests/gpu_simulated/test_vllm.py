@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from tests.simulated import Device
 from tests.simulated.executors import every_path
