@@ -19,7 +19,7 @@ from kvplan.cuda.device import DEVICE_MAP, DEVICE_POINTER, PORTABLE, Device
 from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import LayoutError, TransferError
 
-PAGE = 4096
+PAGE = 16384
 WORD = 8  # bytes
 AT_LEAST = 0  # CUstreamWaitValue_flags: it compares by the sign of the difference
 RELEASED = 1 << 62  # at least as large as any number that is waited for
@@ -27,7 +27,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedWords:
-    """One page of 512 words of 64 bits, which another process opens by its file descriptor.
+    """A page of 2,048 words of 64 bits, which another process opens by its file descriptor.
 
     The size is sealed: a process that reads beyond the end of a file would get a signal that ends it.
 
@@ -91,6 +91,27 @@ class SharedWords:
     def store(self, index: int, value: int) -> None:
         """Write a word by the CPU."""
         self._words[index] = value
+
+    def put(self, index: int, held: bytes) -> None:
+        """Write bytes by the CPU, from a word on."""
+        assert self._memory is not None  # it is open
+        at = WORD * index
+        self._memory[at : at + len(held)] = held
+
+    def get(self, index: int, nbytes: int) -> bytes:
+        """Return bytes, from a word on.
+
+        >>> with SharedWords() as words:
+        ...     words.put(5, b"ready")
+        ...     words.get(5, 3), words.load(5).to_bytes(8, "little")
+        (b'rea', b'ready\\x00\\x00\\x00')
+        """
+        assert self._memory is not None  # it is open
+        return self._memory[WORD * index : WORD * index + nbytes]
+
+    def address(self, index: int) -> int:
+        """Return the address of a word."""
+        return self._address + WORD * index
 
     def pin(self, device: Device) -> None:
         """Pin the page, so that streams of all GPUs of this process can write it. A second call does nothing.
