@@ -87,7 +87,7 @@ class Core:
 
     def check_open(self) -> None:
         """Raise TransferError if the agent is closed, or belongs to the parent process of a fork."""
-        if self.foreign:
+        if self._made_in != generation():
             raise TransferError("agents do not survive a fork, and this one is the parent's; make one in the child")
         if self.closing:
             raise TransferError(f"the agent {self.name!r} is closed")

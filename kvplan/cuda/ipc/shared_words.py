@@ -55,8 +55,8 @@ class SharedWords:
 
     def _map(self, descriptor: int) -> None:
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, PAGE)
-        self._words: Any = np.frombuffer(self._memory, np.uint64)
-        self._address = int(self._words.__array_interface__["data"][0])
+        self._address = int(np.frombuffer(self._memory, np.uint64).__array_interface__["data"][0])
+        self._words: Any = memoryview(self._memory).cast("Q")  # of which a word is read faster than of an array
         self._device: Device | None = None
         self._made_in = generation()
 
@@ -86,7 +86,8 @@ class SharedWords:
 
     def load(self, index: int) -> int:
         """Return a word."""
-        return int(self._words[index])
+        word: int = self._words[index]
+        return word
 
     def store(self, index: int, value: int) -> None:
         """Write a word by the CPU."""
@@ -155,7 +156,7 @@ class SharedWords:
         if device is not None and self._made_in == generation():
             with device.current(), Uncaptured(device):
                 device.driver.cuMemHostUnregister(self._address)
-        self._words = None
+        self._words.release()
         memory.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)

@@ -173,11 +173,11 @@ class GpuBackend:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
             late = late or waits is None or lane.busy
-            late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
-            # The lane's thread waits on the CPU for the calls of another executor's transfer.
-            foreign = isinstance(after, DeviceTransfer) and after.resources is not self.resources
-            late = late or (foreign and after.unplayed)
+            if after is not None and isinstance(after, DeviceTransfer):
+                # The lane's thread waits on the CPU for the calls of another executor's transfer.
+                foreign = after.resources is not self.resources
+                late = late or after.queued or (foreign and after.unplayed)
             if late:
                 lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from struct import Struct
 from types import ModuleType
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernel
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
 from kvplan.execute.gpu.tables import Kernel, Table
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
@@ -47,6 +49,26 @@ class Ready(NamedTuple):
     programs: int
     header: int
     copied: tuple[int, int]
+
+
+class Recipe(NamedTuple):
+    """The launch of plans of one run group with a number of units between two layouts, without its header.
+
+    Attributes:
+        held: the run group and the layouts, held weakly.
+        table: the run table.
+        programs: number of programs.
+        nbytes: bytes of the header and the units.
+        copied: whether the slot is copied to the GPU before the launch.
+        copies: number of contiguous copies.
+    """
+
+    held: tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout]]
+    table: Table
+    programs: int
+    nbytes: int
+    copied: bool
+    copies: int
 
 
 class Launch(NamedTuple):
@@ -85,6 +107,7 @@ class KernelPath(Path):
         self._here = f"cuda:{device.ordinal}"
         self._layers = KernelLayers(resources)
         self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
+        self._recipes: dict[tuple[int, int, int, int], Recipe] = {}  # by the ids of Recipe.held, and number of units
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
@@ -112,6 +135,9 @@ class KernelPath(Path):
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
+        ready = self._by_recipe(transfer, plan)
+        if ready is not None:
+            return [ready], lane.kernel
         resources, size = self._resources, self._size(plan)
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         if len(parts) > resources.limits.launch_groups:
@@ -166,6 +192,34 @@ class KernelPath(Path):
     def _size(self, plan: Plan) -> KernelSize:
         return self._sizes[route_of(plan, self._here)]
 
+    def _by_recipe(self, transfer: DeviceTransfer, plan: Plan) -> Ready | None:
+        """Do as :meth:`_prepare_one`, if a launch of such a plan was prepared before; otherwise return None."""
+        if len(plan.parts) != 1 or len(plan.layouts) != 1:
+            return None
+        part, (src, dst) = plan.parts[0], plan.layouts[0]
+        group, units = part.group, part.units
+        known = self._recipes.get((id(group), id(src), id(dst), units.shape[1]))
+        if known is None or transfer.captures is not None:
+            return None
+        held, table, programs, nbytes, copied, copies = known
+        if held[0]() is not group or held[1]() is not src or held[2]() is not dst or table.fresh:
+            return None
+        piece = transfer.slot(nbytes)
+        base = transfer.scratch(nbytes).address if copied else piece.address
+        self._loops.write_units(piece.words, base, 0, HEADER, units, table.header)
+        transfer.count(copies, 1)
+        return Ready(table.kernel, programs, base, (piece.address, nbytes if copied else 0))
+
+    def _keep_recipe(self, plan: Plan, table: Table, ready: Ready, nbytes: int, copies: int) -> None:
+        if len(plan.parts) != 1 or len(plan.layouts) != 1:
+            return
+        part, (src, dst) = plan.parts[0], plan.layouts[0]
+        if len(self._recipes) >= self._resources.limits.decisions:
+            self._recipes.clear()
+        self._recipes[id(part.group), id(src), id(dst), part.units.shape[1]] = Recipe(
+            (ref(part.group), ref(src), ref(dst)), table, ready.programs, nbytes, bool(ready.copied[1]), copies
+        )
+
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
     ) -> Ready | None:  # fmt: skip
@@ -178,8 +232,11 @@ class KernelPath(Path):
         piece = transfer.slot(nbytes)
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
         self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
-        transfer.count(count * part.group.packed.shape[1], 1)
-        return _ready(table, size, rows, base, (piece.address, copied))
+        copies = count * part.group.packed.shape[1]
+        transfer.count(copies, 1)
+        ready = _ready(table, size, rows, base, (piece.address, copied))
+        self._keep_recipe(plan, table, ready, nbytes, copies)
+        return ready
 
     @cached_property
     def _loops(self) -> ModuleType:
