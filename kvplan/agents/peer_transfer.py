@@ -224,7 +224,8 @@ class PeerTransfer(StreamlessTransfer):
             raise
         self._launched = True
         by_stream = self._deliver is delivered if self._told else not self._order.note
-        if by_stream and self.until is None and self.on_gpu:  # nothing happens at its end but the end
+        on_gpu = opened is not None and opened.gpu is not None
+        if on_gpu and by_stream and self.until is None:  # nothing happens at its end but the end
             lane.leave()
         else:
             lane.watch(self)

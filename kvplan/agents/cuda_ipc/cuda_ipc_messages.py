@@ -17,7 +17,7 @@ PUBLISHED_WORD = 3 * LANES
 MOST_GPUS = 64
 PASSED_WORD = PUBLISHED_WORD + MOST_GPUS
 # Then, for each lane: the number of the last note that the owner's CPU has taken. And for each lane, slots in which the
-# visitor's CPU leaves short notes, so that a submit needs no system call: note ``number`` is in slot ``number % SLOTS``.
+# visitor's CPU leaves short notes, so that a submit needs no system call. Note ``n`` is in slot ``n % SLOTS``.
 # A slot has the number of its note, the number that the word of ended transfers must have, the bytes of the note, and
 # the note. While a slot is empty, no word of ended transfers has its number.
 TAKEN_WORD = PASSED_WORD + MOST_GPUS

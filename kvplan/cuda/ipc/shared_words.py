@@ -100,12 +100,12 @@ class SharedWords:
         self._memory[at : at + len(held)] = held
 
     def get(self, index: int, nbytes: int) -> bytes:
-        """Return bytes, from a word on.
+        r"""Return bytes, from a word on.
 
         >>> with SharedWords() as words:
         ...     words.put(5, b"ready")
         ...     words.get(5, 3), words.load(5).to_bytes(8, "little")
-        (b'rea', b'ready\\x00\\x00\\x00')
+        (b'rea', b'ready\x00\x00\x00')
         """
         assert self._memory is not None  # it is open
         return self._memory[WORD * index : WORD * index + nbytes]

@@ -99,7 +99,7 @@ class Rows:
         return Rows(self.kind, self.address + by, self.size, self.device, self.stride, self.count)
 
     @cached_property
-    def _expanded(self) -> Int64Array | None:
+    def expanded(self) -> Int64Array | None:
         """The address of every descriptor; None if there are too many to keep."""
         if len(self) > MOST_EXPANDED:
             return None
@@ -115,8 +115,8 @@ class Rows:
 
     def addresses(self, indices: Int64Array) -> Int64Array:
         """Return the addresses of some descriptors, whose indices are in range."""
-        if self._expanded is not None:
-            return self._expanded.take(indices)
+        if self.expanded is not None:
+            return self.expanded.take(indices)
         row = self.row(indices)
         before: Int64Array = self._ends - self.count
         step: Int64Array = indices - before.take(row)

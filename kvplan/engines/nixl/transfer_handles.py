@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed, Spans
 from kvplan.errors import TransferError
+from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 RELEASE_SECONDS = 30.0  # that a release waits for bytes in flight
@@ -44,6 +46,9 @@ class Neighbour(Protocol):
 
     def prepare(self, plan: Plan) -> None:
         """Warm up for plans like this one; move nothing."""
+
+    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
+        """Return the executor that moves plans between memory of GPUs; None for other memory."""
 
     def send(self, note: bytes) -> None:
         """Send a notification by kvplan, behind those of transfers that have ended.
@@ -188,7 +193,8 @@ class TakenTransfer:
                     self.agent.lost(self.neighbour, gone)
                 return self._pass_on(error, "" if gone else str(error))
             self._posted = perf_counter()
-            return self._look()
+            # To look at a GPU's transfer of another process now would only wake the thread that ends it.
+            return "PROC" if getattr(self._moving, "on_gpu", False) else self._look()
 
     def look(self) -> str:
         """Return ``"DONE"`` or ``"PROC"``; see ``nixl_agent.check_xfer_state``. At the end it notifies the peer.

@@ -19,6 +19,7 @@ from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
+from kvplan.execute.gpu.launches.ahead import Rooms
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
@@ -69,6 +70,7 @@ class GpuBackend:
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
         self._preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.paths = {made.name: made for made in (path(resources) for path in paths)}
+        self.rooms = Rooms(resources, limits.near_rows)
         self.selection = Selection(resources, self.paths, profile)
         self.callbacks = Callbacks(self._reap, self.selection.expected)
         self.graphs = Graphs(
@@ -270,6 +272,7 @@ class GpuBackend:
             self.graphs.close()
             for path in self.paths.values():
                 path.close()
+            self.rooms.close()
             resources.tables.close()
             for lane in self.lanes.values():
                 for stream in lane.created:

@@ -98,9 +98,7 @@ class Awaited(Transfer):
     def ordered(self) -> bool:
         """Return whether all its driver calls have been made, and it is in no graph: streams can wait at once."""
         issued, state = self._issued, self._state
-        return (
-            (issued is None or issued.is_set()) and (state is None or bool(state[ENDED])) and self.captures is None
-        )
+        return (issued is None or issued.is_set()) and (state is None or bool(state[ENDED])) and self.captures is None
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
