@@ -94,11 +94,13 @@ class PeerTransfer(StreamlessTransfer):
     Attributes:
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
+        quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
     attempt = 0
+    quiet = False
     _frame: weakref.ref[_Frame] | None = None
     _deferred = _refused = _launched = _cancelled = _expired = False
     _deliver: Deliver | None = None  # the transport's, if it delivers the note
@@ -115,13 +117,18 @@ class PeerTransfer(StreamlessTransfer):
         self._over = over = Latch()
         self.sleepers = over.sleepers
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
+        self._once = iter((True,))  # consumed when it is counted
         self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
-        if not self._over.happened and self._lane is not None:
+        if self._over.happened:
+            return True
+        if self.quiet:
+            self._end_here()
+        elif self._lane is not None:
             self._lane.hurry()
         return self._over.happened
 
@@ -129,7 +136,7 @@ class PeerTransfer(StreamlessTransfer):
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
         if not self._over.happened:
             check_process(self._generation)
-            if self._lane is not None:
+            if self._lane is not None and not (self.quiet and self._end_here()):
                 self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
@@ -226,6 +233,7 @@ class PeerTransfer(StreamlessTransfer):
         by_stream = self._deliver is delivered if self._told else not self._order.note
         on_gpu = opened is not None and opened.gpu is not None
         if on_gpu and by_stream and self.until is None:  # nothing happens at its end but the end
+            self.quiet = self._order.attempts == 1 and not isinstance(self._order.after, PeerTransfer)
             lane.leave()
         else:
             lane.watch(self)
@@ -319,6 +327,22 @@ class PeerTransfer(StreamlessTransfer):
         self._tally.settle()
         return True
 
+    def _end_here(self) -> bool:
+        """End it in the caller's thread, if its bytes have moved and nothing is wrong; return whether it has ended.
+
+        The lane's thread does the same, perhaps at the same time. A signal handler may interrupt this call at any
+        point, and then the lane's thread completes the end.
+        """
+        inner = self._inners[-1]
+        if self._cancelled or not inner.done() or error_of(inner.synchronize) is not None:
+            return self._over.happened
+        if self._link.lost(self._opened) is not None:
+            return self._over.happened
+        result = inner.result()
+        self._link.leave_flight(self)
+        self._finish(result, None)
+        return True
+
     def _settle_moved(self) -> TransferError | None:
         """Ask whether the peer lives, then send the note; return the error, or None."""
         order = self._order
@@ -342,20 +366,22 @@ class PeerTransfer(StreamlessTransfer):
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
-        if len(self._ends) > 1:
-            return
+        result, error = self._ends[0]  # the first one counts, even if its thread was interrupted here
         deliver, self._deliver = self._deliver, None
         if deliver is not None and error is not None:
             with suppress(TransferError):  # the peer is gone
                 deliver(error)
         if result is not None:
-            self._tally.add(result, "read" if self._order.reading else "write")
-        elif self._cancelled and not self._expired:
-            self._tally.ends.append("cancelled")
-        else:
-            self._tally.fail(self.plan, "agent", error)
-        self._over.set()
-        self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
+            self._tally.add(result, "read" if self._order.reading else "write", self._once)
+        elif any(self._once):
+            if self._cancelled and not self._expired:
+                self._tally.ends.append("cancelled")
+            else:
+                self._tally.fail(self.plan, "agent", error)
+        if not self._over.happened:
+            self._over.set()
+        if self._order.after is not None:
+            self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended
 
     def _cancellation(self) -> TransferError:

@@ -19,7 +19,7 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.execute.gpu.launches.ahead import Ahead
 
-MOST_ROWS = (1 << 31) - 1  # of a list: kept indices have 32 bits
+MOST_ROWS = (1 << 32) - 1  # of a list: kept indices have 32 bits
 log = logging.getLogger("kvplan.engines.nixl")
 
 
@@ -28,7 +28,7 @@ class ChosenRows(NamedTuple):
 
     Attributes:
         units: (2, n) int64: source and destination address of each row.
-        kept: (2, n) int32: the indices of this process's rows, and of the peer's.
+        kept: (2, n) uint32: the indices of this process's rows, and of the peer's.
         executor: executor that will move them, if it has lent room for ``units``; otherwise None.
         ahead: this room, or None.
     """
@@ -75,13 +75,13 @@ def chosen_rows(
     at, to = (np.asarray(one) for one in chosen)
     if any(one.ndim != 1 or not one.size or one.dtype.kind not in "iu" for one in (at, to)) or at.size != to.size:
         return None
-    at, to = row_loops.plain(at), row_loops.plain(to)
+    at, to = plain(at), plain(to)
     ahead = _room(executor, at.size)
     units = np.empty((2, at.size), dtype=np.int64) if ahead is None else ahead.units
-    kept = np.empty((2, at.size), dtype=np.int32)
+    kept = np.empty((2, at.size), dtype=np.uint32)
     src, dst = units
     sides = (dst, src) if operation == "READ" else (src, dst)
-    if not row_loops.choose(mine, its, at, to, *sides, kept):
+    if not row_loops.choose(mine, at, sides[0], kept[0]) or not row_loops.choose(its, to, sides[1], kept[1]):
         return None
     return ChosenRows(units, kept, None if ahead is None else executor, ahead)
 
@@ -96,6 +96,17 @@ def _room(executor: Executor | None, count: int) -> Ahead | None:
     except KVPlanError as error:
         log.debug("no room ahead of a transfer: %s", error)
         return None
+
+
+def plain(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return indices as the loop takes them: the same array if it can, otherwise a copy.
+
+    >>> plain(np.array([1, 2], np.int32)).dtype
+    dtype('int64')
+    """
+    if indices.dtype == np.int64 and indices.flags.carray:
+        return indices
+    return np.array(indices, dtype=np.int64, order="C")
 
 
 def indices(given: Any, count: int) -> Int64Array | None:

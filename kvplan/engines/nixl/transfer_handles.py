@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.engines.nixl.descriptor_rows import Rows
@@ -241,12 +241,17 @@ class TakenTransfer:
         """Return whether a transfer has ended.
 
         A caller that asks again at once keeps the interpreter, for 5 ms at a time, from the threads that end transfers.
-        So the second question of such a caller waits a little.
+        So the second question of such a caller waits a little, unless the question itself can end the transfer.
         """
         now, before = perf_counter(), self._asked
         self._asked = now
-        if moving.done() or now - before > SPIN_SECONDS:
-            return moving.done()
+        if moving.done():
+            return True
+        if getattr(moving, "quiet", False):  # the question itself ends it
+            sleep(0)  # lets other threads have the interpreter
+            return False
+        if now - before > SPIN_SECONDS:
+            return False
         with suppress(TransferError):  # a failure is raised by the caller of this method
             moving.synchronize(PAUSE_SECONDS)
         self._asked = perf_counter()
