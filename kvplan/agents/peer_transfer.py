@@ -229,11 +229,13 @@ class PeerTransfer(StreamlessTransfer):
                 self._link.leave_flight(self)
             lane.waker(None)
             raise
+        order = self._order
+        if opened is not None and opened.gpu is not None and order.attempts == 1 and self.until is None:
+            # Nothing happens at its end but the end itself.
+            by_stream = self._deliver is delivered if self._told else not order.note
+            self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
         self._launched = True
-        by_stream = self._deliver is delivered if self._told else not self._order.note
-        on_gpu = opened is not None and opened.gpu is not None
-        if on_gpu and by_stream and self.until is None:  # nothing happens at its end but the end
-            self.quiet = self._order.attempts == 1 and not isinstance(self._order.after, PeerTransfer)
+        if self.quiet:
             lane.leave()
         else:
             lane.watch(self)
@@ -334,11 +336,14 @@ class PeerTransfer(StreamlessTransfer):
         point, and then the lane's thread completes the end.
         """
         inner = self._inners[-1]
-        if self._cancelled or not inner.done() or error_of(inner.synchronize) is not None:
+        if self._cancelled or not inner.done():
+            return self._over.happened
+        try:
+            result = inner.result()
+        except TransferError:
             return self._over.happened
         if self._link.lost(self._opened) is not None:
             return self._over.happened
-        result = inner.result()
         self._link.leave_flight(self)
         self._finish(result, None)
         return True

@@ -25,9 +25,11 @@ class Settled(Protocol):
 
     Attributes:
         until: its deadline as ``time.monotonic`` counts, or None.
+        quiet: whether a caller that asks for its end can end it, too; nobody waits for its end otherwise.
     """
 
     until: float | None
+    quiet: bool
 
     @property
     def inner(self) -> Transfer | None:
@@ -62,6 +64,7 @@ class Lane:
         self.waker: Callable[[object], None] = self._wake.put
         self._stopped = False
         self._asleep = self._dozing = False  # whether the thread waits for a wake, with no limit; or at most for a look
+        self._hurried = False  # whether a caller blocks until a transfer of the line has ended
         self._idle = 0  # looks without a transfer
         self._standby = Standby(inside)
         self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
@@ -86,7 +89,8 @@ class Lane:
             self._wake.put(None)
 
     def hurry(self) -> None:
-        """Wake the thread if it has not found the last transfers yet, since a caller asks for their end."""
+        """Let the thread wait for the transfers that it leaves to their callers, since a caller blocks for their end."""
+        self._hurried = True
         if self._dozing:
             self._dozing = False
             self._wake.put(None)
@@ -101,6 +105,7 @@ class Lane:
             if not self._line:
                 if self._stopped:
                     break
+                self._hurried = False
                 self._rest()
                 continue
             self._idle = 0
@@ -112,12 +117,28 @@ class Lane:
                     self._wake.get()
                 self._asleep = False
                 continue
+            if self._leaves(head):
+                continue
             if head.inner is None:
                 head.begin(self._standby, self._wake)
             if self._ended(head.inner) and head.settle():
                 self._line.popleft()
             del head  # otherwise its memory would stay alive until the next transfer
         self._standby.dismiss()
+
+    def _leaves(self, head: Settled) -> bool:
+        """Leave a transfer that its caller can end to the caller, for a look's time; return whether that was done."""
+        inner = head.inner
+        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in list(self._line)):
+            return False
+        if inner.done():
+            return False
+        self._dozing = True
+        if not self._hurried:
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=LOOK_SECONDS)
+        self._dozing = False
+        return True
 
     def _rest(self) -> None:
         """Wait for the next transfer: for a look's time, or until a submit wakes this thread."""

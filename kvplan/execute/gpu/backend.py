@@ -150,7 +150,11 @@ class GpuBackend:
         resources = self.resources
         capturing = self.graphs.capturing(after)
         groups = self.selection.groups(plan, by_layer=by_layer)
-        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
+        ahead = plan.ahead
+        if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
+            path, predicted, pageable = ahead.choice
+        else:
+            path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
         if capturing is not None:
             return self._capture(plan, path, after, capturing, urgent=urgent)
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)

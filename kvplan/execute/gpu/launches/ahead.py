@@ -63,6 +63,7 @@ class Ahead:
         units: (2, n) int64: source and destination address of each unit, for the caller to write.
         table: run table of the uploaded plan; None before the upload.
         programs: number of programs of the launch.
+        choice: the executor's choice of the kernel path for the plan; None if it is not uploaded.
         header: address of the header on the GPU.
         stream: the stream of the upload.
     """
@@ -74,6 +75,7 @@ class Ahead:
         self.units: Int64Array = self._slot.words[HEADER : HEADER + 2 * count].reshape(2, count)
         self.table: Table | None = None
         self.programs = 0
+        self.choice: Any = None
 
     def upload(self, table: Table, programs: int) -> None:
         """Write the header beside the units, and copy both to the GPU. The device is current.
@@ -96,7 +98,7 @@ class Ahead:
 
     def precede(self, stream: int) -> None:
         """Let a stream wait for the upload, unless it is known to have ended. The device is current."""
-        if not self._room.ended():
+        if self._room.uploading:  # to ask the driver first would take as long as the wait
             self._room.resources.device.wait(stream, self._event)
 
     def __del__(self) -> None:
@@ -200,4 +202,7 @@ def upload(executor: Executor, ahead: Ahead, plan: Plan) -> None:
     vars(plan)["ahead"] = ahead  # the plan's units are the room's
     backend: Any = executor._backend
     with backend.resources.device.current():
-        backend.paths["kernel"].upload(ahead, plan)
+        choice = backend.selection.choose(plan, capturing=False)
+        if choice.path.name == "kernel":
+            choice.path.upload(ahead, plan)
+            ahead.choice = choice
