@@ -55,7 +55,7 @@ def peer_table(result: Path = PEER_RESULT) -> str:
     # A baseline that the machine lacks, such as NCCL, has no line.
     shown = [one for one in PEER_SHOWN if not one[3] or one[3] in rows[one[1], one[2]]["beside"]]
     words = f"{PEER_MARKS[0]}\nBetween GPUs of one process ([docs/gpu-to-gpu.md](docs/gpu-to-gpu.md)):\n"
-    return table_of(result, _gpus, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
+    return table_of(result, gpus, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
 
 
 def routes_table(result: Path = PEER_RESULT) -> str:
@@ -97,7 +97,7 @@ def routes_table(result: Path = PEER_RESULT) -> str:
         (f"on the other GPU, `{few}`", *beside(other, few)),
         (f"on the other GPU, {_COPY}", *beside(other, _COPY)),
     ]  # fmt: skip
-    made = [f"From [{name}](../{name}): {_gpus(record['machine'])}.", ""]
+    made = [f"From [{name}](../{name}): {gpus(record['machine'])}.", ""]
     for words, *cells in lines:
         head = cells == list(routes)
         made += [""] * (head and words != "no compute") + [f"| {words} | {' | '.join(cells)} |"]
@@ -105,6 +105,6 @@ def routes_table(result: Path = PEER_RESULT) -> str:
     return "\n".join([ROUTES_MARKS[0], *made, ROUTES_MARKS[1]])
 
 
-def _gpus(machine: dict[str, Any]) -> str:
+def gpus(machine: dict[str, Any]) -> str:
     gpu = machine["gpu"]
     return f"{gpu['devices']} x {gpu['name']}, {gpu['link']}, driver {gpu['driver']}, CUDA {gpu['cuda']}"

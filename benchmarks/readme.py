@@ -39,6 +39,7 @@ RANKS_WORK = (
     "80 layers of K and V, 8 heads of 128, 256 blocks of 16 tokens in one shared pool; each rank's rate while the "
     "other works. `python -m benchmarks.gpu.ranks` makes it."
 )
+PROCESSES_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-processes.json"
 PEER_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-peer.json"
 VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
 VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
@@ -158,6 +159,7 @@ _HELD = {
     "Two ranks through one pool": RANKS_RESULT,
     "vLLM's offloading worker": VLLM_RESULT,
     "GPU to GPU": PEER_RESULT,
+    "Between two processes": PROCESSES_RESULT,
 }
 _HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
 LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
@@ -329,11 +331,12 @@ def number(value: float) -> str:
 
 def main() -> None:
     """Write the tables into their pages."""
-    from benchmarks import peer_tables
+    from benchmarks import peer_tables, process_tables
     from benchmarks.engines import pages as engine_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
+        *process_tables.pages(),
         *engine_pages.pages(),
         (ROOT / "README.md", MARKS, table()),
         (ROOT / "README.md", GPU_MARKS, gpu_table()),

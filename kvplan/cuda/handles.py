@@ -23,6 +23,8 @@ def stream_handle(stream: Any) -> int | None:
 def lender(kernel_stream: Any) -> Callable[[], int | None]:
     """Return a function that returns the handle of the caller's stream for kernels, or None.
 
+    The returned function raises PathError if the caller's function returns neither a stream nor None.
+
     Raises:
         PathError: the object is neither a stream nor a function.
     """
@@ -36,7 +38,12 @@ def lender(kernel_stream: Any) -> Callable[[], int | None]:
 
     def lent() -> int | None:
         stream = kernel_stream()
-        return None if stream is None else stream_handle(stream)
+        if stream is None:
+            return None
+        handle = stream_handle(stream)
+        if handle is None:
+            raise PathError(f"the function kernel_stream returned {stream!r}; expected a CUDA stream or None")
+        return handle
 
     return lent
 

@@ -20,11 +20,15 @@ class Other:
     """Another process that serves a pool; its methods are those of ``workers.Worker``."""
 
     def __init__(self, name: str, seed: int = 0, **options) -> None:
+        self.begin(serve, name, seed, options)
+        self.answer()
+
+    def begin(self, target, name: str, seed: int, options: dict) -> None:
+        """Start it; its first answer comes when it is ready."""
         self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(name, seed, options, theirs), daemon=True)
+        self.process = spawn.Process(target=target, args=(name, seed, options, theirs), daemon=True)
         self.process.start()
         theirs.close()
-        self.answer()
 
     def answer(self):
         assert self.pipe.poll(PATIENCE), "the other process does not answer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ import kvplan
 from kvplan import Agent, PathError
 from tests.agents.simulated_ipc import BLOCKS, assert_nothing_is_left, cache, devices_that_are_left_alone, driven, gpus
 from tests.agents.workers import content, pool
+from tests.deep.agents.transfers import Moves
 from tests.patience import PATIENCE, until
 from tests.simulated import Stream
 from tests.simulated.executors import executor_on
@@ -167,6 +169,22 @@ def test_meeting_again_and_again_leaves_nothing(devices):
             until(lambda: not devices[0].driver.mapped)
             both.peer = both.visitor.meet(both.owner.card())
         until(lambda: len(devices[0].made) <= made)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+@pytest.mark.parametrize("path", ["kernel", "copy_engine"])
+def test_random_transfers_of_both_directions(devices, path, owner):
+    """``python -m tests.deep.agents --device cuda`` makes more of them."""
+    with executor_on(devices[0], path) as executor, Both(devices, executor, owner) as both:
+        expected = {True: both.mine.transpose(1, 0, 2).copy(), False: both.theirs.transpose(1, 0, 2).copy()}
+        moves = Moves(
+            random.Random(owner), both.peer, {True: both.load, False: both.store}, expected,
+            in_order=owner == 0, later=lambda rng: None,
+        )  # fmt: skip
+        noted = moves.batch()
+        np.testing.assert_array_equal(both.mine.transpose(1, 0, 2), expected[True])
+        np.testing.assert_array_equal(both.theirs.transpose(1, 0, 2), expected[False])
+        moves.check_notes(noted, [note for _, note in both.notes(len(noted))])
 
 
 def test_transfers_that_wait_for_work_of_an_owner_that_dies_end_with_an_error(devices, monkeypatch):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import peer_tables, readme
+from benchmarks import peer_tables, process_tables, readme
 from benchmarks.engines import pages as engine_pages
 from tests.docs.documents import DOCUMENTS, ROOT
 
@@ -37,7 +37,7 @@ def test_the_readme_s_numbers_are_those_of_a_recorded_run():
     assert readme.batch_table() in (ROOT / "docs" / "gpu.md").read_text()
     assert readme.vllm_table() in (ROOT / "docs" / "engines.md").read_text()
     assert readme.offload_table() in (ROOT / "docs" / "engines.md").read_text()
-    assert all(made in page.read_text() for page, _, made in engine_pages.pages())
+    assert all(made in page.read_text() for page, _, made in (*engine_pages.pages(), *process_tables.pages()))
     assert readme.ranks_table() in (ROOT / "docs" / "ranks.md").read_text()
 
 

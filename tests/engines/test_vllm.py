@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.engines import vllm
-from kvplan.engines.streams import EngineStream
 from kvplan.engines.vllm import jobs as vllm_jobs
 from kvplan.engines.vllm.jobs import ids_of
 from kvplan.engines.vllm.pages import canonical_nbytes, pages_of
@@ -320,16 +319,3 @@ def test_the_policy_is_part_of_the_configuration():
             vllm.policy_of({"kvplan": wrong})
     with pytest.raises(kvplan.PathError, match="unknown path 'fast'"):
         vllm.policy_of({"kvplan": {"path": "fast"}})
-
-
-@pytest.mark.parametrize(("engine", "kernels"), [(7, 0), (0, None)])
-def test_kernels_run_on_the_default_stream_if_the_engine_has_another(monkeypatch, engine, kernels):
-    """vLLM's graphs replay on a stream of their own; then a third stream with kernels would slow them down."""
-    monkeypatch.setattr("kvplan.engines.streams.current_handle", lambda ordinal: engine)
-    seen = EngineStream("cuda:0")
-    assert seen.beside() is None  # nothing was submitted
-    seen.look()
-    monkeypatch.setattr("kvplan.engines.streams.current_handle", lambda ordinal: 9)  # a kernel's first launch may be in
-    seen.look()  # another thread, whose current stream is another one
-    found = seen.beside()
-    assert (None if found is None else found.cuda_stream) == kernels

@@ -16,7 +16,9 @@ from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
 def test_the_keys_are_checked():
     assert layer_options_of({}) is None
     assert layer_options_of({"load_by_layer": False, "load_stall_ms": 1}) is None
-    assert layer_options_of({"load_by_layer": True}) == (0.005, UNBOUNDED)
+    assert layer_options_of({"load_by_layer": True}) == (None, UNBOUNDED)
+    assert layer_options_of({"load_by_layer": True, "load_stall_ms": 5}) == (0.005, UNBOUNDED)
+    assert layer_options_of({"load_by_layer": True, "load_stall_ms": 0}) == (0.0, UNBOUNDED)
     for wrong in (
         {"load_by_layer": 1},
         {"load_by_layer": None},
@@ -59,6 +61,18 @@ def test_beside_others_a_step_loads_what_its_compute_hides_and_a_stall():
     budget.finished("a")
     budget.finished("c")
     assert budget.of("b", 100) == UNBOUNDED
+
+
+@pytest.mark.parametrize(
+    ("stall", "step", "allowed"),
+    [(None, 0.002, 0.005), (None, 0.020, 0.020), (0.0, 0.020, 0.0), (0.005, 0.020, 0.005), (0.030, 0.020, 0.030)],
+)
+def test_a_stall_may_be_as_long_as_a_further_step_unless_the_user_bounds_it(stall, step, allowed):
+    budget = StepBudget(LayerOptions(stall, UNBOUNDED), most_tokens=1000)
+    budget.ran({"b"})
+    assert budget.of("a", 500) == round(20e9 * (stall if stall is not None else 0.005))  # no pace is known
+    budget.learn(Pace(step, 1e-5, 1e10))
+    assert budget.of("a", 500) == round(1e10 * (step + 0.005 + allowed))
 
 
 def test_the_users_own_bound_holds_always():

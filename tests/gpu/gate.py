@@ -16,15 +16,16 @@ GREATER_OR_EQUAL = 0
 class Gate:
     """Holds up a stream of the GPU until :meth:`open`.
 
-    The driver waits for a word of pinned memory; no kernel spins, so that nothing else is slowed down.
+    The driver waits for a word of pinned memory; no kernel spins, so that nothing else is slowed down. A gate that
+    nobody opens does so by itself after ``seconds``.
     """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, seconds: float = SECONDS) -> None:
         self.stream = stream
         self.expired = False
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._word = self._flag.numpy()
-        self._timer = threading.Timer(SECONDS, self._expire)
+        self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
 
     def open(self) -> None:

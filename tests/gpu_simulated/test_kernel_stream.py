@@ -99,6 +99,25 @@ def test_a_stream_or_a_function_that_returns_one(stream, handle):
     assert lender(stream)() == handle
 
 
+@both_ways
+@pytest.mark.parametrize("path", KERNELS)
+def test_a_function_that_returns_no_stream_is_told_before_anything_moves(path, direction):
+    returned = [7]
+
+    class Asking(Device):
+        lent = property(lambda self: lender(lambda: returned[0])(), lambda self, none: None)
+
+    device = Asking(0)
+    pair = pair_on(device, direction)
+    with executor_on(device, path) as executor:
+        with pytest.raises(PathError, match="the function kernel_stream returned 7; expected a CUDA stream or None"):
+            executor.submit(pair.plan(MOVE))
+        assert not device.launched_on
+        returned[0] = None
+        executor.submit(pair.plan(MOVE)).synchronize()
+    pair.check()
+
+
 def test_anything_else_is_refused():
     with pytest.raises(PathError, match="kernel_stream is 3; give a CUDA stream"):
         lender(3)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from tests.simulated import Device
 from tests.simulated.executors import every_path
@@ -30,17 +29,6 @@ def test_transfers_are_made_ready_at_the_start(prepared):
         assert one(worker, 1).success
         assert np.array_equal(cache, before)
         assert [len(executor._backend.resources.tables._functions) for executor in (regular, expedited)] == ready
-
-
-def test_executors_ask_the_worker_for_the_stream_of_their_kernels(monkeypatch):
-    monkeypatch.setattr("kvplan.engines.streams.current_handle", lambda ordinal: 7)  # vLLM's own, not the default one
-    device = Device()
-    with worker_on(device, "auto") as (worker, *_):
-        asks = [call.kwargs["kernel_stream"] for call in vllm_worker.Executor.call_args_list]
-        assert [ask() for ask in asks] == [None, None]
-        worker.submit_store(1, spec([7, 2, 9, 4], first=5), chunks(3, 0))
-        assert [ask().cuda_stream for ask in asks] == [0, 0]
-        assert one(worker, 1).success
 
 
 @every_path

@@ -16,10 +16,14 @@ import multiprocessing
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.environment import gpu
+from benchmarks.gpu.environment import versions as packages
+from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.own_class import agent_class
 from kvplan.errors import PathError
@@ -157,7 +161,12 @@ def main() -> None:
         kinds.append("nixl")
     except PathError:
         print("NIXL is not installed: kvplan alone")
-    result = {"large_copy_gbps": large_copy(given.owner, given.rows * given.nbytes)}
+    result: dict[str, Any] = {
+        "machine": {"gpu": gpu() | {"owner": given.owner}},
+        "versions": versions() | packages(("torch", "nixl", "nixl-cu12", "nixl-cu13")),
+        "rows": given.rows, "nbytes": given.nbytes, "layers": LAYERS,
+        "large_copy_gbps": large_copy(given.owner, given.rows * given.nbytes),
+    }  # fmt: skip
     print(f"one large copy: {result['large_copy_gbps']:.0f} GB/s")
     for kind in kinds:
         result[kind] = measured(kind, given.owner, given.rows, given.nbytes)

@@ -17,7 +17,7 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvplan.engines.vllm.in_step import GUESSED_RATE, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
 
@@ -109,7 +109,7 @@ def classes() -> tuple[type[Any], ...]:
             names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
             self._clock, self._line = StepClock(worker.device), StepLine()
             self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
-            self._rate = worker.load_rate() or GUESSED_RATE
+            self._rate = worker.load_rate() or UNKNOWN.bytes_per_second
 
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
             """Begin a step of a worker."""

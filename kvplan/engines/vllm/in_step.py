@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 from kvplan.engines.vllm.step_time import Pace
 from kvplan.errors import KVPlanError
 
-STALL_MS = 5.0
+STALL_SECONDS = 0.005  # least stall that is allowed, unless the user gives another
 UNBOUNDED = 1 << 62  # bytes
-GUESSED_RATE = 20e9  # bytes per second of loads until a worker reports its rate: PCIe 4 x16
+UNKNOWN = Pace(0.0, 0.0, 20e9)  # until a worker reports its pace: no compute hides loads, and PCIe 4 x16
 
 
 class LayerOptions(NamedTuple):
     """The keys of ``kv_connector_extra_config`` about loads by layer.
 
     Attributes:
-        stall_seconds: seconds that a step beside other requests may be longer because of loads.
+        stall_seconds: seconds that a step beside other requests may be longer because of loads; None for 5 ms, or the
+            time of a further step if that is longer.
         most_bytes: most bytes that a step loads.
     """
 
-    stall_seconds: float
+    stall_seconds: float | None
     most_bytes: int
 
 
@@ -37,7 +38,7 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
             ``sync_load_budget_bytes`` is not an int of at least 0.
 
     >>> layer_options_of({"load_by_layer": True, "sync_load_budget_bytes": 1 << 30})
-    LayerOptions(stall_seconds=0.005, most_bytes=1073741824)
+    LayerOptions(stall_seconds=None, most_bytes=1073741824)
     >>> layer_options_of({"load_by_layer": "yes"})
     Traceback (most recent call last):
         ...
@@ -48,13 +49,15 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
         raise _wrong("load_by_layer", wanted, "true or false")
     if not wanted:
         return None  # vLLM reads its own key, and takes more types
-    stall = extra_config.get("load_stall_ms", STALL_MS)
-    if isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 <= stall < math.inf:
+    stall = extra_config.get("load_stall_ms")
+    if stall is not None and (
+        isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 <= stall < math.inf
+    ):
         raise _wrong("load_stall_ms", stall, "finite milliseconds of at least 0")
     most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
         raise _wrong("sync_load_budget_bytes", most, "bytes, as an int of at least 0")
-    return LayerOptions(stall * 1e-3, most)
+    return LayerOptions(None if stall is None else stall * 1e-3, most)
 
 
 def _wrong(key: str, given: Any, right: str) -> KVPlanError:
@@ -64,14 +67,15 @@ def _wrong(key: str, given: Any, right: str) -> KVPlanError:
 class StepBudget:
     """The bytes that a step may load for the requests that it finds.
 
-    Beside other requests, the compute of the found requests' new tokens must hide the loads, but for the stall that the
-    user allows. Alone, a load in the step is always the fastest way to the first token.
+    Beside other requests, the compute of the found requests' new tokens must hide the loads, but for a stall. A request
+    that is left for a later step costs the others that step's time, however few tokens it has. So the stall may be as
+    long, unless the user gives a bound. Alone, a load in the step is always the fastest way to the first token.
 
     Args:
         options: the user's options.
         most_tokens: most tokens of a step.
 
-    >>> budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=2048)
+    >>> budget = StepBudget(LayerOptions(None, UNBOUNDED), most_tokens=2048)
     >>> budget.of("a", new_tokens=512) == UNBOUNDED  # no other request runs
     True
     >>> budget.ran({"b"})
@@ -80,6 +84,9 @@ class StepBudget:
     >>> budget.learn(Pace(0.004, 1e-5, 5e10))
     >>> budget.of("a", new_tokens=100)  # 4 + 1 + 5 ms of loads
     500000000
+    >>> budget.learn(Pace(0.020, 1e-5, 5e10))
+    >>> budget.of("a", new_tokens=100)  # 20 + 1 + 20 ms of loads
+    2050000000
     """
 
     def __init__(self, options: LayerOptions, most_tokens: int) -> None:
@@ -95,9 +102,11 @@ class StepBudget:
         if len(found) == 1 and self._running <= {request}:
             return self._options.most_bytes
         tokens = min(sum(found.values()), self._most_tokens)
-        hidden = self._pace.seconds(tokens) if self._pace is not None else 0.0
-        rate = self._pace.bytes_per_second if self._pace is not None else GUESSED_RATE
-        return round(min(rate * (hidden + self._options.stall_seconds), self._options.most_bytes))
+        pace = self._pace or UNKNOWN
+        stall = self._options.stall_seconds
+        if stall is None:
+            stall = max(STALL_SECONDS, pace.step_seconds)
+        return round(min(pace.bytes_per_second * (pace.seconds(tokens) + stall), self._options.most_bytes))
 
     def take(self, request: str, new_tokens: int) -> None:
         """Note that a request loads in this step."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
-from kvplan.engines.streams import EngineStream
 from kvplan.engines.vllm.jobs import Jobs
 from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, LayerTransfer, Line, failed
 from kvplan.engines.vllm.pages import pages_of
@@ -89,13 +88,11 @@ class Worker:
         # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
-        self._engine_stream = EngineStream(self.device)
-        stream = None if self.device == "cpu" else self._engine_stream.beside
-        self._executors = [Executor(self.device, policy, kernel_stream=stream)]
+        self._executors = [Executor(self.device, policy)]
         try:
             # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
             expedited_policy = policy if by_layer else replace(policy, overlap="idle")
-            self._executors.append(Executor(self.device, expedited_policy, kernel_stream=stream))
+            self._executors.append(Executor(self.device, expedited_policy))
         except KVPlanError:
             self._executors[0].close()
             raise
@@ -258,7 +255,6 @@ class Worker:
     def _line(self, name: str) -> Line:
         if name not in self._lines:
             raise TransferError("the offloading worker is shut down; submit before shutdown()")
-        self._engine_stream.look()
         return self._lines[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.agents.answering import answer
+from tests.gpu.processes.visiting import shared_pages
 
 PATIENCE = 120.0  # seconds
 LAYERS, BLOCKS, TOKENS, ROW = 4, 64, 16, 1024
@@ -57,6 +59,10 @@ class Worker:
         self.torch.cuda.synchronize()
         return bool(self.torch.equal(self.cache, content(seed, self.device)))
 
+    def busy(self) -> bool:
+        """Whether the stream still has work."""
+        return not self.stream.query()
+
     def publish_late(self, seed: int, cycles: int = 200_000_000) -> None:
         """Write other bytes by a stream that is busy for a while, and publish that stream; return at once."""
         new = content(seed, self.device)
@@ -74,16 +80,32 @@ class Worker:
         with self.torch.cuda.stream(self.stream):
             self.cache.copy_(new)
 
-    def meet_and_pull_late(self, card: bytes) -> None:
-        """Pull blocks behind a stream that is busy for seconds; return at once."""
+    def publish_behind_a_gate(self, seed: int) -> None:
+        """Write other bytes behind a gate that stays closed, and publish the stream; return at once."""
+        new = content(seed, self.device)
+        self.agent.publish(self.stream)  # the first call makes streams and pins a page
+        self.torch.cuda.synchronize()
+        self._shut()
+        with self.torch.cuda.stream(self.stream):
+            self.cache.copy_(new)
+        self.agent.publish(self.stream)
+
+    def meet_and_pull_behind_a_gate(self, card: bytes) -> None:
+        """Pull blocks behind a gate that stays closed; return at once."""
         import kvplan
 
         self.there = self.agent.meet(card)
-        with self.torch.cuda.stream(self.stream):
-            self.torch.cuda._sleep(20_000_000_000)
         here = kvplan.KVLayout.from_tensors(NHD, self.cache)
         plan = kvplan.compile(self.there.layouts["kv"], here).plan([0], [1])
+        self.there.submit(plan).synchronize(PATIENCE)  # the first one loads kernels
+        self._shut()
         self.pull = self.there.submit(plan, after=self.stream)
+
+    def _shut(self) -> None:
+        from tests.gpu.gate import Gate
+
+        self.gate = Gate(self.stream, PATIENCE)
+        self.gate.__enter__()
 
     def blocks_behind_notes(self, count: int) -> list[tuple[bytes, int]]:
         """Poll notes; at each, read the first byte of its block by a stream of its own."""
@@ -97,9 +119,9 @@ class Worker:
         return found
 
     def left(self) -> tuple[int, int, int]:
-        """Descriptors, threads, and free bytes of the GPU."""
-        return (len(list(Path("/proc/self/fd").iterdir())), threading.active_count(),
-                self.torch.cuda.mem_get_info()[0])  # fmt: skip
+        """Descriptors, threads, and pages that are shared with visitors."""
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), shared_pages()
 
     def close(self, timeout: float) -> None:
         self.agent.close(timeout=timeout)
@@ -112,7 +134,10 @@ def serve(name: str, ordinal: int, environment: dict[str, str], pipe: Any) -> No
 
 
 class Other:
-    """The process, seen by the test; its methods are those of :class:`Worker`."""
+    """The process, seen by the test; its methods are those of :class:`Worker`.
+
+    It starts while the test goes on; the first answer waits for it. So several start at once.
+    """
 
     def __init__(self, name: str, ordinal: int, environment: dict[str, str]) -> None:
         self.pipe, theirs = spawn.Pipe()
@@ -125,12 +150,15 @@ class Other:
             for key, value in before.items():
                 os.environ.pop(key) if value is None else os.environ.update({key: value})
         theirs.close()
-        self.answer()
+        self._made = False
 
     def tell(self, method: str, *args: Any) -> None:
         self.pipe.send((method, args))
 
     def answer(self) -> Any:
+        if not self._made:
+            self._made = True
+            self.answer()
         assert self.pipe.poll(PATIENCE), "the other process does not answer"
         kind, value = self.pipe.recv()
         assert kind != "error", value

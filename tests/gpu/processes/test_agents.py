@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import kvplan
-from kvplan import Agent, KVLayout, TransferError
 from kvplan.cuda.ipc.openings import mappings
 from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content, other
-from tests.gpu.processes.visiting import EXPANDABLE
+from tests.gpu.processes.visitor import Visitor, closed_gate, each_owner, every_block, memories, until
 
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.parametrize(
-        "owner",
-        [0, pytest.param(1, marks=pytest.mark.skipif(GPUS < 2, reason="fewer than two CUDA devices"))],
-        ids=["same GPU", "other GPU"],
-    ),
-]
-memories = pytest.mark.parametrize("memory", [{}, EXPANDABLE], ids=["handle", "pieces"])
+pytestmark = [pytest.mark.gpu, each_owner]
 every_path = pytest.mark.parametrize("path", ["kernel", "copy_engine", "copy_engine_2d", "auto"])
-
-
-class Visitor:
-    """This process: a cache under another order, an executor, an agent, and the peer that it has met."""
-
-    def __init__(self, them, path="kernel"):
-        self.cache = content(2, "cuda:0", PAGED)
-        torch.cuda.synchronize()
-        self.here = KVLayout.from_tensors(PAGED, self.cache)
-        self.executor = kvplan.Executor("cuda:0", kvplan.Policy(path=path))
-        self.agent = Agent("visitor", {}, transports=("cuda_ipc",), executor=self.executor)
-        self.peer = self.agent.meet(them.card())
-        self.there = self.peer.layouts["kv"]
-        self.load = kvplan.compile(self.there, self.here)
-        self.store = kvplan.compile(self.here, self.there)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.agent.close()
-        self.executor.close()
-
-    def holds(self, seed):
-        torch.cuda.synchronize()
-        return torch.equal(self.cache, content(seed, "cuda:0", PAGED))
-
-
-def every_block():
-    return list(range(BLOCKS))
 
 
 @memories
@@ -76,13 +33,6 @@ def test_blocks_are_pulled_and_pushed(owner, path, memory):
         until(lambda: them.notes() == [("visitor", b"all")])
         assert them.holds(9)
     assert mappings() == 0
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(1e-3)
 
 
 @memories
@@ -131,23 +81,16 @@ def test_a_transfer_waits_for_both_processes_streams(owner):
         assert torch.equal(me.cache[1], content(22, "cuda:0", PAGED)[6])
 
 
-def test_an_owner_s_stream_goes_on_when_a_visitor_has_died(owner):
-    with other(0, "visited") as them, other(owner, "dying") as dying:
-        dying.meet_and_pull_late(them.card())
-        them.overwrite_behind_visitors(51)
-        dying.kill()
-        assert them.holds(51)
-
-
 def test_the_owner_s_stream_waits_for_the_visitor(owner):
     with other(owner) as them, Visitor(them) as me:
+        me.warm_up()
         for seed in (41, 42, 43):
-            gate = torch.cuda.Stream()
-            with torch.cuda.stream(gate):
-                torch.cuda._sleep(100_000_000)
-            load = me.peer.submit(me.load.plan(every_block(), every_block()), after=gate)
-            them.overwrite_behind_visitors(seed)
-            load.synchronize(PATIENCE)
+            with closed_gate() as gate:
+                load = me.peer.submit(me.load.plan(every_block(), every_block()), after=gate.stream)
+                them.overwrite_behind_visitors(seed)
+                assert them.busy()
+                gate.open()
+                load.synchronize(PATIENCE)
             assert me.holds(1 if seed == 41 else seed - 1)
             assert them.holds(seed)
 
@@ -189,86 +132,6 @@ def test_many_transfers_at_once_from_threads(owner):
         assert torch.equal(me.cache[:16], content(1, "cuda:0", PAGED)[:16])
         found = []
         until(lambda: len(found.extend(them.notes()) or found) == 400)
-
-
-def test_an_owner_that_dies_is_told_by_every_transfer(owner):
-    with other(owner) as them, Visitor(them) as me:
-        gate = torch.cuda.Stream()
-        with torch.cuda.stream(gate):
-            torch.cuda._sleep(1_000_000_000)
-        loads = [me.peer.submit(me.load.plan([k], [k]), after=gate) for k in range(20)]
-        stores = [me.peer.submit(me.store.plan([k], [k]), after=gate) for k in range(20)]
-        them.kill()
-        for each in loads:
-            with pytest.raises(TransferError, match="reading from 'other' failed"):
-                each.synchronize(PATIENCE)
-        for each in stores:
-            with pytest.raises(TransferError, match="writing to 'other' failed"):
-                each.synchronize(PATIENCE)
-        with pytest.raises(TransferError, match="no transfer with 'other'"):
-            me.peer.submit(me.load.plan([0], [0]))
-        gc.collect()
-    assert mappings() == 0
-    assert float(torch.ones(4, device="cuda:0").sum()) == 4  # the context is whole
-
-
-def test_an_owner_that_dies_before_the_work_that_it_published(owner):
-    with other(owner) as them, Visitor(them) as me:
-        them.publish_late(21, 20_000_000_000)
-        load = me.peer.submit(me.load.plan([0], [0]))
-        them.kill()
-        with pytest.raises(TransferError, match="reading from 'other' failed"):
-            load.synchronize(PATIENCE)
-
-
-def test_an_owner_closes_once_its_visitors_have_gone_or_died(owner):
-    with other(owner) as them, Visitor(them) as me:
-        with pytest.raises(AssertionError, match=r"TransferError: .*visitor"):
-            with_transfer_in_flight(me, lambda: them.close(0.2))
-        them.close(30.0)
-        with pytest.raises(TransferError, match="closes"):
-            me.peer.submit(me.load.plan([0], [0]))
-        assert mappings() == 0
-
-
-def with_transfer_in_flight(me, action):
-    gate = torch.cuda.Stream()
-    with torch.cuda.stream(gate):
-        torch.cuda._sleep(2_000_000_000)
-    transfer = me.peer.submit(me.load.plan([0], [0]), after=gate)
-    try:
-        action()
-    finally:
-        transfer.synchronize(PATIENCE)
-
-
-@memories
-def test_meeting_again_and_again_leaves_nothing(owner, memory):
-    def mine():
-        gc.collect()
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), torch.cuda.mem_get_info()[0]
-
-    with other(owner, **memory) as them, Visitor(them) as me:
-
-        def round_trip():
-            me.agent.forget(me.peer)
-            me.peer = me.agent.meet(them.card())
-            load = kvplan.compile(me.peer.layouts["kv"], me.here)
-            me.peer.submit(load.plan([1], [1]), note=b"x").synchronize(PATIENCE)
-
-        for _ in range(3):
-            round_trip()
-        them.notes()
-        files, threads, free = mine()
-        their_files, their_threads, their_free = them.left()
-        for _ in range(20):
-            round_trip()
-        them.notes()
-        until(lambda: mine()[:2] == (files, threads))
-        until(lambda: them.left()[:2] == (their_files, their_threads))
-        assert mine()[2] >= free - (4 << 20)
-        assert them.left()[2] >= their_free - (4 << 20)
-        assert torch.equal(me.cache[1], content(1, "cuda:0", PAGED)[1])
 
 
 def test_a_plain_executor_takes_what_was_met(owner):

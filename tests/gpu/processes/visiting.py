@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import byref, c_size_t, c_uint64
+from pathlib import Path
 from typing import Any
 
 from kvplan import KVLayout
 from kvplan.cuda.device import Device
+from kvplan.cuda.driver import SUCCESS
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.openings import Opening, opened
 from kvplan.errors import TransferError
@@ -116,3 +119,15 @@ def refused(visited: Visited, ordinal: int) -> str:
     except (TransferError, ValueError) as error:
         return str(error)
     raise AssertionError("it was opened")
+
+
+def is_mapped(device: Device, address: int) -> bool:
+    """Whether the driver knows an address as memory that the GPU may access."""
+    start, nbytes, cu = c_uint64(), c_size_t(), device.driver
+    with device.current():
+        return bool(cu.cuMemGetAddressRange_v2(byref(start), byref(nbytes), address) == SUCCESS)
+
+
+def shared_pages() -> int:
+    """Number of mapped pages that this process shares with others by kvplan."""
+    return sum("/memfd:kvplan" in row for row in Path("/proc/self/maps").read_text().splitlines())

@@ -1,0 +1,62 @@
+"""Transfers between processes, all bytes compared; processes that are killed at random moments; and cards that lie.
+
+`python -m tests.deep.agents [--device cuda] [--workers N] [--seed N] [--transfers N] [--rounds N] [--cards N]`
+
+*Transfers*: two processes with pools in random layouts read and write each other's blocks. After each batch every byte
+of both pools is compared with what plain numpy indexing says, as each process itself sees its memory. The memory of
+both processes stays as it is.
+
+*Rounds*: an owner or a visitor is killed at a random moment while blocks move. A transfer that was called done must be
+right to the last byte, every other one must have raised a TransferError, nothing may hang, and nothing may be left.
+With `--workers`, so many processes share the rounds, and run side by side.
+
+*Cards*: random changes of a true card. Each is refused with an error of kvplan, and nothing is mapped; or the change
+was of no account, and the meeting works.
+
+`--device cuda` takes pools of GPUs, by `cuda_ipc`: within one GPU, and between two where there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+
+from tests.deep.agents.cards import cards
+from tests.deep.agents.kills import rounds
+from tests.deep.agents.places import PLACES, place_of
+from tests.deep.agents.side_by_side import side_by_side
+from tests.deep.agents.transfers import transfers
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all three; 0 where nothing went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deep.agents", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=PLACES, default="cpu", help="where the pools are")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the rounds")
+    parser.add_argument("--seed", type=int, default=None, help="of all that is random; by default another each time")
+    parser.add_argument("--transfers", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--cards", type=int, default=20_000)
+    told = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
+    print(f"seed {seed}", flush=True)
+    logging.getLogger("kvplan").setLevel(logging.ERROR)  # failed transfers are what the rounds are for
+    place = place_of(told.device)
+    kills = rounds if told.workers <= 1 else side_by_side(told.workers)
+    for name, what, count in (
+        ("transfers", transfers, told.transfers), ("rounds", kills, told.rounds), ("cards", cards, told.cards)
+    ):  # fmt: skip
+        if not count:
+            continue
+        begun = time.monotonic()
+        found = what(place, seed, count)
+        seconds = time.monotonic() - begun
+        print(f"{name}: {count:,} in {seconds:.0f} s{found and ', '}{found}, nothing wrong, nothing left", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
