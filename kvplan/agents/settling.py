@@ -89,7 +89,7 @@ class Lane:
             self._wake.put(None)
 
     def hurry(self) -> None:
-        """Let the thread wait for the transfers that it leaves to their callers, since a caller blocks for their end."""
+        """Let the thread wait for the transfers that it leaves to their callers: a caller blocks for their end."""
         self._hurried = True
         if self._dozing:
             self._dozing = False

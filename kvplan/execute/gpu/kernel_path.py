@@ -155,17 +155,15 @@ class KernelPath(Path):
         return self._sizes[route_of(plan, self._here)]
 
     def upload(self, ahead: Ahead, plan: Plan) -> None:
-        """Upload the units of a plan, and the header of its launch, before its submit. The device is current.
-
-        Raises:
-            PathError, TransferError: the kernel cannot be compiled, or a driver call failed.
-        """
+        """Upload the units of a plan, and the header of its launch; see :meth:`Path.upload`. The device is current."""
         part, size = plan.parts[0], self._size(plan)
         table = self._resources.tables.get(
             part.group, part.group.packed, part.group.alignment, _tile(plan.nbytes, size), ahead.stream, key="direct",
             max_warps=size.warps,
         )  # fmt: skip
-        ahead.upload(table, _programs(size, part.units.shape[1] * table.items, table.shape))
+        rows = part.units.shape[1] * table.items
+        if rows <= self._resources.limits.launch_rows:
+            ahead.upload(table, _programs(size, rows, table.shape))
 
     def _ahead(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Ready | None:
         """Return the launch that was uploaded with a plan; None if it cannot be used for this transfer."""

@@ -51,6 +51,14 @@ class Room(Loans):
                 self.uploading = device.driver.cuEventQuery(self._borrowed[0]) == NOT_READY
         return not self.uploading
 
+    def leave(self) -> list[int]:
+        """Wait for the end of the upload, and return the event, which the room no longer has."""
+        events, self._borrowed = self._borrowed, []
+        if self.uploading:
+            for event in events:
+                self.resources.device.driver.cuEventSynchronize(event)
+        return events
+
     def give_back(self) -> None:
         """Give all back; no transfer uses it."""
         self._return_loans()
@@ -162,10 +170,7 @@ class Rooms:
         self._closed = True
         device, stream, self._stream = self._resources.device, self._stream, 0
         for room in list(self._rooms):
-            if room.uploading:
-                device.driver.cuEventSynchronize(room._borrowed[0])
-            events, room._borrowed = room._borrowed, []
-            self._resources.events.extend(events)
+            self._resources.events.extend(room.leave())
         self._rooms.clear()
         self._left.clear()
         if stream:
@@ -203,6 +208,5 @@ def upload(executor: Executor, ahead: Ahead, plan: Plan) -> None:
     backend: Any = executor._backend
     with backend.resources.device.current():
         choice = backend.selection.choose(plan, capturing=False)
-        if choice.path.name == "kernel":
-            choice.path.upload(ahead, plan)
-            ahead.choice = choice
+        choice.path.upload(ahead, plan)
+        ahead.choice = None if ahead.table is None else choice
