@@ -42,10 +42,9 @@ class ChosenRows(NamedTuple):
         """Plan the copies of the rows; with a room, also begin to upload what the launch needs."""
         plan = program.of_units(self.units, size, alignment)
         if self.executor is not None and self.ahead is not None:
-            from kvplan.execute.gpu.launches.ahead import upload
-
+            backend: Any = self.executor._backend
             try:
-                upload(self.executor, self.ahead, plan)
+                backend.upload(self.ahead, plan)
             except KVPlanError as error:  # the submit uploads, or is refused
                 log.debug("a transfer is not prepared ahead: %s", error)
         return plan
@@ -87,12 +86,11 @@ def chosen_rows(
 
 
 def _room(executor: Executor | None, count: int) -> Ahead | None:
-    if executor is None:
+    room: Callable[[int], Ahead | None] | None = getattr(getattr(executor, "_backend", None), "room", None)
+    if room is None:
         return None
-    from kvplan.execute.gpu.launches.ahead import room_for
-
     try:
-        return room_for(executor, count)
+        return room(count)
     except KVPlanError as error:
         log.debug("no room ahead of a transfer: %s", error)
         return None

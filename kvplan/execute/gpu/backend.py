@@ -19,7 +19,7 @@ from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
-from kvplan.execute.gpu.launches.ahead import Rooms
+from kvplan.execute.gpu.launches.ahead import Ahead, Rooms
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
@@ -136,6 +136,29 @@ class GpuBackend:
             warm_up(self.resources.device, plan, partial(self.selection.likely, by_layer=by_layer), groups)
         finally:
             self._preparing.pop(me, None)
+
+    def room(self, count: int) -> Ahead | None:
+        """Return room for the units of a plan, to upload them before the submit; None if nothing is gained by it.
+
+        Raises:
+            TransferError: a driver call failed.
+        """
+        with self.resources.device.current():
+            return self.rooms.room(count)
+
+    def upload(self, ahead: Ahead, plan: Plan) -> None:
+        """Upload the units that were written into a room, and let the plan of these units keep the room.
+
+        The plan can be submitted any number of times, to this executor or another, and moved by any path.
+
+        Raises:
+            KVPlanError: it cannot be uploaded; the plan can still be submitted.
+        """
+        vars(plan)["ahead"] = ahead  # the plan's units are the room's
+        with self.resources.device.current():
+            choice = self.selection.choose(plan, capturing=False)
+            choice.path.upload(ahead, plan)
+            ahead.choice = None if ahead.table is None else choice
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""

@@ -6,7 +6,7 @@ A caller borrows room for the units, writes them there, makes the plan of them, 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
@@ -15,11 +15,6 @@ from kvplan.execute.gpu.launches.headers import HEADER
 from kvplan.execute.gpu.resources import Loans, Resources
 from kvplan.execute.gpu.tables import Table
 from kvplan.layout.strides import Int64Array
-from kvplan.plan import loops
-from kvplan.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from kvplan.execute.executor import Executor
 
 MOST_NBYTES = 128 << 20  # of all rooms of an executor
 
@@ -175,38 +170,3 @@ class Rooms:
         self._left.clear()
         if stream:
             device.driver.cuStreamDestroy_v2(stream)
-
-
-def room_for(executor: Executor, count: int) -> Ahead | None:
-    """Return room for the units of a plan that an executor will move; None if nothing is gained by it.
-
-    Args:
-        executor: an executor of any device.
-        count: number of units.
-
-    >>> from kvplan import Executor
-    >>> with Executor("cpu") as executor:
-    ...     room_for(executor, 40_960)
-    """
-    rooms: Rooms | None = getattr(executor._backend, "rooms", None)
-    if rooms is None or loops.loaded is None:
-        return None
-    backend: Any = executor._backend
-    with backend.resources.device.current():
-        return rooms.room(count)
-
-
-def upload(executor: Executor, ahead: Ahead, plan: Plan) -> None:
-    """Upload the units that were written into a room, and let the plan of these units keep the room.
-
-    The plan can be submitted to the same executor any number of times, and moved by any path, until it is deleted.
-
-    Raises:
-        KVPlanError: the plan cannot be uploaded; then it must not be used.
-    """
-    vars(plan)["ahead"] = ahead  # the plan's units are the room's
-    backend: Any = executor._backend
-    with backend.resources.device.current():
-        choice = backend.selection.choose(plan, capturing=False)
-        choice.path.upload(ahead, plan)
-        ahead.choice = None if ahead.table is None else choice
