@@ -200,3 +200,23 @@ def test_indices_of_any_kind_are_copied():
     mine[:] = 7
     assert rows.kept.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert (rows.units[1] - rig.here.ctypes.data).tolist() == [0, 48, 96, 144, 192]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_addresses_are_those_of_the_lists_in_whatever_order(seed):
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(2):
+        rows = int(rng.integers(1, 40))
+        count = rng.integers(1, 300 if seed % 3 else 2, rows)
+        stride = rng.integers(1, 1 << 20, rows)
+        tables.append(np.stack([rng.integers(0, 1 << 40, rows), np.full(rows, 8), np.zeros(rows), stride, count], 1))
+    lists = [Rows.of(table.astype(np.int64), "VRAM") for table in tables]
+    size = int(rng.integers(1, 2000))
+    chosen = [rng.integers(0, len(one), size) for one in lists]
+    if seed % 2:
+        chosen = [np.sort(one) for one in chosen]
+    made = chosen_rows("WRITE", *lists, tuple(chosen), None)
+    for k in range(2):
+        assert made.kept[k].tolist() == chosen[k].tolist()
+        assert made.units[k].tolist() == lists[k].addresses(chosen[k]).tolist()

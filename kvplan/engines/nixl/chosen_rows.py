@@ -80,8 +80,9 @@ def chosen_rows(
     kept = np.empty((2, at.size), dtype=np.uint32)
     src, dst = units
     sides = (dst, src) if operation == "READ" else (src, dst)
-    if not row_loops.choose(mine, at, sides[0], kept[0]) or not row_loops.choose(its, to, sides[1], kept[1]):
-        return None
+    for rows, known, indices_of, written, own in zip((here, there), (mine, its), (at, to), sides, kept, strict=True):
+        if not row_loops.choose(known, rows.up_to, rows.address, rows.stride, indices_of, written, own):
+            return None
     return ChosenRows(units, kept, None if ahead is None else executor, ahead)
 
 
