@@ -1,6 +1,6 @@
 """Show where the time of one block's submit to another process goes.
 
-``python -m benchmarks.gpu.peer.submit_parts [--owner 0] [--turns 300]``: a block of 160 runs of 8 KiB is pushed into
+``python -m benchmarks.gpu.peer.submit_parts [--owner 0] [--turns 300] [--nixl]``: a block of 160 runs of 8 KiB is pushed into
 the pool of another process. Rows: an executor's submit within this process; a submit with the peer, without and with a
 note; each at once after the transfer before, and after a rest. Then the parts of a submit, and a profile of it.
 Microseconds: of the clock (wall), and of this thread's CPU. ``--owner`` is the other process's GPU; it may be the same.
@@ -33,12 +33,12 @@ PARTS = (
     "kvplan.agents.peer:Peer._direction",
     "kvplan.agents.settling:Lane.take",
     "kvplan.agents.settling:Lane.watch",
+    "kvplan.agents.settling:Lane.leave",
     "kvplan.agents.link:Link.enter",
     "kvplan.agents.channel:Channel.send",
     "kvplan.agents.peer_transfer:PeerTransfer.launch",
     "kvplan.agents.cuda_ipc.cuda_ipc_visitor:OpenedByCudaIpc.before",
     "kvplan.agents.cuda_ipc.cuda_ipc_visitor:OpenedByCudaIpc.after",
-    "kvplan.cuda.ipc.shared_words:SharedWords.write",
     "kvplan.execute.executor:Executor.submit",
     "kvplan.execute.gpu.selection:Selection.choose",
     "kvplan.execute.gpu.kernel_path:KernelPath.prepare",
@@ -46,7 +46,7 @@ PARTS = (
     "kvplan.execute.gpu.waits:Awaited.wait",
     "kvplan.cuda.device:Device.launch_recorded",
     "kvplan.cuda.device:Device.play",
-    "kvplan.cuda.device:Device.play_calls",
+    "kvplan.cuda.device:Device.write_behind",
 )
 
 
@@ -137,11 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--owner", type=int, default=torch.cuda.device_count() - 1)
     parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--nixl", action="store_true", help="with agents of NIXL and their threads in both processes")
     parser.add_argument("--cpu", action="store_true", help="host memory, by shm: to try this script without a GPU")
     given = parser.parse_args()
     bench = ProcessBench("cpu", "cpu") if given.cpu else ProcessBench("cuda:0", f"cuda:{given.owner}")
     geometry = bench.one_block()
-    spec = PoolSpec.of(bench.peer, bench.most_nbytes, [geometry])._replace(layers=1)
+    spec = PoolSpec.of(bench.peer, bench.most_nbytes, [geometry], nixl=given.nixl)._replace(layers=1)
     with ExitStack() as stack:
         other = stack.enter_context(PoolOwner(spec))
         buffers = Buffers(bench.most_nbytes, bench.device, peer=None if given.cpu else bench.peer)
@@ -150,6 +151,11 @@ def main() -> None:
         peer = agent.meet(other.card)
         remote = Remote(peer, buffers.host, None if given.cpu else Line(bench.device))
         moved = work(buffers, geometry)
+        if given.nixl:
+            from kvplan.nixl import NixlAgent
+
+            beside = stack.enter_context(NixlAgent("parts", {"cache": moved.src.layout}))
+            beside.meet(other.nixl)
         plan = remote.plan(moved, peer.layouts)
         if not given.cpu:
             print("driver calls, microseconds")
