@@ -1,8 +1,8 @@
 """Show where the time of one block's submit to another process goes.
 
-``python -m benchmarks.gpu.peer.submit_parts [--owner 0] [--turns 300] [--nixl]``: a block of 160 runs of 8 KiB is pushed into
-the pool of another process. Rows: an executor's submit within this process; a submit with the peer, without and with a
-note; each at once after the transfer before, and after a rest. Then the parts of a submit, and a profile of it.
+``python -m benchmarks.gpu.peer.submit_parts [--owner 0] [--turns 300] [--nixl]``: a block of 160 runs of 8 KiB goes to
+the pool of another process. Rows: an executor's submit within this process; a submit with the peer, without and
+with a note; each at once after the transfer before, and after a rest. Then the parts of a submit, and a profile of it.
 Microseconds: of the clock (wall), and of this thread's CPU. ``--owner`` is the other process's GPU; it may be the same.
 """
 
