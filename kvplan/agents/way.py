@@ -30,6 +30,13 @@ from kvplan.plan.plan import Plan
 Tell = Callable[[bytes], None]  # sends a message of at most 32 KiB to the other side's ``heard``; never blocks
 # Called when a transfer has ended: with its error, or None if all bytes have moved. It may raise TransferError.
 Deliver = Callable[[TransferError | None], None]
+
+
+def delivered(error: TransferError | None) -> None:
+    """Do nothing: the transport's stream delivers the note behind the last byte, whatever the agent does."""
+    del error
+
+
 Table = dict[str, Any]  # a table for JSON: texts, numbers, lists and tables; bytes as base64 or hex text
 
 

@@ -17,10 +17,15 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     LATER,
     NOTE,
     READY,
+    SHORT_NBYTES,
+    SLOT_HEAD,
+    SLOTS,
+    TAKEN_WORD,
     Message,
     note_messages,
+    slot_word,
 )
-from kvplan.agents.way import Deliver, Tell
+from kvplan.agents.way import Deliver, Tell, delivered
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import event_handle, stream_handle
@@ -75,33 +80,56 @@ class VisitorLane:
             None if there is no note. Otherwise a function for the agent, to be called when the transfer has ended.
         """
         with self._lock:  # several threads may submit
-            return self._ordered(transfer, note)
+            if not self._stream:
+                return None
+            if not is_issued(transfer):
+                return self._later(note) if note else None
+            device = self._device
+            if device.is_current():  # as in most submits; then there is nothing to restore
+                return self._issued_now(transfer, note)
+            with device.current():
+                return self._issued_now(transfer, note)
 
-    def _ordered(self, transfer: Any, note: bytes) -> Deliver | None:
-        device, issued = self._device, is_issued(transfer)
-        if not self._stream:
-            return None
-        number = self._notes + 1
+    def _later(self, note: bytes) -> Deliver:
+        """Send the note of a transfer that is not issued yet; a message delivers it."""
+        number = self._notes = self._notes + 1
+        for message in note_messages(LATER, self._number, number, note):
+            self._tell(message)
+        return partial(self._deliver, number)
+
+    def _issued_now(self, transfer: Any, note: bytes) -> Deliver | None:
+        """Let the stream count a transfer, and deliver its note. The device is current."""
+        # Counted first: after an error, the next transfer must not take a number that the stream may have written.
+        ended = self._issued = self._issued + 1
+        words, lane = self._words, self._number
+        addresses: tuple[int, ...] = (words.address(ENDED_WORD + lane),)
+        values: tuple[int, ...] = (ended,)
+        number = short = 0
         if note:
-            self._notes = number
-            for message in note_messages(NOTE if issued else LATER, self._number, number, note):
-                self._tell(message)
-        if issued:
-            try:
-                transfer.wait(Waited(self._stream, device.ordinal))
-                with device.current():
-                    self._words.write(device, self._stream, ENDED_WORD + self._number, self._issued + 1)
-                    self._issued += 1
-                    self._words.store(ISSUED_WORD + self._number, self._issued)
-                    if note:
-                        self._words.write(device, self._stream, self._number, number)
-            except TransferError:  # the transfer has failed, and the agent tells its error
-                issued = False
-                if note:
-                    self._tell(Message(BY_MESSAGE, self._number, number).written())
-        if not note:
-            return None
-        return _nothing if issued else partial(self._deliver, number)
+            number = self._notes = self._notes + 1
+            short = len(note) <= SHORT_NBYTES and number - words.load(TAKEN_WORD + lane) <= SLOTS
+            if short:
+                slot = slot_word(lane, number)
+                words.put(slot + 1, SLOT_HEAD.pack(ended, len(note)) + note)
+                words.store(slot, number)  # last: the other side looks at it first
+            else:
+                for message in note_messages(NOTE, lane, number, note):
+                    self._tell(message)
+                addresses, values = (*addresses, words.address(lane)), (ended, number)
+        try:
+            transfer.write_behind(self._stream, addresses, values)
+        except TransferError:  # the transfer has failed, and the agent tells its error
+            if not note:
+                return None
+            if short:
+                words.store(slot_word(lane, number), 0)
+                for message in note_messages(LATER, lane, number, note):
+                    self._tell(message)
+            else:
+                self._tell(Message(BY_MESSAGE, lane, number).written())
+            return partial(self._deliver, number)
+        words.store(ISSUED_WORD + lane, ended)
+        return delivered if note else None
 
     def _deliver(self, number: int, error: TransferError | None) -> None:
         self._tell(Message(READY if error is None else DROPPED, self._number, number).written())
@@ -169,13 +197,4 @@ def is_issued(transfer: Any) -> bool:
     >>> is_issued(object())
     False
     """
-    return (
-        hasattr(transfer, "queued")
-        and not transfer.queued
-        and not getattr(transfer, "unplayed", False)
-        and getattr(transfer, "captures", None) is None
-    )
-
-
-def _nothing(error: TransferError | None) -> None:
-    """Do nothing: the stream delivers the note."""
+    return bool(getattr(transfer, "ordered", False))

@@ -131,5 +131,9 @@ def _some(descriptors: Sequence[int], first: int, last: int) -> Sequence[int]:
 
 def _behind(words: SharedWords, gpus: range) -> list[tuple[int, int]]:
     """Return the words of published work that has not ended, each with the number that it will have."""
-    numbers = [(PASSED_WORD + gpu, words.load(PUBLISHED_WORD + gpu)) for gpu in gpus]
-    return [(word, number) for word, number in numbers if words.load(word) < number <= RELEASED]
+    found = []
+    for gpu in gpus:
+        number = words.load(PUBLISHED_WORD + gpu)
+        if number and words.load(PASSED_WORD + gpu) < number <= RELEASED:
+            found.append((PASSED_WORD + gpu, number))
+    return found

@@ -19,6 +19,7 @@ from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
+from kvplan.execute.gpu.launches.ahead import Ahead, Rooms
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
@@ -69,6 +70,7 @@ class GpuBackend:
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
         self._preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.paths = {made.name: made for made in (path(resources) for path in paths)}
+        self.rooms = Rooms(resources, limits.near_rows)
         self.selection = Selection(resources, self.paths, profile)
         self.callbacks = Callbacks(self._reap, self.selection.expected)
         self.graphs = Graphs(
@@ -135,6 +137,29 @@ class GpuBackend:
         finally:
             self._preparing.pop(me, None)
 
+    def room(self, count: int) -> Ahead | None:
+        """Return room for the units of a plan, to upload them before the submit; None if nothing is gained by it.
+
+        Raises:
+            TransferError: a driver call failed.
+        """
+        with self.resources.device.current():
+            return self.rooms.room(count)
+
+    def upload(self, ahead: Ahead, plan: Plan) -> None:
+        """Upload the units that were written into a room, and let the plan of these units keep the room.
+
+        The plan can be submitted any number of times, to this executor or another, and moved by any path.
+
+        Raises:
+            KVPlanError: it cannot be uploaded; the plan can still be submitted.
+        """
+        vars(plan)["ahead"] = ahead  # the plan's units are the room's
+        with self.resources.device.current():
+            choice = self.selection.choose(plan, capturing=False)
+            choice.path.upload(ahead, plan)
+            ahead.choice = None if ahead.table is None else choice
+
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
         device = self.resources.device
@@ -148,7 +173,11 @@ class GpuBackend:
         resources = self.resources
         capturing = self.graphs.capturing(after)
         groups = self.selection.groups(plan, by_layer=by_layer)
-        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
+        ahead = plan.ahead
+        if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
+            path, predicted, pageable = ahead.choice
+        else:
+            path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
         if capturing is not None:
             return self._capture(plan, path, after, capturing, urgent=urgent)
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
@@ -173,11 +202,11 @@ class GpuBackend:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
             late = late or waits is None or lane.busy
-            late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
-            # The lane's thread waits on the CPU for the calls of another executor's transfer.
-            foreign = isinstance(after, DeviceTransfer) and after.resources is not self.resources
-            late = late or (foreign and after.unplayed)
+            if after is not None and isinstance(after, DeviceTransfer):
+                # The lane's thread waits on the CPU for the calls of another executor's transfer.
+                foreign = after.resources is not self.resources
+                late = late or after.queued or (foreign and after.unplayed)
             if late:
                 lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return
@@ -270,6 +299,7 @@ class GpuBackend:
             self.graphs.close()
             for path in self.paths.values():
                 path.close()
+            self.rooms.close()
             resources.tables.close()
             for lane in self.lanes.values():
                 for stream in lane.created:
