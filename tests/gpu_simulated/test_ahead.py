@@ -10,10 +10,10 @@ import pytest
 import kvplan
 from kvplan.engines.nixl.chosen_rows import chosen_rows
 from kvplan.engines.nixl.descriptor_rows import Rows
-from kvplan.engines.nixl.row_plans import Memory, RowProgram, layout_of
 from kvplan.execute.gpu.launches import ahead as launches
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import loops
+from kvplan.plan.row_plans import Memory, RowProgram, layout_of
 from tests.simulated import Device
 from tests.simulated.executors import executor_on, open_executor
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import Rows
-from kvplan.engines.nixl.row_plans import RowProgram
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import RowProgram
 
 if TYPE_CHECKING:
     from kvplan.execute.gpu.launches.ahead import Ahead

@@ -14,7 +14,6 @@ import numpy as np
 from kvplan.engines.nixl.chosen_rows import chosen_rows, indices
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.neighbours import Neighbourhood
-from kvplan.plan.row_plans import RowProgram
 from kvplan.engines.nixl.spans import Registered, Spans
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
@@ -23,6 +22,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import RowProgram
 
 OPERATIONS = ("READ", "WRITE")
 log = logging.getLogger("kvplan.engines.nixl")

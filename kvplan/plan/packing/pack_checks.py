@@ -43,15 +43,15 @@ class Column(NamedTuple):
     """The addresses of units, and their indices.
 
     Attributes:
-        addresses: (n,) int64: the first address, and ``step * index`` bytes from it.
-        index: (n,) int64.
+        addresses: (n,) int64: the first address, and ``step * indices`` bytes from it.
+        indices: (n,) int64.
         step: in bytes.
         root: number of the column with these indices.
         period: bytes from block to block, as the recipe says; a hint.
     """
 
     addresses: Int64Array
-    index: Int64Array
+    indices: Int64Array
     step: int
     root: int
     period: int
@@ -248,7 +248,7 @@ def _every(column: Column, extents: Extents) -> _Ranges:
 
 def _sweeps(column: Column, extents: Extents) -> _Ranges:
     """Check that no two units of a column share a byte; return ranges that hold all their bytes."""
-    addresses, index = column.addresses, column.index
+    addresses, index = column.addresses, column.indices
     if extents.twice or _distinct(index).size != index.size:
         raise _twice()
     low, high = int(addresses.min()), int(addresses.max())
@@ -281,7 +281,7 @@ def _in_periods(column: Column, extents: Extents, every: int) -> _Ranges | None:
     All units that any block has are taken for units of every block. Their extents are cut to clusters, so far apart
     that no other block's bytes reach from one to the next. In a cluster, bytes must differ modulo the period.
     """
-    index, step, period = column.index, column.step, column.period
+    index, step, period = column.indices, column.step, column.period
     blocks = index // every
     inside = _distinct(index - blocks * every) if every > 1 else np.zeros(1, dtype=np.int64)
     if inside.size * extents.start.size > LIMITS.recipe_work // 4:

@@ -9,9 +9,9 @@ A recipe has a header, a part that all transfers of a program share, and the add
 | runs | offset at the unit, offset in the chunk, bytes; two loops of (count, stride at the unit, stride in the chunk) |
 | columns | units, first address, step, bytes of an index or 0, the column that this one repeats |
 
-Numbers are little-endian, int64 in all tables. Behind the columns come their indices, as unsigned integers of 1, 2, 4 or
-8 bytes, each column padded to 8 bytes: unit ``k`` is at ``first address + step * index[k]``. A column without indices
-repeats an earlier column at another first address.
+Numbers are little-endian, int64 in all tables. Behind the columns come their indices, as unsigned integers of 1, 2, 4
+or 8 bytes, each column padded to 8 bytes: unit ``k`` is at ``first address + step * index[k]``. A column without
+indices repeats an earlier column at another first address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from kvplan.program.program import Run, RunGroup
 MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
 SECTION, RUN, COLUMN = 6, 9, 5  # words of a row
-WIDTHS = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
 KEPT = 64 << 10  # bytes: shared parts up to this size are kept, so that a GPU uploads their tables once
 
@@ -229,10 +229,8 @@ def _check_rows(rows: Int64Array) -> None:
     """Check that no number of the runs is out of range, so that no sum of them overflows."""
     counts, strides = rows[:, [3, 6]], rows[:, [[4, 5], [7, 8]]]
     fine = (rows[:, 0] > -REACH).all() and (rows[:, 1] >= 0).all() and (rows[:, 2] >= 1).all()
-    fine = fine and bool((rows[:, :3] < REACH).all())
-    fine = fine and (counts >= 1).all() and (counts <= LIMITS.recipe_copies).all()
-    fine = fine and bool((np.abs(strides) <= REACH // counts[:, :, None]).all()) and bool((strides > -REACH).all())
-    if not fine:
+    small = (rows[:, :3] < REACH).all() and (counts >= 1).all() and (counts <= LIMITS.recipe_copies).all()
+    if not (fine and small and (strides > -REACH).all() and (np.abs(strides) <= REACH // counts[:, :, None]).all()):
         raise _wrong("has a run whose numbers are out of range")
     if int(counts.prod(axis=1).sum()) > LIMITS.recipe_copies:
         raise _wrong(f"makes over {LIMITS.recipe_copies:,} copies of a unit")
@@ -270,7 +268,8 @@ def _read_columns(
         periods.setdefault(one.column, one.place.period)
     if len(periods) != len(heads):
         raise _wrong("has a column of addresses without a section")
-    for number, (count, first, step, width, root) in enumerate(heads):
+    for number, (count, first, given, width, root) in enumerate(heads):
+        step = given
         if not (0 <= count <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
             raise _wrong(f"has a column of {count:,} units, from {first:#x} in steps of {step:,}")
         if width:
@@ -287,10 +286,10 @@ def _read_columns(
         else:
             if not 0 <= root < number or columns[root].root != root or columns[root].addresses.size != count:
                 raise _wrong(f"repeats column {root}, which is not there")
-            index, step, addresses = columns[root].index, columns[root].step, columns[root].addresses
+            index, step, addresses = columns[root].indices, columns[root].step, columns[root].addresses
             if count:
                 far = first - int(addresses[0])
-                if not (0 <= int(addresses.min()) + far and int(addresses.max()) + far <= ADDRESSES):
+                if int(addresses.min()) + far < 0 or int(addresses.max()) + far > ADDRESSES:
                     raise _wrong("has a unit beyond all addresses")
                 addresses = addresses + far
         columns.append(Column(addresses, index, step, root, periods[number]))
@@ -303,4 +302,3 @@ def _read_columns(
         ):
             raise _wrong("has units that are not as aligned as it says")
     return columns
-

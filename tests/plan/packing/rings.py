@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 import kvplan
@@ -30,7 +32,7 @@ class Ring:
 
 def bounds_of(packing: Packing, nbytes: int) -> list[tuple[int, int]]:
     cuts = packing.cuts(max(nbytes, packing.unit_nbytes))
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def through(executor: kvplan.Executor, src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) -> None:
