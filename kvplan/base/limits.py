@@ -37,7 +37,7 @@ class Limits:
     views: int = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
     tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB if each takes the 2 MiB of an allocator
 
-    # ---- recipes: halves of packed transfers, from a peer ----
+    # ---- recipes: halves of packed transfers, from a peer ------------------------------------------------------------
 
     recipe_nbytes: int = 256 << 20  # of a whole recipe: 16 million units with 8 bytes each take 128 MiB
     recipe_units: int = 1 << 24  # of one column: 9 GiB of single tokens of 576 bytes
