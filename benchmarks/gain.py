@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from html import escape
-from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.engines.shapes import SHAPES
@@ -47,7 +46,7 @@ STYLE = (
 
 
 class Gain(NamedTuple):
-    """A row: words, unit, kvplan's value, the best baseline's name and value, and the link's value where it is known."""
+    """A row: words, unit, kvplan's value, the best baseline's name and value, and the link's if known."""
 
     words: str
     unit: str
@@ -58,6 +57,7 @@ class Gain(NamedTuple):
 
     @property
     def times(self) -> float:
+        """Factor by which kvplan is faster."""
         return self.best / self.ours if self.unit == "ms" else self.ours / self.best
 
 

@@ -1,22 +1,25 @@
 """Write pages of the reference from kvplan's own data: ``python docs/tools/reference_pages.py``.
 
-``docs/reference/models.md`` lists the models and layouts of the catalogue, ``docs/reference/schemas.md`` the JSON schemas of the
-command line. A test compares both with the data. The site's build adds :func:`options`, the help of every command.
+``docs/reference/models.md`` lists the models and layouts of the catalogue, ``docs/reference/schemas.md`` the JSON
+schemas of the command line. A test compares both with the data. The site's build
+adds :func:`options`, the help of every command.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from importlib.resources import files
+from io import StringIO
 from pathlib import Path
-from subprocess import run
+from unittest.mock import patch
 
 from kvplan.catalogue.layouts import named_layouts
 from kvplan.catalogue.models import Group, Model, models
 from kvplan.cli.main import COMMANDS
+from kvplan.cli.main import main as main_of_kvplan
 
 FOLDER = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- made by: python docs/tools/reference_pages.py -->"
@@ -36,19 +39,24 @@ def _group(group: Group) -> str:
 
 def models_page() -> str:
     """Return the page of models and layouts."""
-    found = models().values()
-    lines = ["# Models and layouts by name", "", NOTE, "",
-             f"`kvplan inspect --model NAME` knows {len(found)} models, and takes the path of a `config.json`, too. "
-             "[The command line](cli.md) explains the groups.", "",
-             "| model | layers | cache of a layer, by group | source |", "| --- | --- | --- | --- |"]  # fmt: skip
-    lines += [f"| `{one.name}` | {one.layers} | {_groups(one)} | {_cell(one.source)} |" for one in found]
-    layouts = named_layouts().values()
-    lines += ["", "## Layouts", "",
-              f"`kvplan pairs --device NAME --host NAME` and `inspect --engine NAME --host NAME` know {len(layouts)} layouts. "
-              "[Every pair](pairs.md) is compiled on a page of its own.", "",
-              "| layout | side | kind | notation | source |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    lines += [f"| `{one.name}` | {one.side} | {one.kind} | `{one.notation}` | {_cell(one.source)} |" for one in layouts]
-    return "\n".join(lines) + "\n"
+    found, layouts = models().values(), named_layouts().values()
+    first = (
+        f"`kvplan inspect --model NAME` knows {len(found)} models, and takes the path of a `config.json`, too. "
+        "[The command line](cli.md) explains the groups."
+    )
+    second = (
+        f"`kvplan pairs --device NAME --host NAME` and `inspect --engine NAME --host NAME` know {len(layouts)} "
+        "layouts. [Every pair](pairs.md) is compiled on a page of its own."
+    )
+    return "\n".join([
+        "# Models and layouts by name", "", NOTE, "", first, "",
+        "| model | layers | cache of a layer, by group | source |", "| --- | --- | --- | --- |",
+        *(f"| `{one.name}` | {one.layers} | {_groups(one)} | {_cell(one.source)} |" for one in found),
+        "", "## Layouts", "", second, "",
+        "| layout | side | kind | notation | source |", "| --- | --- | --- | --- | --- |",
+        *(f"| `{one.name}` | {one.side} | {one.kind} | `{one.notation}` | {_cell(one.source)} |" for one in layouts),
+        "",
+    ])  # fmt: skip
 
 
 def _cell(text: str) -> str:
@@ -64,10 +72,11 @@ def schemas() -> Iterator[tuple[str, dict[str, object]]]:
 
 def schemas_page() -> str:
     """Return the page of the JSON schemas."""
-    lines = ["# JSON schemas", "", NOTE, "",
-             "All commands take `--json`. The documents are held to these schemas by tests. A field keeps its meaning within a version; "
-             "new fields may appear.", "",
-             "| document | content | schema |", "| --- | --- | --- |"]  # fmt: skip
+    first = (
+        "All commands take `--json`. Tests hold the documents to these schemas. A field keeps its meaning within a "
+        "version; new fields may appear."
+    )
+    lines = ["# JSON schemas", "", NOTE, "", first, "", "| document | content | schema |", "| --- | --- | --- |"]
     for name, schema in schemas():
         title, words = schema.get("title", name), _cell(str(schema.get("description", "")))
         lines.append(f"| `{title}` | {words} | [{name}](../../kvplan/cli/schemas/{name}) |")
@@ -78,9 +87,10 @@ def options() -> str:
     """Return the page of every command's own help."""
     lines = ["# Options of every command", "", "The text is each command's own help: `kvplan COMMAND --help`.", ""]
     for name in COMMANDS:
-        shown = run([sys.executable, "-m", "kvplan", name, "--help"], capture_output=True, text=True, check=True,
-                    env=os.environ | {"COLUMNS": "100"}, timeout=60)  # fmt: skip
-        lines += [f"## kvplan {name}", "", "```text", shown.stdout.rstrip(), "```", ""]
+        shown = StringIO()
+        with redirect_stdout(shown), patch.dict(os.environ, {"COLUMNS": "100"}):
+            main_of_kvplan([name, "--help"])
+        lines += [f"## kvplan {name}", "", "```text", shown.getvalue().rstrip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -91,7 +91,8 @@ class Executor:
 
     If two streams besides the default one have launched kernels, the kernels of CUDA graphs start 0.2 us later until
     the process ends (driver 580). ``kernel_stream`` avoids that (``docs/guides/gpu.md``, Streams): an engine that
-    replays its graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after another.
+    replays its graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after
+    another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
     destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
