@@ -48,12 +48,12 @@ def mirrored(mine: KVLayout, other: KVLayout, tokens: int) -> Iterator[Candidate
     block_tokens = other.block_tokens if all(one.content.opaque for one in held) else tokens
     unit = gcd(tokens, other.block_tokens)
     known = set()
-    for outer in OUTER:
+    for distance, outer in enumerate(OUTER, SPLIT):
         for deep in (True, False):
             made = tuple((one.content, _dims(one, unit, outer, units, deep=deep)) for one in held)
             if all(dims for _, dims in made) and made not in known:
                 known.add(made)
-                yield Candidate(made, block_tokens, SPLIT)
+                yield Candidate(made, block_tokens, distance)
 
 
 def _held(mine: KVLayout, other: KVLayout) -> Iterator[_Held]:
