@@ -64,6 +64,11 @@ class Order(NamedTuple):
     numbers: Numbers
     price: Price | None = None
 
+    @property
+    def split(self) -> bool:
+        """Return whether the notation splits an axis."""
+        return "." in self.notation
+
 
 class Advice(NamedTuple):
     """The orders that are better than the present order.
@@ -179,25 +184,33 @@ def _better(order: Order, present: Numbers | None, price: Price | None) -> bool:
 
 
 def _by_price(orders: Sequence[Order]) -> list[Order]:
-    """Return orders by their predicted time, those of equal times in the given order."""
+    """Return orders by their predicted time. Of equal times, those without split axes come first."""
     least = min((order.price.seconds for order in orders if order.price is not None), default=0.0)
 
-    def steps(order: Order) -> int:  # how often NEAR fits between the least time and this one
+    def slow(order: Order) -> tuple[int, bool]:  # how often NEAR fits between the least time and this one
         seconds = order.price.seconds if order.price is not None else 0.0
-        return int((seconds / least - 1) / NEAR) if least else 0
+        return int((seconds / least - 1) / NEAR) if least else 0, order.split
 
-    return sorted(orders, key=steps)
+    return sorted(orders, key=slow)
 
 
 def _best_of(
     tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | None
 ) -> Iterator[Order]:
-    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first."""
+    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first.
+
+    With a pricing, the best order without split axes is among them: it is easier to read, and may take as long.
+    """
     closest: dict[Fraction, Candidate] = {}
+    plain: dict[Fraction, Candidate] = {}
     for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate, mine.dtype))):
         extents = [Fraction(p.extents(change)[0], p.unit_tokens) for p in one.programs]
         closest.setdefault(_grown(extents, other), one.candidate)
-    for _, candidate in sorted(closest.items())[: SHOWN + 1]:  # one may be the present order
+        if pricing is not None and "." not in notation_of(one.candidate, mine.dtype):
+            plain.setdefault(_grown(extents, other), one.candidate)
+    best = sorted(closest.items(), key=lambda one: one[0])[: SHOWN + 1]  # one may be the present order
+    best += sorted(plain.items(), key=lambda one: one[0])[:1]
+    for candidate in dict.fromkeys(candidate for _, candidate in best):
         spec = spec_of(candidate, mine, mine.layers)
         judged = _judged(KVLayout.from_spec(spec), other, change, pricing)
         yield Order(notation_of(candidate, mine.dtype), candidate.block_tokens, spec, *judged)

@@ -17,7 +17,7 @@ from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
 from kvplan.cli.answers.place_rows import place_rows
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
-from kvplan.cli.arguments.sources import add_blocks, add_pair, layout_of, pair_of
+from kvplan.cli.arguments.sources import add_blocks, add_pair, pair_of, source_of
 from kvplan.cli.arguments.values import span
 from kvplan.cli.screen.documents import print_json, write_file
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
@@ -72,9 +72,7 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are for a plan between two layouts; give B as well")
-        given = (args.sizes or {}) | (args.src_sizes or {})
-        one = argparse.Namespace(layout=args.source, sizes=given or None, dtype=args.dtype, device=args.src_device)
-        layout = layout_of(one)
+        layout = source_of(args)
         return [Section("Layout", _facts(layout) + _picture(layout)), *_address(layout, args), _machine()], True, None
     src, dst = pair_of(args)
     found = difference_of(src, dst, None)

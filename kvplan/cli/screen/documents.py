@@ -17,6 +17,7 @@ SCHEMAS = {
     "models": 1,
     "plan": 1,
     "diff": 1,
+    "advise": 1,
     "explain": 1,
     "report": 1,
     "which": 1,
