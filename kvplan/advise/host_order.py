@@ -18,17 +18,15 @@ TOKENS = 4096  # of one transfer: the cost per transfer is then small beside the
 
 
 class Wanted(NamedTuple):
-    """The pool that is looked for; None stands for what the layout has.
+    """The pool that is looked for; None stands for what the layout has. More layers make no difference to the order.
 
     Attributes:
         block_tokens: token slots per block.
-        layers: global numbers of its layers.
         heads: global numbers of its KV heads.
         device: where the pool lies.
     """
 
     block_tokens: int | None = None
-    layers: Sequence[int] | None = None
     heads: range | None = None
     device: str = "cpu"
 
@@ -113,7 +111,7 @@ def plain_pool(layout: KVLayout, wanted: Wanted) -> KVLayout:
         named += [] if one.opaque else [("token", tokens)]
         named += [] if content.heads is None else [("head", len(content.heads))]
         dims.append((content, (*named, ("dim", one.nbytes))))
-    spec = spec_of(Candidate(tuple(dims), tokens, 0), layout, wanted.layers or layout.layers)
+    spec = spec_of(Candidate(tuple(dims), tokens, 0), layout, layout.layers)
     for one_spec in spec.get("layouts", [spec]):
         one_spec["device"] = wanted.device
     return KVLayout.from_spec(spec)

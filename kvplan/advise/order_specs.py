@@ -58,3 +58,15 @@ def in_elements(dims: Dims, dtype: str) -> tuple[Dims, str]:
     if name == "dim.1":
         rest = tuple(("dim" if axis == "dim.0" else axis, count) for axis, count in rest)
     return rest, dtype
+
+
+def parts_of(spec: dict[str, Any]) -> tuple[str, ...]:
+    """Return the parts that a spec holds.
+
+    >>> parts_of({"notation": "block kv dim"}), parts_of({"notation": "block dim", "part": "index"})
+    (('k', 'v'), ('index',))
+    """
+    part = spec.get("part", "kv")
+    if "kv" not in spec["notation"].split():
+        return (part,)
+    return ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")

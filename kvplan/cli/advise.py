@@ -9,7 +9,7 @@ from kvplan.cli.answers.advice_facts import Question, advice_facts, advice_rows_
 from kvplan.cli.arguments.sources import add_costs, add_pair, pair_of, source_of
 from kvplan.cli.arguments.values import positive
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, progress, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, progress, show
 from kvplan.cost.policy import Policy
 from kvplan.cost.store import profile_of
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     device = "cpu" if host is None else host.device
     directions = DIRECTIONS[args.direction]
     pricing = pricing_for(layout, device, profile, directions=directions, tokens=args.tokens, policy=policy)
-    with progress(silent=args.json, after=2.0) as tell:
+    with progress(silent=args.json, after=PATIENCE) as tell:
         wanted = Wanted(block_tokens=args.block_tokens)
         found = host_orders(layout, pricing, present=host, wanted=wanted, tell=tell)
     question = Question(layout, host, pricing, found, where)

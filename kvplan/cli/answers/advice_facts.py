@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kvplan.advise.advise import Advice, Numbers, Order
+from kvplan.advise.order_specs import parts_of
 from kvplan.advise.prices import Price, Pricing
 from kvplan.base.numbers import binary, count_of, duration, exact
 from kvplan.cli.answers.layout_facts import UNIT, picked
@@ -130,7 +131,7 @@ def python_lines(order: Order, layout: KVLayout) -> Iterator[str]:
     for spec in specs:
         parts = parts_of(spec)
         whole = set(parts) == set(layout.parts)
-        like = "gpu" if whole else f"gpu.slice(parts={parts!r})"
+        like = "gpu" if whole else f"gpu.slice(parts={json.dumps(parts)})"
         tokens = f", block_tokens={order.block_tokens}" * (order.block_tokens != layout.block_tokens)
         split = {name: size for name, size in spec["sizes"].items() if "." in name}
         sizes = f", sizes={json.dumps(split)}" if split else ""
@@ -141,18 +142,6 @@ def python_lines(order: Order, layout: KVLayout) -> Iterator[str]:
     yield "pool = kvplan.KVLayout.merge(["
     yield from (f"    {call}," for call in calls)
     yield "])"
-
-
-def parts_of(spec: dict[str, Any]) -> tuple[str, ...]:
-    """Return the parts that a spec holds.
-
-    >>> parts_of({"notation": "block kv dim"}), parts_of({"notation": "block dim", "part": "index"})
-    (('k', 'v'), ('index',))
-    """
-    part = spec.get("part", "kv")
-    if "kv" not in spec["notation"].split():
-        return (part,)
-    return ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
 
 
 def toml_lines(spec: dict[str, Any]) -> Iterator[str]:

@@ -58,6 +58,12 @@ def add_pair(
                             help=f"of {name}, a notation (default {parser.get_default('devices')[side]})")  # fmt: skip
 
 
+def add_advice(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that leaves out the search of better orders."""
+    parser.add_argument("--no-advice", dest="advice", action="store_false",
+                        help="search no better orders, which takes most of the time")  # fmt: skip
+
+
 def add_blocks(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST")) -> None:
     """Add the arguments that name the blocks of a plan, and the profile and policy that choose its path."""
     parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
