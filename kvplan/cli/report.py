@@ -19,8 +19,8 @@ from kvplan.cli.answers.place_rows import place_rows
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, pair_of, source_of
 from kvplan.cli.arguments.values import span
-from kvplan.cli.screen.documents import print_json, write_file
-from kvplan.cli.screen.printing import PATIENCE, progress
+from kvplan.cli.screen.documents import check_file, print_json, write_file
+from kvplan.cli.screen.printing import PATIENCE, Tell, progress
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page. Return 1 if the pair cannot be compiled, or if a byte did not arrive."""
+    check_file("--output", args.output)
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
@@ -78,7 +79,14 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
         return [Section("Layout", _facts(layout) + _picture(layout)), *_address(layout, args), _machine()], True, None
     src, dst = pair_of(args)
     with progress(silent=args.json, after=PATIENCE) as tell:
-        found = difference_of(src, dst, advice=args.advice, tell=tell)
+        return _pair_sections(src, dst, args, tell)
+
+
+def _pair_sections(
+    src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell
+) -> tuple[list[Section], bool, bool | None]:
+    tell(None, "comparing")
+    found = difference_of(src, dst, advice=args.advice, tell=tell)
     told = table([*told_rows(found), *advice_rows(found)])
     beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
     # Half a page is too narrow for a picture.
@@ -89,6 +97,7 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     ]
     verified = None
     if found.made is not None:
+        tell(None, "verifying")
         section, verified = _verified(src, dst)
         made += [*_program(src, dst, args), section]
     return [*made, *_address(src, args), _machine()], found.made is not None, verified

@@ -26,6 +26,7 @@ from kvplan.layout.notation import Notation, parse
 from kvplan.layout.spec import extents_of, shape_of
 from kvplan.layout.strides import extent
 from kvplan.memory.best_order import AUTO, allocated
+from kvplan.memory.torch_devices import check_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,8 +85,8 @@ def allocate(
 
     Raises:
         NotationError: the notation does not parse.
-        LayoutError: the notation cannot hold ``like``, a size is invalid, or the shared pool is in use with another
-            geometry; then the message shows both.
+        LayoutError: the notation cannot hold ``like``, a size is invalid, torch has no such device, or the shared pool
+            is in use with another geometry; then the message shows both.
         HostMemoryError: there is no space for a shared pool, or the file cannot be used as a pool.
 
     >>> import numpy as np
@@ -157,6 +158,8 @@ def allocate(
     if not _wants_torch(like, device):
         empty = partial(_shareable, dtype=dtype, torch=False) if shared else partial(np.empty, dtype=_element(dtype))
         return described(_nest([empty(shape) for _ in range(prod(counts))], counts))
+    if device != "cpu":
+        check_device(device)
     tensors, seams = _tensors(shape, prod(counts), dtype, device, ordinal, shared=bool(shared))
     return described(_nest(tensors, counts), seams=seams)
 
