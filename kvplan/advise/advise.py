@@ -111,8 +111,8 @@ def advise(
     The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
     sizes; and the other side's own order, with tokens split into units, and heads into the shares of ranks. The best
     order has the least predicted time; if times are equal or not known, the fewest runs per token; then the fewest
-    extents per token on the side that changes; then the least distance from the present order. No order is returned that
-    takes longer than the present one.
+    extents per token on the side that changes; then the least distance from the present order. No order that takes
+    longer than the present one is returned.
 
     Args:
         src, dst: the layouts.

@@ -1,4 +1,4 @@
-"""List the orders that repeat, inside a block, the order of the other side, with tokens and heads split where needed."""
+"""List the orders that repeat, inside a block, the other side's order, with tokens and heads split where needed."""
 
 from __future__ import annotations
 

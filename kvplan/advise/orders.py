@@ -18,9 +18,7 @@ MOST_LAYERS_WHOLE = 8  # all unequal layers are compiled; if there are more than
 # ---- the orders ----------------------------------------------------------------------------------------------
 
 
-def candidates(
-    mine: KVLayout, other: KVLayout, *, refused: bool, sizes: tuple[int, ...] = ()
-) -> Iterator[Candidate]:
+def candidates(mine: KVLayout, other: KVLayout, *, refused: bool, sizes: tuple[int, ...] = ()) -> Iterator[Candidate]:
     """Yield every order to try for one side.
 
     Args:

@@ -78,7 +78,10 @@ shards=1, packed=(), whole=0)
     inner = next((key for key in NESTED if key in content), None)
     if inner is not None:
         return _nested(content, inner)
-    config = {**config_defaults(str(content.get("model_type", ""))), **{k: v for k, v in content.items() if v is not None}}
+    config = {
+        **config_defaults(str(content.get("model_type", ""))),
+        **{k: v for k, v in content.items() if v is not None},
+    }
     if "sliding_window" in content and content["sliding_window"] is None:  # null says that no layer slides
         config.pop("sliding_window", None)
     understood = HYBRIDS[config["model_type"]].understood if config.get("model_type") in HYBRIDS else ()
@@ -139,10 +142,13 @@ def _latent(config: Mapping[str, Any], layers: int) -> tuple[Group, ...]:
     if config.get("sliding_window"):
         raise LayoutError("'sliding_window' beside 'kv_lora_rank': sliding latents are not understood")
     types = config.get("layer_types")
-    others = [one for one in types if _TYPES.get(str(one)) in ("state", "sliding")] if isinstance(types, list) else []
+    types = types if isinstance(types, list) else []
+    others = [one for one in types if _TYPES.get(str(one)) in {"state", "sliding"}]
     if others:
-        raise LayoutError(f"'layer_types' has {quoted(others[0])} beside 'kv_lora_rank': layers without latents are not "
-                          "understood; describe the layout by a spec instead")  # fmt: skip
+        raise LayoutError(
+            f"'layer_types' has {quoted(others[0])} beside 'kv_lora_rank': layers without latents are not understood; "
+            "describe the layout by a spec instead"
+        )
     dim, every = integer_of(config, "kv_lora_rank") + integer_of(config, "qk_rope_head_dim"), tuple(range(layers))
     packed = (("fp8_ds_mla", 656),) if dim == 576 else ()
     latent = Group("latent", "mla", every, dim=dim, packed=packed)

@@ -76,7 +76,9 @@ def hybrid_types(config: Mapping[str, Any], layers: int) -> list[str] | None:
         return _named("layers_block_type", config["layers_block_type"], _BLOCKS, layers)
     if "hybrid_override_pattern" in config:
         return _named("hybrid_override_pattern", config["hybrid_override_pattern"], _PATTERN, layers)
-    raise LayoutError("'hybrid_override_pattern' is missing: add it to the config, a letter for each layer, as in 'M-M*'")
+    raise LayoutError(
+        "'hybrid_override_pattern' is missing: add it to the config, a letter for each layer, as in 'M-M*'"
+    )
 
 
 def with_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,10 +95,14 @@ def with_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _indexed(config: Mapping[str, Any], key: str, layers: int) -> list[str]:
     given = config.get(key)
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(
-        isinstance(one, int) and 0 <= one < layers for one in given
+    if (
+        not isinstance(given, Sequence)
+        or isinstance(given, str)
+        or not all(isinstance(one, int) and 0 <= one < layers for one in given)
     ):
-        raise LayoutError(f"{key!r} is {shown(given)}; it is a list of the layers with attention, from 0 to {layers - 1}")
+        raise LayoutError(
+            f"{key!r} is {shown(given)}; it is a list of the layers with attention, from 0 to {layers - 1}"
+        )
     return ["full" if k in given else "state" for k in range(layers)]
 
 

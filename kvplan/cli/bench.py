@@ -251,7 +251,7 @@ def _need_torch(device: str) -> None:
     try:
         import torch
     except ModuleNotFoundError:
-        raise KVPlanError('a bench needs torch; pip install torch') from None
+        raise KVPlanError("a bench needs torch; pip install torch") from None
     if device != "cpu" and not torch.cuda.is_available():
         raise KVPlanError(f"torch {torch.__version__} reaches no GPU; install a build with CUDA, or give --device cpu")
 
@@ -280,7 +280,7 @@ def _plots() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise KVPlanError('plots need matplotlib; pip install matplotlib') from None
+        raise KVPlanError("plots need matplotlib; pip install matplotlib") from None
     return plots
 
 

@@ -64,7 +64,9 @@ def _facts(found: Difference) -> dict[str, Any]:
         "program": None if made is None else _program(made.program),
         "first_break": None if found.broken is None else _broken(found.broken),
         "parts": [{"parts": list(one.parts), "opaque": one.opaque, **_program(one.program)} for one in found.parts],
-        "advice": None if found.advice is None else {
+        "advice": None
+        if found.advice is None
+        else {
             **_advice(found.advice),
             "other_side": None if found.other is None else _advice(found.other),
         },

@@ -114,7 +114,7 @@ def _dispatch(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        return _complain('needs rich; pip install rich', USAGE)
+        return _complain("needs rich; pip install rich", USAGE)
     except NotationError as error:
         return _complain(f"{_one_line(error.one_line)}; {NOTATION_HINT}", USAGE)
     except KVPlanError as error:

@@ -101,7 +101,8 @@ def allocate(
             raise LayoutError(f"sizes are {quoted(dict(sizes))}; 'auto' chooses the extents of split axes itself")
         wanted = _wanted(like, block_tokens, heads, device)
         alike = partial(
-            allocate, num_blocks=num_blocks, block_tokens=None if like.opaque else block_tokens, layers=tuple(layers) if isinstance(layers, Iterable) else layers,
+            allocate, num_blocks=num_blocks, block_tokens=None if like.opaque else block_tokens,
+            layers=tuple(layers) if isinstance(layers, Iterable) else layers,
             heads=wanted.heads, device=device, pin=pin, shared=shared,
         )  # fmt: skip
         return allocated(like, wanted, alike, named=isinstance(shared, str | PathLike))

@@ -23,7 +23,9 @@ def check_device(device: Any) -> None:
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
-            raise LayoutError(f"device is {quoted(str(device))}, and torch {torch.__version__} reaches no GPU; give 'cpu'")
+            raise LayoutError(
+                f"device is {quoted(str(device))}, and torch {torch.__version__} reaches no GPU; give 'cpu'"
+            )
         if found.index is not None and found.index >= count:
             raise LayoutError(f"device is {quoted(str(device))}, and the GPUs here are cuda:0 to cuda:{count - 1}")
         return

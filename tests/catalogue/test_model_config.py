@@ -72,7 +72,7 @@ def test_text_configs_leave_out_defaults(text, layers, heads, dim, window):
 
 
 def test_the_key_that_a_text_config_lacks_is_named_with_its_place():
-    with pytest.raises(LayoutError, match="^in 'text_config': 'num_hidden_layers' is missing: add it to the config"):
+    with pytest.raises(LayoutError, match=r"^in 'text_config': 'num_hidden_layers' is missing: add it to the config"):
         geometry_of({"text_config": {"model_type": "a new one"}})
     deep = {"text_config": {"text_config": {"text_config": {}}}}
     with pytest.raises(LayoutError, match="nests configs too deeply"):
@@ -135,7 +135,7 @@ def test_short_convolutions():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**MAMBA, "model_type": "bamba"}, "'attn_layer_indices' is missing; it is a list of the layers with attention"),
+        ({**MAMBA, "model_type": "bamba"}, "'attn_layer_indices' is missing; it is a list of the layers with"),
         ({**MAMBA, "model_type": "bamba", "attn_layer_indices": [4]}, r"'attn_layer_indices' is \[4\]"),
         ({**MAMBA, "model_type": "falcon_h1", "mamba_d_head": None}, "'mamba_d_head' is missing: add it"),
         (NEMOTRON, "'hybrid_override_pattern' is missing: add it to the config, a letter for each layer"),
@@ -253,7 +253,8 @@ def test_cited_defaults_that_no_reader_understands():
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("model_type", "cited"),
-    [("llama", "LlamaConfig"), ("mistral", "MistralConfig"), ("gemma", "GemmaConfig"), ("gemma2", "Gemma2Config"), ("gemma3_text", "Gemma3TextConfig"), ("gpt_oss", "GptOssConfig"),
+    [("llama", "LlamaConfig"), ("mistral", "MistralConfig"), ("gemma", "GemmaConfig"), ("gemma2", "Gemma2Config"),
+     ("gemma3_text", "Gemma3TextConfig"), ("gpt_oss", "GptOssConfig"),
      ("cohere2", "Cohere2Config"), ("qwen3", "Qwen3Config"), ("qwen2", "Qwen2Config"),
      ("qwen3_moe", "Qwen3MoeConfig"), ("qwen2_moe", "Qwen2MoeConfig"), ("qwen3_next", "Qwen3NextConfig")],
 )  # fmt: skip

@@ -145,9 +145,9 @@ def python_lines(order: Order, layout: KVLayout) -> Iterator[str]:
 
 
 def toml_lines(spec: dict[str, Any]) -> Iterator[str]:
-    """Return a spec as lines of TOML.
+    r"""Return a spec as lines of TOML.
 
-    >>> print("\\n".join(toml_lines({"notation": "block layer dim", "sizes": {"layer": 2, "dim.0": 4}})))
+    >>> print("\n".join(toml_lines({"notation": "block layer dim", "sizes": {"layer": 2, "dim.0": 4}})))
     notation = "block layer dim"
     sizes = { layer = 2, "dim.0" = 4 }
     """
