@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.cli.answers.pair_facts import alike, by_pool, mixed_kinds, pairs_facts, pool_name, title
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the pairs. Return 1 if a pair of one kind is refused."""
-    facts = pairs_facts(args.device, args.host)
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        tell(None, "compiling every pair")
+        facts = pairs_facts(args.device, args.host)
     if args.json:
         print_json("pairs", facts)
     elif args.markdown:

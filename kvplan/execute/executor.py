@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
+from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
@@ -273,8 +273,7 @@ def _device_name(device: Any) -> str:
     if name == "cuda":
         torch = sys.modules.get("torch")
         return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0}"
-    reasons = "; ".join(f"{path}: serves 'cpu'" if path == "host" else f"{path}: serves 'cuda:N'" for path in PATHS)
-    raise PathError(f"no path serves device {name!r}: {reasons}")
+    raise PathError(f"no path serves device {name!r}: host serves 'cpu', and all others serve 'cuda:N'")
 
 
 def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> _Backend:
@@ -296,6 +295,5 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_
     try:
         return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile, lent=lender(kernel_stream))
     except TransferError as error:
-        wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
-        reasons = "; ".join(f"{path}: {error}" for path in wanted)
-        raise PathError(f"no path serves device {device!r}: {reasons}") from error
+        wanted = "no path serves" if policy.path == "auto" else f"path {policy.path!r} cannot serve"
+        raise PathError(f"{wanted} device {device!r}: {error}") from None
