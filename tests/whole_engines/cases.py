@@ -105,6 +105,7 @@ FAILING = [
 ]
 BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
     Case("simple", SIMPLE),
+    Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),
     Case("simple, lazy", SIMPLE, {"lazy_offload": True}),
     Case("simple, small pool", SIMPLE, {"cpu_bytes_to_use": SMALL}),
     Case("simple, crowd", SIMPLE, work="crowd"),

@@ -43,8 +43,8 @@ class Ending(NamedTuple):
 class BlockCopies:
     """A host pool of whole blocks, and the copies between it and regions of a device.
 
-    A block of the pool is one piece that holds the block's bytes of all regions, one region after another. So the pool's
-    side of a copy is large, whatever the layout of the engine's cache.
+    A block of the pool is one piece that holds the block's bytes of all regions, one region after another. So the
+    pool's side of a copy is large, whatever the layout of the engine's cache.
 
     Args:
         regions: torch tensors of single bytes, ``(blocks, bytes of a block)``; there may be gaps between the rows.

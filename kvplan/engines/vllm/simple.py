@@ -59,8 +59,9 @@ def classes() -> tuple[type[Any], ...]:
             metadata = self._connector_metadata
             if metadata is not None and metadata.store_gpu_blocks:
                 self._backend.launch_copy(
-                    metadata.store_gpu_blocks, metadata.store_cpu_blocks, True, metadata.store_event,
-                    self._store_events, current_stream(str(self.device)),
+                    metadata.store_gpu_blocks, metadata.store_cpu_blocks, is_store=True,
+                    event_idx=metadata.store_event, events_list=self._store_events,
+                    wait_event=current_stream(str(self.device)),
                 )  # fmt: skip
 
     class KVPlanSimpleOffloadConnector(SimpleCPUOffloadConnector):  # type: ignore[misc]
@@ -73,10 +74,10 @@ def classes() -> tuple[type[Any], ...]:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
             policy = policy_of(self._kv_transfer_config.kv_connector_extra_config or {})
-            own: Any = self.worker_handler
-            if own is not None and not own.disk_mode:
-                self.worker_handler: Any = SimpleWorker(vllm_config, kv_cache_config, own.cpu_capacity_bytes)
-                self.worker_handler.policy = policy
+            worker: Any = self.worker_handler
+            if worker is not None and not worker.disk_mode:
+                worker.__class__ = SimpleWorker  # vLLM has made it, with all arguments of its version
+                worker.policy = policy
 
         def shutdown(self) -> None:
             """Wait for the copies and release the executors when the engine ends."""
