@@ -1,4 +1,4 @@
-"""An adapter for CPU offloading of vLLM 0.33: specs for ``kv_connector_extra_config``, and a connector.
+"""An adapter for CPU offloading of vLLM 0.31 to 0.33: specs for ``kv_connector_extra_config``, and a connector.
 
 =================================  =====================================================================================
 ``KVPlanOffloadingSpec``           replaces vLLM's ``CPUOffloadingSpec``

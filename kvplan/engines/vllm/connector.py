@@ -1,13 +1,13 @@
 """vLLM's offloading connector, extended: a failed transfer does not end the engine, and loads can go layer by layer.
 
-``OffloadingConnector`` of vLLM 0.33.0 asserts that every job succeeds, although its scheduler can handle failures. The
+vLLM's ``OffloadingConnector`` asserts that every job succeeds, although its scheduler can handle failures. The
 scheduler recomputes or ends a request whose blocks did not load (``kv_load_failure_policy``), and drops a chunk that
 was not stored. This connector reports failures to the scheduler. If a job fails on one rank, the whole job failed.
 
 With ``load_by_layer``, a hit of the host runs in the step that found it, and each attention layer waits on the GPU for
-its own bytes. vLLM has such "sync" loads, but its worker waits for them on the CPU before the forward pass.
+its own bytes. vLLM 0.33.0 has such "sync" loads, but its worker waits for them on the CPU before the forward pass.
 
-Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
+Source: vLLM 0.31.0 to 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
 """
 
@@ -20,11 +20,13 @@ from typing import Any
 from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
+from kvplan.engines.vllm.versions import LOADS_IN_STEP, running_version
 
 
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the connector and of its workers' report; this imports vLLM."""
+    version = running_version()
     from vllm.config.compilation import CUDAGraphMode
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
         OffloadingConnectorMetadata,
@@ -65,7 +67,9 @@ def classes() -> tuple[type[Any], ...]:
         _pace: Pace | None = None  # not reported yet
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-            options = layer_options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+            options = layer_options_of(extra_config)
+            version.check(extra_config, LOADS_IN_STEP)
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
             self._watch_failures()
             self._by_layer = options is not None
@@ -121,8 +125,9 @@ def classes() -> tuple[type[Any], ...]:
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
             """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
-            jobs = self._connector_metadata
-            now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
+            jobs, now = self._connector_metadata, {}
+            if self._layers is not None:
+                now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
             if self._layers is None or not now:
                 super().start_load_kv(forward_context, **kwargs)
                 return

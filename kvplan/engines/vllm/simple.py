@@ -1,6 +1,6 @@
 """vLLM's ``SimpleCPUOffloadConnector`` with kvplan's copies.
 
-Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py`` and
+Source: vLLM 0.31.0 to 0.33.0, ``distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py`` and
 ``v1/simple_kv_offload/worker.py``.
 """
 
@@ -14,6 +14,7 @@ from unittest.mock import patch
 from kvplan.engines.streams import current_stream
 from kvplan.engines.vllm.block_copies import BlockCopies
 from kvplan.engines.vllm.specs import policy_of
+from kvplan.engines.vllm.versions import COUNTED_BLOCKS, running_version
 
 
 class _NoStream:
@@ -31,6 +32,7 @@ class _NoStream:
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
     """Return the class of the connector; this imports vLLM."""
+    version = running_version()
     import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import SimpleCPUOffloadConnector
     from vllm.platforms import current_platform
@@ -72,8 +74,10 @@ def classes() -> tuple[type[Any], ...]:
         """
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+            extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+            version.check(extra_config, COUNTED_BLOCKS)
+            policy = policy_of(extra_config)
             super().__init__(vllm_config, role, kv_cache_config)
-            policy = policy_of(self._kv_transfer_config.kv_connector_extra_config or {})
             worker: Any = self.worker_handler
             if worker is not None and not worker.disk_mode:
                 worker.__class__ = SimpleWorker  # vLLM has made it, with all arguments of its version
