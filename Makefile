@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ENGINES := .venv-engines
+VLLM :=  # another version for `make test-engines`, as VLLM=0.32.0
+ENGINES := .venv-engines$(addprefix -,$(strip $(VLLM)))
 
 .PHONY: demo fast test coverage deep test-peers test-engines test-gpu lint docs dist bench clean
 
@@ -95,9 +96,9 @@ $(VENV)/vllm.stamp: $(VENV)/peers.stamp
 $(ENGINES)/engines.stamp: tests/whole_engines/install.py pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/python tests/whole_engines/install.py
+	$(ENGINES)/bin/python tests/whole_engines/install.py $(VLLM)
 	$(ENGINES)/bin/python -m pip install --quiet --editable . --group engines
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(ENGINES) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-engines* build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -45,6 +45,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvplan.engines import vllm
+from tests.peers.vllm_worker import loads_in_step
 
 pytestmark = pytest.mark.peers
 
@@ -136,8 +137,9 @@ def test_the_cpu_platform_has_a_worker_and_unknown_platforms_are_refused(name, m
 
 
 def test_the_manuals_configuration_names_them():
-    """Blocks of docs/start/your-engine.md, as vLLM's configuration and its factories take them."""
-    text = (Path(__file__).parents[2] / "docs" / "start" / "your-engine.md").read_text()
+    """Blocks of the manual, as vLLM's configuration and its factories take them."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "vllm-offloading.md").read_text()
+    text = text.partition("## The simple connector")[0]
     found = {}
     for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if "kvplan_vllm" in block:
@@ -307,6 +309,7 @@ def test_a_load_that_failed_is_told_of_its_request(connector):
     assert both.manager.prepare_store(new, both.context) is not None  # nothing is pinned: all chunks can be evicted
 
 
+@loads_in_step
 def test_an_expedited_load_that_failed_is_told_by_its_blocks(connector):
     both = connector()
     spec = both.manager.prepare_store(KEYS[:2], both.context).store_spec
@@ -322,6 +325,7 @@ def test_an_expedited_load_that_failed_is_told_by_its_blocks(connector):
     assert not both.scheduler.connector_scheduler._jobs
 
 
+@loads_in_step
 def test_chunks_computed_from_a_load_that_failed_are_not_stored(connector):
     """Beside a load of a step, vLLM plans the stores of its new tokens, and starts them a step later."""
     both = connector()

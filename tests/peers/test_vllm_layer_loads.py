@@ -24,8 +24,9 @@ from kvplan.engines.vllm.in_step import LayerOptions, StepBudget, bound_loads
 from kvplan.engines.vllm.layer_loads import LayerLoads
 from kvplan.engines.vllm.step_time import Pace
 from kvplan.engines.vllm.worker import Worker
+from tests.peers.vllm_worker import loads_in_step
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, loads_in_step]
 
 NAMES = ["model.layers.0.attn", "model.layers.1.attn"]
 PAGE, BLOCKS = 64, 12

@@ -267,6 +267,8 @@ def nvfp4_views():
     """`_nvfp4_kv_views`, out of a module that imports FlashInfer, which is not installed."""
     path = Path(importlib.util.find_spec("vllm.v1.attention.backends.flashinfer").origin)
     made = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == "_nvfp4_kv_views"]
+    if not made:
+        pytest.skip("this vLLM has no _nvfp4_kv_views")
     names = {"torch": torch, "nvfp4_split_data_scale": nvfp4_split_data_scale, "_KVPair": tuple}
     exec(compile(ast.Module(made, []), str(path), "exec"), names)
     return names["_nvfp4_kv_views"]

