@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
 import warnings
 from collections import Counter
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def summary():
-    versions = ", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "numpy"))
+    peers = ((name, importlib.import_module(name)) for name in ("vllm", "torch", "numpy"))
+    versions = ", ".join(f"{name} {module.__version__}" for name, module in peers)
     lines = [versions, "", "| what | cases | passed | addresses held |", "| --- | --- | --- | --- |"]
     names = list(dict.fromkeys(name for name, _ in cases))
     rows = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.engines.vllm.versions import COUNTED_BLOCKS, LOADS_IN_STEP
 from tests.whole_engines import cases
-from tests.whole_engines.cases import BLOCK_NBYTES
+from tests.whole_engines.cases import BLOCK_NBYTES, OURS, SIMPLE, VLLMS, Case
 from tests.whole_engines.model import TOKEN_NBYTES
 from tests.whole_engines.work import BLOCK, SESSIONS
 
@@ -138,3 +139,16 @@ def test_blocks_of_the_simple_connector(case, served, plain, note):
         assert loaded >= metrics[HITS] * TOKEN_NBYTES
     else:
         assert loaded == metrics[HITS] * TOKEN_NBYTES
+
+
+@pytest.mark.parametrize(
+    ("connector", "key", "value"),
+    [(OURS, "load_by_layer", True), (VLLMS, "sync_load_budget_bytes", 1 << 20), (SIMPLE, "num_cpu_blocks", 90)],
+)
+def test_a_key_that_this_vllm_would_ignore_ends_the_start(connector, key, value, served, vllm_version):
+    assert key in LOADS_IN_STEP + COUNTED_BLOCKS
+    if key not in vllm_version.lacks:
+        pytest.skip(f"vLLM {vllm_version.release} has an interface for {key}")
+    told = rf"kv_connector_extra_config has '{key}': {value}, for which vLLM {vllm_version.release} has no interface"
+    with pytest.raises(AssertionError, match=told):
+        served(Case(key, connector, {key: value}))
