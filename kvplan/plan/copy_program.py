@@ -187,6 +187,11 @@ class CopyProgram:
         shown = stripes_of(self.program, self.src, self.dst)
         return diagram(shown, repr(self), (str(self.src), str(self.dst)), (self.runs, *self.run_nbytes))
 
+    def _repr_html_(self) -> str:
+        from kvplan.draw.notebook import program_html
+
+        return program_html(self)
+
     def __repr__(self) -> str:
         low, high = self.run_nbytes
         sizes = f"{low}" if low == high else f"{low}-{high}"
