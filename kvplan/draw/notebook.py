@@ -51,9 +51,10 @@ def plan_html(plan: Any) -> str:
 def resharding_html(resharding: Any) -> str:
     """Return a :class:`kvplan.Resharding` as HTML, with its diagram."""
     facts = {
-        "ranks": f"{count_of(len(resharding.sources), 'source')} to {count_of(len(resharding.destinations), 'destination')}",
+        "ranks": " to ".join((count_of(len(resharding.sources), "source"),
+                              count_of(len(resharding.destinations), "destination"))),
         "unit": f"skips count units of {count_of(resharding.unit_tokens, 'token')}",
-    }
+    }  # fmt: skip
     for k, ((source, destination), pair) in enumerate(resharding.items()):
         if k == SHOWN:
             facts["..."] = f"{count_of(len(resharding) - SHOWN, 'more pair')}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from rich import progress as rich
@@ -26,7 +26,9 @@ from tests.commands import GPU, HOST, X_PACKED, answer
     ids=" ".join,
 )
 def test_a_file_that_cannot_be_written_is_the_first_and_only_answer(capsys, tmp_path, command):
-    for name in (tmp_path / "missing" / "file.svg", tmp_path):
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    for name in (tmp_path / "missing" / "file.svg", folder):
         assert main([*command, str(name)]) == 2
         out, err = capsys.readouterr()
         assert out == ""
@@ -67,9 +69,9 @@ class Bar:
 
 
 @pytest.fixture
-def terminal(monkeypatch, capsys):
+def terminal(monkeypatch):
     monkeypatch.setattr(rich, "Progress", Bar)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(printing, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
 
 
 @pytest.mark.usefixtures("terminal")
