@@ -63,6 +63,11 @@ class Verification:
     stray_nbytes: int = 0
     watched_nbytes: int = 0
 
+    def _repr_html_(self) -> str:
+        from kvplan.draw.notebook import verification_html
+
+        return verification_html(self)
+
 
 def verify(
     src: KVLayout,

@@ -26,6 +26,11 @@ ORJSON = "orjson"  # vLLM 0.33.0 requires it, 0.32.0 does not
 # Compiled code of vLLM's own wheels is for GPUs; its Rust server is another way to start vLLM.
 COMPILED = (".so", "vllm-rs")
 
+# LMCache for tests under vLLM, and what it imports on a CPU; its own requirements name packages of CUDA.
+LMCACHE = "lmcache==0.5.6"
+OF_LMCACHE = ("aiofile", "aiofiles", "awscrt", "blake3", "caio", "nvtx", "opentelemetry-exporter-otlp",
+              "opentelemetry-exporter-prometheus", "opentelemetry-sdk", "redis", "sortedcontainers")  # fmt: skip
+
 
 def installed() -> str | None:
     """The version of vLLM in this environment; with "+cpu" if it is for CPUs, by which vLLM knows its platform."""
@@ -87,6 +92,9 @@ def main() -> None:
     site = Path(get_path("platlib"))
     if release != KERNELS:
         replace_code(site, release)
+    if release == RELEASES[0]:
+        install("--no-deps", LMCACHE)
+        install(*OF_LMCACHE)
     # Each test starts a process, and without compiled files each of them would compile vLLM again.
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site / "vllm")], check=False,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
