@@ -52,9 +52,12 @@ test-gpu:
 test-peers: $(VENV)/vllm.stamp
 	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 
-# Whole vLLM engines on the CPU, in an environment of their own: vLLM pins other versions than the tests do.
+# Whole vLLM engines on the CPU, in an environment of their own: vLLM pins other versions than the tests do. With another
+# version than that of test-peers, its offloading code is compared here.
+OF_VLLM := $(patsubst %,tests/peers/test_vllm_%.py,connector offloading layer_loads losses peer)
 test-engines: $(ENGINES)/engines.stamp
 	$(ENGINES)/bin/python -m pytest -m engines -n 2 --dist worksteal --timeout 900 --timeout-method signal tests/whole_engines
+	$(if $(strip $(VLLM)),$(ENGINES)/bin/python -m pytest -m peers $(OF_VLLM))
 
 # Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp

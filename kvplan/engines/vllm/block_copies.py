@@ -1,6 +1,6 @@
 """The copies of vLLM's ``SimpleCPUOffloadConnector``: lists of blocks between regions of a GPU and a host pool.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/simple_kv_offload/copy_backend.py`` (``DmaCopyBackend``) and ``worker.py``, its caller.
+Source: vLLM 0.31.0 to 0.33.0, ``v1/simple_kv_offload/copy_backend.py`` (``DmaCopyBackend``), ``worker.py``.
 """
 
 from __future__ import annotations

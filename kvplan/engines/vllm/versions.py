@@ -1,8 +1,8 @@
 """The versions of vLLM that the adapters support, and what differs between them.
 
 Source: vLLM 0.31.0, 0.32.0 and 0.33.0, ``v1/kv_offload``, ``v1/simple_kv_offload`` and
-``distributed/kv_transfer/kv_connector/v1``. The adapters use more of vLLM than this table names; the rest is alike in all
-of them.
+``distributed/kv_transfer/kv_connector/v1``. The adapters use more of vLLM than this table names; that is alike
+in all of them.
 """
 
 from __future__ import annotations
