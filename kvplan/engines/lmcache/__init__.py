@@ -14,6 +14,7 @@ from typing import Any
 from kvplan.backends import lmcache as backend
 from kvplan.base.integers import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines import versions
 from kvplan.engines.lmcache.objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
@@ -24,7 +25,8 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.plan import join
 
-WRITTEN_FOR = "0.5.6"  # the version of LMCache whose members are used here
+WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here
+versions.check(versions.LMCACHE)
 
 Caches = KVLayout | Sequence[KVLayout]
 

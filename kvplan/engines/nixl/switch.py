@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from kvplan.engines import versions
 from kvplan.engines.nixl.interface import Agent
 from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
 from kvplan.errors import KVPlanError
@@ -65,6 +66,7 @@ def _replace() -> None:
         return
     if own is Agent:
         return
+    versions.check(versions.NIXL)
     replaced.append(own)
     for held in (module, sys.modules[PACKAGE]):  # the package repeats the names of its modules
         if getattr(held, CLASS, None) is own:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.engines import versions
 from kvplan.engines.vllm import connector, specs
 
 policy_of = specs.policy_of
+WRITTEN_FOR = versions.VLLM.written_for  # the version of vLLM whose members are used here
 
 NAMES = (
     "KVPlanOffloadingConnector",
@@ -32,6 +34,7 @@ _OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 def __getattr__(name: str) -> Any:
     if name not in (*NAMES, *_OF_CONNECTOR):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
+    versions.check(versions.VLLM)
     made = {each.__name__: each for each in (connector if name in _OF_CONNECTOR else specs).classes()}
     for key, each in made.items():  # vLLM's configuration and pickles find them in this package
         each.__module__, each.__qualname__ = __name__, key
