@@ -86,15 +86,16 @@ class Executor:
     ``after=store``. So must a copy of blocks that a load writes: ``after=load``.
 
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
-    names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
-    memory, and memory of GPUs that cannot reach each other.
+    names one (``docs/ideas/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves
+    pageable memory, and memory of GPUs that cannot reach each other.
 
     If two streams besides the default one have launched kernels, the kernels of CUDA graphs start 0.2 us later until
-    the process ends (driver 580). ``kernel_stream`` avoids that (``docs/gpu.md``, Streams): an engine that replays its
-    graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after another.
+    the process ends (driver 580). ``kernel_stream`` avoids that (``docs/guides/gpu.md``, Streams): an engine that
+    replays its graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after
+    another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
-    destination's GPU pulls (``docs/gpu-to-gpu.md``).
+    destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
     exits. Garbage collection never blocks. The exit waits until copying ends, however long it takes. On the CPU, if all

@@ -77,8 +77,8 @@ def allocate(
             blocks of ``like`` in one block of the pool.
         shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
             memory. The first process makes the file, full of zeros; the last unlinks it. Only the memory that ``like``
-            uses is pinned. See ``docs/shared-pool.md``. ``True`` makes a pool without a name, full of zeros, which
-            :class:`kvplan.Agent` can offer to other processes. Pinned pools can be offered in any case.
+            uses is pinned. See ``docs/guides/shared-pool.md``. ``True`` makes a pool without a name, full of zeros,
+            which :class:`kvplan.Agent` can offer to other processes. Pinned pools can be offered in any case.
 
     Returns:
         The pool's layout. Its ``tensors`` are the allocated tensors, in nested lists if the notation has several.

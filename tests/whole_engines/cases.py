@@ -15,6 +15,7 @@ SMALL = 80 * BLOCK_NBYTES  # less than half of the chats
 MODULE = "kvplan.engines.vllm"
 OURS = {"kv_connector": "KVPlanOffloadingConnector", "kv_connector_module_path": MODULE,
         "kv_load_failure_policy": "recompute"}  # fmt: skip
+SIMPLE = {"kv_connector": "KVPlanSimpleOffloadConnector", "kv_connector_module_path": MODULE}
 VLLMS = {"kv_connector": "OffloadingConnector"}
 FOLDER = "<folder>"  # of a tier; each case has its own
 
@@ -29,6 +30,7 @@ class Case:
         extra: entries of ``kv_connector_extra_config``, besides the spec.
         work: key of :data:`tests.whole_engines.work.WORKS`.
         faults: arguments of :class:`tests.whole_engines.faults.Faults`.
+        env: environment variables of the engine's process.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Case:
     extra: Mapping[str, Any] = field(default_factory=dict)
     work: str = "chats"
     faults: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tiers(self) -> bool:
@@ -102,4 +105,20 @@ FAILING = [
     Case("both fail in a crowd", OURS, work="crowd", faults={"loads": 2, "stores": 3}),
     Case("both fail in a crowd, by layer", OURS, LAYERS, work="crowd", faults={"loads": 2, "stores": 3}),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING]
+BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
+    Case("simple", SIMPLE),
+    Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),
+    Case("simple, lazy", SIMPLE, {"lazy_offload": True}),
+    Case("simple, small pool", SIMPLE, {"cpu_bytes_to_use": SMALL}),
+    Case("simple, crowd", SIMPLE, work="crowd"),
+]
+LMCACHE = {"kv_connector": "LMCacheConnectorV1"}
+# LMCache's chunks are the engine's blocks here; its pool holds all, or a part.
+CHUNKS = {"KVPLAN_LMCACHE": "auto", "LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_SIZE": str(BLOCK),
+          "LMCACHE_MAX_LOCAL_CPU_SIZE": "1", "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}  # fmt: skip
+CACHED = [  # LMCache has no connector for CPUs, so that all of its tokens are moved by kvplan
+    Case("lmcache", LMCACHE, env=CHUNKS),
+    Case("lmcache, odd chunks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": "48"}),
+    Case("lmcache, crowd", LMCACHE, work="crowd", env=CHUNKS),
+]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED]
