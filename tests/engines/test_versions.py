@@ -15,7 +15,7 @@ import pytest
 from kvplan import KVPlanError
 from kvplan.cli.demo_run import engine as demo_engine
 from kvplan.engines import versions
-from kvplan.engines.versions import ENGINES, SGLANG, TRANSFORMERS, VLLM, check, release
+from kvplan.engines.versions import ENGINES, LMCACHE, SGLANG, TRANSFORMERS, VLLM, check, release
 from tests.commands import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "engines.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_without_the_package_there_is_nothing_to_check():
 
 
 def test_adapters_check_at_their_first_use(installed, monkeypatch):
-    from kvplan.engines import vllm
+    from kvplan.engines import lmcache, vllm
     from kvplan.engines.sglang import attach
 
     def refuse(held):
@@ -84,29 +84,30 @@ def test_adapters_check_at_their_first_use(installed, monkeypatch):
     monkeypatch.setattr(versions, "check", refuse)
     with pytest.raises(KVPlanError, match="checked SGLang"):
         attach(SimpleNamespace())
+    with pytest.raises(KVPlanError, match="checked LMCache"):
+        lmcache.connector_for(None, None, serving="VLLM")
     monkeypatch.setattr(vllm.specs, "classes", tuple)
     with pytest.raises(KVPlanError, match="checked vLLM"):
         _ = vllm.KVPlanOffloadingSpec
 
 
-@pytest.mark.parametrize("name", ["transformers", "lmcache"])
-def test_adapters_that_are_imported_to_be_used_check_then(name):
+def test_the_adapter_of_transformers_checks_when_it_is_imported():
     code = (
         "from kvplan.engines import versions\n"
         "seen = []\n"
         "versions.check = seen.append\n"
-        f"import kvplan.engines.{name}\n"
+        "import kvplan.engines.transformers, kvplan.engines.lmcache, kvplan.engines.sglang.plugin\n"
         "print(*(held.package for held in seen))\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert run.stdout.split() == [name]
+    assert run.stdout.split() == ["transformers"]  # plugins of the others are loaded where nobody uses them
 
 
 def test_what_adapters_say_is_in_the_table():
-    for name, held in (("vllm", VLLM), ("sglang", SGLANG)):
+    for name, held in (("vllm", VLLM), ("sglang", SGLANG), ("lmcache", LMCACHE)):
         assert held.written_for == importlib.import_module(f"kvplan.engines.{name}").WRITTEN_FOR
     assert TRANSFORMERS.written_for == demo_engine.WRITTEN_FOR
 

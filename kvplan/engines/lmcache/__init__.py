@@ -26,7 +26,6 @@ from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.plan import join
 
 WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here
-versions.check(versions.LMCACHE)
 
 Caches = KVLayout | Sequence[KVLayout]
 
@@ -258,6 +257,7 @@ def connector_for(
         hints: LMCache's layout hints.
         caches, page_size, device, policy: as in :func:`connect`.
     """
+    versions.check(versions.LMCACHE)  # not at import: an engine that does not use kvplan loads the plugin, too
     if caches is None:
         caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
     if device is None:
