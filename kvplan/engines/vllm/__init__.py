@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.engines import versions
 from kvplan.engines.vllm import connector, simple, specs
 
 policy_of = specs.policy_of
+WRITTEN_FOR = versions.VLLM.written_for  # the version of vLLM whose members are used here
 
 NAMES = (
     "KVPlanOffloadingConnector",
@@ -34,6 +36,7 @@ _OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 def __getattr__(name: str) -> Any:
     if name not in (*NAMES, *_OF_CONNECTOR):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
+    versions.check(versions.VLLM)
     module = connector if name in _OF_CONNECTOR else simple if name == "KVPlanSimpleOffloadConnector" else specs
     made = {each.__name__: each for each in module.classes()}
     for key, each in made.items():  # vLLM's configuration and pickles find them in this package
