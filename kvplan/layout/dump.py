@@ -197,7 +197,7 @@ def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list
     if lacked := [part for part in order if part not in held]:
         raise LayoutError(f"parts name {quoted(lacked[0])}, and no component holds it")
     shared: dict[Form, Form] = {}
-    alike = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+    alike = [replace(c, form=shared.setdefault(c.form, c.form)) for c in components]
     return sorted(alike, key=lambda c: (c.layer, order[c.part], c.form.head_start))
 
 
