@@ -75,10 +75,10 @@ class Moved:
         several: list[tuple[Int64Array, int]] = []
         for one in self.matches:
             component, dim = _placed(one.pair, 0)
-            content, nbytes = _pieces(component.form.dim, dim, one.shape[2])
+            content, nbytes = pieces_of(component.form.dim, dim, one.shape[2])
             several.append((self._rows(one, 0, content), nbytes))
         for component in self.layouts[1].components:
-            content, nbytes = _pieces(component.form.dim, 0, extent(component.form.dim))
+            content, nbytes = pieces_of(component.form.dim, 0, extent(component.form.dim))
             several.append((_blocks_of(component, self.ids[1], content), nbytes))
         return Stretches.joined(several)
 
@@ -137,7 +137,7 @@ def _blocks_of(component: Component, ids: Int64Array, content: Int64Array) -> In
     return addresses_of(component, np.repeat(ids, len(slots)), np.tile(slots, len(ids)), heads, content)
 
 
-def _pieces(dim: Factors, first: int, nbytes: int) -> tuple[Int64Array, int]:
+def pieces_of(dim: Factors, first: int, nbytes: int) -> tuple[Int64Array, int]:
     """Return the first bytes of the contiguous pieces of a row, and the bytes of each piece."""
     if len(dim) == 1 and dim[0][1] == 1:
         return np.array([first]), nbytes
