@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from kvplan.ranks.rank_pair import PairProgram
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
+    from kvplan.verification.coverage import Coverage
     from kvplan.verification.verify import Verification, verify
 
 __all__ = [
     "Agent",
     "BlockIndexError",
     "CopyProgram",
+    "Coverage",
     "Descriptors",
     "Executor",
     "Groups",
@@ -79,6 +81,7 @@ __all__ = [
 _LATER = {
     "Agent": "kvplan.agents.agent",
     "CopyProgram": "kvplan.plan.copy_program",
+    "Coverage": "kvplan.verification.coverage",
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",

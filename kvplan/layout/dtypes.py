@@ -40,4 +40,6 @@ def agree(dtype: str, other: str) -> bool:
     kind, found = kind_of(dtype), kind_of(other)
     if not kind or not found or kind == found:
         return True
-    return any(one == "fp8" and (two in _FP8 or two.startswith("float8_")) for one, two in ((kind, found), (found, kind)))
+    return any(
+        one == "fp8" and (two in _FP8 or two.startswith("float8_")) for one, two in ((kind, found), (found, kind))
+    )

@@ -46,9 +46,9 @@ def document_of(layout: Built) -> dict[str, Any]:
     ('kvplan.layout/1', 1, [[4, 16]])
     """
     order = {part: k for k, part in enumerate(layout.parts)}
-    forms: dict[Form, dict[tuple[str, str], list[Component]]] = {}
+    forms: dict[Form, dict[tuple[str, str | None], list[Component]]] = {}
     for component in sorted(layout.components, key=lambda c: (c.layer, order[c.part])):
-        dtype = component.dtype if component.dtype != layout.dtype else ""  # merged layouts have several
+        dtype = component.dtype if component.dtype != layout.dtype else None  # merged layouts have several
         forms.setdefault(component.form, {}).setdefault((component.part, dtype), []).append(component)
     return {
         "schema": SCHEMA,
@@ -75,7 +75,7 @@ def document_of(layout: Built) -> dict[str, Any]:
     }
 
 
-def _group(form: Form, held: Mapping[tuple[str, str], Sequence[Component]]) -> dict[str, Any]:
+def _group(form: Form, held: Mapping[tuple[str, str | None], Sequence[Component]]) -> dict[str, Any]:
     return {
         **{axis: [list(factor) for factor in getattr(form, axis)] for axis in ("block", "token", "head", "dim")},
         "head_start": form.head_start,
@@ -84,7 +84,7 @@ def _group(form: Form, held: Mapping[tuple[str, str], Sequence[Component]]) -> d
         "table": None if form.table is None else list(form.table),
         "held": [
             {"part": part, "layers": [c.layer for c in some], "addresses": [c.address for c in some]}
-            | ({"dtype": dtype} if dtype else {})
+            | ({} if dtype is None else {"dtype": dtype})
             for (part, dtype), some in held.items()
         ],
     }

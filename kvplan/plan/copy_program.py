@@ -58,24 +58,25 @@ def compile(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyP
     for name, value in (("src", src), ("dst", dst)):
         if not isinstance(value, KVLayout):
             raise TypeError(f"{name} is a {type(value).__name__}; compile takes two KVLayouts")
-    key = (id(src), id(dst))
-    program = _in_use.get(key)
-    if program is None:
-        program = compile_quietly(src, dst, reinterpret=reinterpret)
-        if log.isEnabledFor(logging.INFO):
-            for heads in program.unwritten:
-                log.info("%r: %s", program, heads, extra={"kvplan_heads": heads.heads})
-    elif program.reinterprets and not reinterpret:
-        check_element_types(src.geometry, dst.geometry)
+    program = compile_quietly(src, dst, reinterpret=reinterpret)
+    if not program.told:
+        program.told = True
+        for heads in program.unwritten:
+            log.warning(
+                "%r: %s; if that is meant, compile to a slice of the destination: dst.slice(heads=...)",
+                program, heads, extra={"kvplan_layers": heads.layers, "kvplan_heads": heads.heads},
+            )  # fmt: skip
     return program
 
 
-def compile_quietly(src: KVLayout, dst: KVLayout, *, reinterpret: bool = True) -> CopyProgram:
-    """Compile a program that is one of several: heads that it does not write are not logged."""
+def compile_quietly(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyProgram:
+    """Compile as :func:`compile` does, but log nothing about heads that no unit writes."""
     key = (id(src), id(dst))
     program = _in_use.get(key)
     if program is None:
         program = _in_use[key] = CopyProgram(src, dst, reinterpret=reinterpret)
+    elif program.reinterprets and not reinterpret:
+        check_element_types(src.geometry, dst.geometry)
     return program
 
 
@@ -121,6 +122,7 @@ class CopyProgram:
         if not reinterpret:
             check_element_types(src.geometry, dst.geometry)
         self.reinterprets: bool = reinterpret and first_retyped(src.geometry, dst.geometry) is not None
+        self.told = False  # whether heads that it does not write were logged
         self.unit_tokens: int = self.program.unit_tokens
         self.unit_nbytes: int = self.program.unit_nbytes
         self.runs: int = self.program.runs

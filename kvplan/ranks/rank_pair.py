@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class PairProgram:
     """
 
     def __init__(
-        self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int, reinterpret: bool = False  # noqa: FBT001, FBT002
+        self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int, *, reinterpret: bool = False
     ) -> None:
         self.src = src
         self.dst = dst
@@ -67,7 +68,8 @@ class PairProgram:
         self._aliased = shares_memory(src.layout, dst.layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PairProgram, (self.src, self.dst, self.shares, self.unit_tokens, self._reinterpret)
+        made = partial(PairProgram, reinterpret=self._reinterpret)
+        return made, (self.src, self.dst, self.shares, self.unit_tokens)
 
     @property
     def programs(self) -> tuple[CopyProgram, ...]:
@@ -224,7 +226,11 @@ class _Move:
     @cached_property
     def program(self) -> CopyProgram:
         """Return the program of whole blocks; if whole blocks cannot be planned, that of the longest stretches."""
-        return compile_quietly(*self._whole) if self._whole is not None else self._of_stretches(self._stretch(0))
+        return (
+            compile_quietly(*self._whole, reinterpret=True)
+            if self._whole is not None
+            else self._of_stretches(self._stretch(0))
+        )
 
     def plan(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
         """Plan the transfer of ``tokens`` tokens of the sequence."""
@@ -259,7 +265,7 @@ class _Move:
         unit = self.program.unit_tokens
         if unit == self.program.src.block_tokens:
             return self.program
-        return compile_quietly(_split(self.program.src, unit), self.program.dst)
+        return compile_quietly(_split(self.program.src, unit), self.program.dst, reinterpret=True)
 
     def _stretch(self, skip: int) -> int:
         """Return the largest number of tokens that follow one another on both sides, in every block."""
@@ -268,7 +274,9 @@ class _Move:
 
     def _of_stretches(self, stretch: int) -> CopyProgram:
         if stretch not in self._stretches:
-            self._stretches[stretch] = compile_quietly(*(_split(side.layout, stretch) for side in (self._src, self._dst)))
+            self._stretches[stretch] = compile_quietly(
+                *(_split(side.layout, stretch) for side in (self._src, self._dst)), reinterpret=True
+            )
         return self._stretches[stretch]
 
     def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:

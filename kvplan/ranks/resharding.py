@@ -83,7 +83,8 @@ def reshard(
     spans = [shard.span_tokens for side in ranks for shard in side if not shard.layout.opaque]
     unit = gcd(*spans) if spans else 1
     programs = {
-        (s, d): PairProgram(ranks[0][s], ranks[1][d], pieces, unit, reinterpret) for (s, d), pieces in found.items()
+        (s, d): PairProgram(ranks[0][s], ranks[1][d], pieces, unit, reinterpret=reinterpret)
+        for (s, d), pieces in found.items()
     }
     return Resharding(*ranks, programs, unit)
 

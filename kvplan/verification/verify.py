@@ -18,15 +18,16 @@ from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.places import row_in_words
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import own_block_ids
 from kvplan.program.unwritten import UnwrittenHeads
 from kvplan.ranks.rank_pair import PairProgram
 from kvplan.ranks.resharding import Resharding
 from kvplan.verification.canary import Guard, Stray
+from kvplan.verification.coverage import Coverage
 from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
 from kvplan.verification.raw_bytes import Bytes, Contents
-from kvplan.verification.writers import Coverage, coverage_of
+from kvplan.verification.writers import coverage_of
 
 MAX_NBYTES = 64 << 20  # most bytes that one verification moves
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
@@ -122,7 +123,7 @@ def verify(
         reinterpret: whether bytes of one number format may be read as another one; see :func:`kvplan.compile`.
 
     Returns:
-        A :class:`Verification`; of a set of programs, a :class:`~kvplan.verification.writers.Coverage`.
+        A :class:`Verification`; of a set of programs, a :class:`kvplan.Coverage`.
 
     Raises:
         IncompatibleLayoutsError: the layouts do not compile.
@@ -146,13 +147,15 @@ def verify(
     >>> found.ok, [each.heads for each in found.unwritten], [(each.heads, each.programs) for each in found.twice]
     (False, [(2, 3)], [((0, 1), ('0', '1'))])
     """
-    if dst is None and not isinstance(src, KVLayout):
-        if (executor, blocks, markers, beside, reinterpret) != (None, None, True, None, False):
+    if not isinstance(src, KVLayout):
+        if (dst, executor, blocks, markers, beside, reinterpret) != (None, None, None, True, None, False):
             raise KVPlanError("verify of a set of programs moves nothing; it takes no other argument")
         return coverage_of(src)
+    if not isinstance(dst, KVLayout):
+        raise LayoutError(f"dst is a {type(dst).__name__}; give the layout to write")
     if beside not in (None, "poison", "watch", "ignore"):
         raise KVPlanError(f"beside is {beside!r}; it is 'poison', 'watch' or 'ignore'")
-    program = compile(src, dst, reinterpret=reinterpret)
+    program = compile_quietly(src, dst, reinterpret=reinterpret)
     for layout, written in ((src, markers), (dst, True)):
         if written and not layout.writable:
             raise LayoutError(

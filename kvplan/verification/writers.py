@@ -4,82 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.numbers import number_ranges
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component
 from kvplan.layout.inverse import Row, row_of
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.places import row_in_words
 from kvplan.layout.strides import Int64Array, extent
 from kvplan.plan.copy_program import CopyProgram
 from kvplan.program.program import merge_ranges
 from kvplan.ranks.rank_pair import PairProgram
 from kvplan.ranks.resharding import Resharding
 from kvplan.ranks.shards import Shard
+from kvplan.verification.coverage import Coverage, Finding
 from kvplan.verification.expected_bytes import pieces_of
 from kvplan.verification.raw_bytes import addresses_of
 
 MOST_BLOCKS, MOST_NBYTES = 8, 4 << 20  # of a destination that are looked at, where the blocks of all programs are small
-
-
-class Finding(NamedTuple):
-    """Bytes of one destination that no program writes, or that several programs write.
-
-    Attributes:
-        destination: number of the destination: of the resharding, or in the order in which the programs name them.
-        programs: names of the programs that write the first of these bytes; empty if no program does.
-        layers: global numbers of the layers that hold such bytes.
-        parts: names of the parts.
-        heads: global numbers of the heads; empty for content without heads.
-        nbytes: number of such bytes.
-        first: coordinates of the first one.
-    """
-
-    destination: int
-    programs: tuple[str, ...]
-    layers: tuple[int, ...]
-    parts: tuple[str, ...]
-    heads: tuple[int, ...]
-    nbytes: int
-    first: Row
-
-    def __str__(self) -> str:
-        words = [f"layer{'s' * (len(self.layers) > 1)} {number_ranges(self.layers)}", " ".join(self.parts)]
-        if self.heads:
-            words.append(f"head{'s' * (len(self.heads) > 1)} {number_ranges(self.heads)}")
-        by = f"written by programs {' and '.join(self.programs)}" if self.programs else "written by no program"
-        where = f"destination {self.destination}: {', '.join(words)}"
-        return f"{self.nbytes:,} bytes of {where}, {by}; the first is {row_in_words(self.first, byte=True)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """The findings of :func:`kvplan.verify` on a set of programs.
-
-    Attributes:
-        ok: whether every byte of the destinations' blocks has exactly one writer.
-        programs: number of programs.
-        destinations: number of destinations.
-        nbytes: bytes of content of the destinations' blocks that were looked at.
-        unwritten: bytes that no program writes.
-        twice: bytes that two or more programs write.
-        wrong: all of this in words, or None.
-    """
-
-    ok: bool
-    programs: int
-    destinations: int
-    nbytes: int
-    unwritten: tuple[Finding, ...] = ()
-    twice: tuple[Finding, ...] = ()
-    wrong: str | None = None
 
 
 class _Writer(NamedTuple):
@@ -131,7 +76,9 @@ def _writers(programs: Any) -> tuple[list[_Writer], list[Shard]]:
     if isinstance(programs, (CopyProgram, PairProgram)):
         programs = [programs]
     if not isinstance(programs, Iterable) or isinstance(programs, (str, bytes)):
-        raise LayoutError(f"verify of a {type(programs).__name__}; give two layouts, a resharding, or a list of programs")
+        raise LayoutError(
+            f"verify of a {type(programs).__name__}; give two layouts, a resharding, or a list of programs"
+        )
     found: list[_Writer] = []
     destinations: list[Shard] = []
     for k, program in enumerate(programs):

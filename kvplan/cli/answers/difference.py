@@ -8,7 +8,9 @@ from kvplan.advise.advise import Advice, advise
 from kvplan.advise.compare import Break, first_break
 from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.layout.dtypes import kind_of
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.program.element_types import check_element_types
 from kvplan.program.passes import Passes, passes
 from kvplan.program.program import Program
 
@@ -54,13 +56,15 @@ class Difference(NamedTuple):
     other: Advice | None
 
 
-def difference_of(src: KVLayout, dst: KVLayout, change: str | None) -> Difference:
+def difference_of(src: KVLayout, dst: KVLayout, change: str | None, *, reinterpret: bool = False) -> Difference:
     """Compare a pair; ``change`` is the side that may change its order: A, B, or None for the host's, else B."""
     sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
              for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
     made, refused, broken = None, None, None
     try:
+        if not reinterpret:
+            check_element_types(src.geometry, dst.geometry)
         made = passes(src.geometry, dst.geometry)
         broken = first_break(src, dst, made)
     except IncompatibleLayoutsError as error:
@@ -107,5 +111,4 @@ def differing(sides: dict[str, dict[str, Any]]) -> list[str]:
 
 def _alike(dtype: str, other: str) -> bool:
     """Return whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
-    return short.get(dtype, dtype) == short.get(other, other)
+    return dtype == other or kind_of(dtype) == kind_of(other) != ""

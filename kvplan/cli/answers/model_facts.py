@@ -13,7 +13,7 @@ from kvplan.cli.answers.peer_facts import Peer, context_to_peer, group_to_peer, 
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile_quietly
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 
@@ -146,9 +146,13 @@ def _group(group: Group, asked: Question) -> dict[str, Any]:
                           device=on)  # fmt: skip
 
     device = of_rank(asked.device, rows)
-    program = compile(device, of_rank(asked.host, host_rows))
+    program = compile_quietly(device, of_rank(asked.host, host_rows))
     peer = asked.peer
-    moved = None if peer is None else compile(device, of_rank(peer.layout, 1 if state else peer.block_tokens, "cuda:1"))
+    moved = (
+        None
+        if peer is None
+        else compile_quietly(device, of_rank(peer.layout, 1 if state else peer.block_tokens, "cuda:1"))
+    )
     elements, dtype = group.stored_as(asked.dtype)
     row_nbytes = device.block_nbytes // rows
     return {
