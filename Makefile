@@ -43,7 +43,7 @@ deep: $(VENV)/test.stamp
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
 
-# vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/peers.md.
+# vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/evidence/peers.md.
 test-peers: $(VENV)/vllm.stamp
 	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
 

@@ -1,4 +1,4 @@
-"""The tables of transfers from GPU memory to GPU memory, in the README and the docs, written from a recorded run.
+"""The tables of transfers from GPU memory to GPU memory, in the documents, written from a recorded run.
 
 ``python -m benchmarks.readme`` writes them.
 """
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme import PEER_RESULT, ROOT, Shown, number, table_of
+from benchmarks.readme import PEER_RESULT, ROOT, SPEED, Shown, number, table_of
 
-PAGE = ROOT / "docs" / "gpu-to-gpu.md"
+PAGE = ROOT / "docs" / "guides" / "gpu-to-gpu.md"
 PEER_MARKS = "<!-- peer numbers -->", "<!-- end of peer numbers -->"
 ROUTES_MARKS = "<!-- route numbers -->", "<!-- end of route numbers -->"
 PEER_WORK = (
@@ -43,7 +43,7 @@ PEER_SHOWN: Shown = (
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """The pages, the marks in them, and what stands between."""
-    yield ROOT / "README.md", PEER_MARKS, peer_table()
+    yield SPEED, PEER_MARKS, peer_table()
     yield PAGE, ROUTES_MARKS, routes_table()
 
 
@@ -54,8 +54,7 @@ def peer_table(result: Path = PEER_RESULT) -> str:
     rows = {(row["group"], row["what"]): row for row in json.loads(result.read_text())["rows"]}
     # A baseline that the machine lacks, such as NCCL, has no line.
     shown = [one for one in PEER_SHOWN if not one[3] or one[3] in rows[one[1], one[2]]["beside"]]
-    words = f"{PEER_MARKS[0]}\nBetween GPUs of one process ([docs/gpu-to-gpu.md](docs/gpu-to-gpu.md)):\n"
-    return table_of(result, gpus, PEER_WORK, shown, PEER_MARKS).replace(PEER_MARKS[0], words)
+    return table_of(result, gpus, PEER_WORK, shown, PEER_MARKS)
 
 
 def routes_table(result: Path = PEER_RESULT) -> str:
@@ -97,7 +96,7 @@ def routes_table(result: Path = PEER_RESULT) -> str:
         (f"on the other GPU, `{few}`", *beside(other, few)),
         (f"on the other GPU, {_COPY}", *beside(other, _COPY)),
     ]  # fmt: skip
-    made = [f"From [{name}](../{name}): {gpus(record['machine'])}.", ""]
+    made = [f"From [{name}](../../{name}): {gpus(record['machine'])}.", ""]
     for words, *cells in lines:
         head = cells == list(routes)
         made += [""] * (head and words != "no compute") + [f"| {words} | {' | '.join(cells)} |"]

@@ -1,4 +1,4 @@
-"""The tables of transfers between two processes, in the README and the docs, written from a recorded run.
+"""The tables of transfers between two processes, in the documents, written from a recorded run.
 
 ``python -m benchmarks.readme`` writes them.
 """
@@ -26,7 +26,7 @@ from benchmarks.gpu.peer.process_rows import (
 from benchmarks.peer_tables import gpus
 from benchmarks.readme import PROCESSES_RESULT, ROOT, Shown, table_of
 
-AGENTS, ENGINES = (ROOT / "docs" / name for name in ("processes/agents.md", "engines/nixl-agents.md"))
+AGENTS, ENGINES = (ROOT / "docs" / name for name in ("processes/agents.md", "start/nixl.md"))
 MARKS = "<!-- process numbers -->", "<!-- end of process numbers -->"
 INTERFACE_MARKS = "<!-- interface numbers -->", "<!-- end of interface numbers -->"
 WORK = (
@@ -72,29 +72,21 @@ THROUGH: Shown = tuple(
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """The pages, the marks in them, and what stands between."""
-    yield ROOT / "README.md", MARKS, readme_table()
     yield AGENTS, MARKS, agents_table()
     yield ENGINES, INTERFACE_MARKS, interface_table()
 
 
-def readme_table(result: Path = PROCESSES_RESULT) -> str:
-    """Markdown of the rows of two processes that the README shows; "" before a run is recorded."""
-    words = f"{MARKS[0]}\nBetween two processes ([docs/processes/agents.md](docs/processes/agents.md)):\n"
-    shown = tuple(row for row in RATES if "8 KiB" in row[0]) + GAINS + TIMES[:1]
-    return _made(result, WORK, shown, MARKS, "").replace(MARKS[0], words)
-
-
 def agents_table(result: Path = PROCESSES_RESULT) -> str:
     """Markdown of all transfers between two processes; "" before a run is recorded."""
-    return _made(result, WORK, (*RATES, *GAINS, *TIMES, *POOLS), MARKS, "../../")
+    return _made(result, WORK, (*RATES, *GAINS, *TIMES, *POOLS), MARKS)
 
 
 def interface_table(result: Path = PROCESSES_RESULT) -> str:
     """Markdown of transfers through NIXL's interface; "" before a run is recorded."""
-    return _made(result, INTERFACE_WORK, THROUGH, INTERFACE_MARKS, "../../")
+    return _made(result, INTERFACE_WORK, THROUGH, INTERFACE_MARKS)
 
 
-def _made(result: Path, work: str, shown: Shown, marks: tuple[str, str], up: str) -> str:
+def _made(result: Path, work: str, shown: Shown, marks: tuple[str, str]) -> str:
     """A table of the rows that the run has: without NIXL, rows beside it are left out."""
     if not result.exists():
         return ""
@@ -102,4 +94,4 @@ def _made(result: Path, work: str, shown: Shown, marks: tuple[str, str], up: str
         (row["group"], row["what"]): row for row in json.loads(result.read_text())["rows"]
     }
     there = [one for one in shown if one[1:3] in rows and (not one[3] or one[3] in rows[one[1:3]]["beside"])]
-    return table_of(result, gpus, work, there, marks, up=up)
+    return table_of(result, gpus, work, there, marks)

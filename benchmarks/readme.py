@@ -1,4 +1,4 @@
-"""The tables of numbers in the README and the docs, written from recorded runs.
+"""The tables of numbers in the README and the docs, and the README's chart, written from recorded runs.
 
 The README and the docs compare kvplan with baselines. Whether our own limits hold stands in benchmarks/README.md.
 
@@ -28,8 +28,9 @@ GPU_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200.json"
 GPU_MARKS = "<!-- gpu numbers -->", "<!-- end of gpu numbers -->"
 CHOICE_RESULT = ROOT / "benchmarks" / "results" / "choice-nvidia-h200.json"
 CHOICE_MARKS = "<!-- choice numbers -->", "<!-- end of choice numbers -->"
-COST_MODEL, GPU_PAGE, RANKS, ENGINES = (
-    ROOT / "docs" / name for name in ("cost-model.md", "gpu.md", "ranks.md", "engines.md")
+COST_MODEL, GPU_PAGE, RANKS, ENGINES, SPEED = (
+    ROOT / "docs" / name
+    for name in ("ideas/cost-model.md", "guides/gpu.md", "guides/ranks.md", "evidence/engines.md", "evidence/speed.md")
 )
 BATCH_RESULT = ROOT / "benchmarks" / "results" / "batch-bytes-nvidia-h100-80gb-hbm3.json"
 BATCH_MARKS = "<!-- batch numbers -->", "<!-- end of batch numbers -->"
@@ -166,18 +167,18 @@ LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
 
 
 def gpu_table(result: Path = GPU_RESULT) -> str:
-    """Markdown of the rows of the GPU that the README shows, and what made them."""
+    """Markdown of the rows of one GPU, and what made them."""
     return table_of(result, _gpu, GPU_WORK, GPU_SHOWN, GPU_MARKS)
 
 
 def table(result: Path = RESULT) -> str:
-    """Markdown of the rows that the README shows, and what made them."""
+    """Markdown of the rows of a CPU, and what made them."""
     return table_of(result, _cpu, WORK, SHOWN, MARKS)
 
 
 def ranks_table(result: Path = RANKS_RESULT) -> str:
     """Markdown of what ranks of two GPUs reach beside one another."""
-    return table_of(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS, up="../")
+    return table_of(result, _gpu, RANKS_WORK, RANKS_SHOWN, RANKS_MARKS)
 
 
 def vllm_table(result: Path = VLLM_RESULT) -> str:
@@ -191,7 +192,7 @@ def vllm_table(result: Path = VLLM_RESULT) -> str:
         if (group, also) in rows:
             shown.append((words.replace(what, also), group, also, baseline))
     work = VLLM_WORK + BLHNC_WORK if len(shown) > len(VLLM_SHOWN) else VLLM_WORK
-    return table_of(result, _gpu, work, shown, VLLM_MARKS, up="../")
+    return table_of(result, _gpu, work, shown, VLLM_MARKS)
 
 
 def offload_table(result: Path = OFFLOAD_RESULT) -> str:
@@ -200,7 +201,7 @@ def offload_table(result: Path = OFFLOAD_RESULT) -> str:
     name, made = result.relative_to(ROOT), f"torch {record['torch']}, transformers {record['transformers']}"
     sizes = record["sizes"]
     first = (
-        f"From [{name}](../{name}): {record['gpu']}, driver {record['driver']}, {made}, kvplan {record['kvplan']}. "
+        f"From [{name}](../../{name}): {record['gpu']}, driver {record['driver']}, {made}, kvplan {record['kvplan']}. "
         f"{sizes['requests']} requests of {sizes['prompt'] // 2:,} to {sizes['prompt']:,} tokens and {sizes['new']} "
         f"new ones, Llama-8B's shape, random weights, bf16, pages of {sizes['page']} tokens, room for {sizes['room']} "
         "of them. A move is from the call until the compute stream goes on. `python examples/transformers_offload.py "
@@ -254,7 +255,7 @@ def choice_table(result: Path = CHOICE_RESULT) -> str:
     name, auto = result.relative_to(ROOT), found["auto"]
     taken = sorted(run["seconds"] for run in runs)
     first = (
-        f"From [{name}](../{name}): {gpu['name']}, driver {gpu['driver']}, {made}; {auto['points']} transfers. "
+        f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, {made}; {auto['points']} transfers. "
         f"Seconds from submit to the known end."
     )
     last = (
@@ -299,7 +300,7 @@ def table_of(
     work: str,
     shown: Shown,
     marks: tuple[str, str],
-    up: str = "",
+    up: str = "../../",
 ) -> str:
     record = json.loads(result.read_text())
     rows = {(row["group"], row["what"]): row for row in record["rows"]}
@@ -331,15 +332,16 @@ def number(value: float) -> str:
 
 def main() -> None:
     """Write the tables into their pages."""
-    from benchmarks import peer_tables, process_tables
+    from benchmarks import gain, peer_tables, process_tables
     from benchmarks.engines import pages as engine_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
         *process_tables.pages(),
         *engine_pages.pages(),
-        (ROOT / "README.md", MARKS, table()),
-        (ROOT / "README.md", GPU_MARKS, gpu_table()),
+        (ROOT / "README.md", gain.MARKS, gain.table()),
+        (SPEED, MARKS, table()),
+        (SPEED, GPU_MARKS, gpu_table()),
         (COST_MODEL, CHOICE_MARKS, choice_table()),
         (GPU_PAGE, BATCH_MARKS, batch_table()),
         (RANKS, RANKS_MARKS, ranks_table()),
@@ -351,6 +353,7 @@ def main() -> None:
             continue
         between = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
         page.write_text(re.sub(between, lambda _, made=made: made, page.read_text(), flags=re.DOTALL))
+    gain.PICTURE.write_text(gain.drawn(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from benchmarks.engines.picture import OUT as PICTURE
 from benchmarks.engines.rows import tables
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "engines" / "first-token.md"
+PAGE = ROOT / "docs" / "evidence" / "first-token.md"
 MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
 PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
 RESULTS = tuple(

@@ -13,6 +13,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from docs.tools.reference_pages import options
+
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
@@ -21,6 +23,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+OPTIONS = "reference/options.md"  # made of the commands' own help when the site is built
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 
 
@@ -28,6 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the other pages, and every file of the repository that a page links to."""
     for source, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(File.generated(config, OPTIONS, content=options()))
     for file in list(files.documentation_pages()):
         for target in LINK.findall(file.content_string):
             path = _path(file.src_uri, target)
@@ -45,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = _path(here, match[1])
         if not (ROOT / path).exists():
             return match[0]  # not a link of ours, or a broken one, which the build reports
-        uri = "architecture.md" if (ROOT / path).is_dir() else _uri(path)
+        uri = "evidence/architecture.md" if (ROOT / path).is_dir() else _uri(path)
         return f"]({posixpath.relpath(uri, posixpath.dirname(here))}"
 
     return LINK.sub(changed, markdown)

@@ -1,7 +1,7 @@
 """Draw docs/pictures/architecture.svg from the import contract: ``python docs/tools/picture.py``.
 
 The rooms, their order, the exception and the pure rooms come from ``.importlinter``. The words beside a room come
-from the table in ``docs/architecture.md``. A test compares the picture with both.
+from the table in ``docs/evidence/architecture.md``. A test compares the picture with both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def contract() -> tuple[list[str], set[str], list[tuple[str, str]]]:
 
 def table() -> dict[str, str]:
     """The rooms of the page's table and the words beside each, in the page's order."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evidence" / "architecture.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| \[`([a-z]+)(?:/|\.py)`\]\([^)]*\) \| ([^|]*?) \|", text, re.MULTILINE))
 
 

@@ -1,22 +1,29 @@
-"""Find the order of axes on one side that gives the fewest runs: build each order, compile it, and compare."""
+"""Find the best order of axes for one side: build each order, compile it, and compare runs and predicted times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from kvplan.advise.compare import evenly_layered
-from kvplan.advise.orders import Candidate, candidates, notation_of, spec_of
+from kvplan.advise.contents import Candidate
+from kvplan.advise.order_specs import notation_of, spec_of
+from kvplan.advise.orders import candidates
+from kvplan.advise.prices import Price, Pricing
 from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.program.passes import passes
+from kvplan.plan.plan import direction_of
+from kvplan.program.passes import compile_geometry, passes
 from kvplan.program.program import Program
 
 FEW = (2, 3)  # layers to compile if layers are equal: each further layer adds the difference of these two
 SHOWN = 3
+WORTH = 4  # an order is not shown if it takes this many times the runs of the best one
+NEAR = 0.01  # times that differ by less than this share count as equal
+Tell = Callable[[float | None, str], None]  # of the share done and a text
 
 
 class Numbers(NamedTuple):
@@ -35,9 +42,9 @@ class Numbers(NamedTuple):
     extents: tuple[int, int, int]
 
     @property
-    def rank(self) -> tuple[Fraction, int]:
-        """Return runs per token (for orders with different units), then extents per unit; smaller is better."""
-        return Fraction(self.runs, self.unit_tokens), self.extents[0]
+    def rank(self) -> tuple[Fraction, Fraction]:
+        """Return runs and extents per token, because orders may have different units; smaller is better."""
+        return Fraction(self.runs, self.unit_tokens), Fraction(self.extents[0], self.unit_tokens)
 
 
 class Order(NamedTuple):
@@ -48,12 +55,19 @@ class Order(NamedTuple):
         block_tokens: token slots per block.
         spec: the spec from which :meth:`kvplan.KVLayout.from_spec` builds it.
         numbers: numbers of its program.
+        price: its predicted time; None without a pricing.
     """
 
     notation: str
     block_tokens: int
     spec: dict[str, Any]
     numbers: Numbers
+    price: Price | None = None
+
+    @property
+    def split(self) -> bool:
+        """Return whether the notation splits an axis."""
+        return "." in self.notation
 
 
 class Advice(NamedTuple):
@@ -64,12 +78,14 @@ class Advice(NamedTuple):
         tried: number of orders that were compiled.
         present: numbers of the present pair; None if the pair cannot be compiled.
         orders: at most three better orders with different numbers, the best first.
+        price: the predicted time of the present pair; None without a pricing, or if the pair cannot be compiled.
     """
 
     change: str
     tried: int
     present: Numbers | None
     orders: tuple[Order, ...]
+    price: Price | None = None
 
 
 class _Tried(NamedTuple):
@@ -80,16 +96,31 @@ class _Tried(NamedTuple):
     candidate: Candidate
 
 
-def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
+def advise(
+    src: KVLayout,
+    dst: KVLayout,
+    change: str,
+    *,
+    pricing: Pricing | None = None,
+    sizes: tuple[int, ...] = (),
+    compare: bool = True,
+    tell: Tell | None = None,
+) -> Advice:
     """Compile the pair with many orders of one side, and return the best orders.
 
     The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
-    sizes. The other side's own order is also a candidate if it splits an axis. The best order has the fewest runs per
-    token; then the fewest extents per unit on the side that changes; then the least distance from the present order.
+    sizes; and the other side's own order, with tokens split into units, and heads into the shares of ranks. The best
+    order has the least predicted time; if times are equal or not known, the fewest runs per token; then the fewest
+    extents per token on the side that changes; then the least distance from the present order. No order that takes
+    longer than the present one is returned.
 
     Args:
         src, dst: the layouts.
         change: the side that may change, ``"src"`` or ``"dst"``.
+        pricing: the transfers whose time counts; by default only runs and extents count.
+        sizes: token slots per block to try; by default several.
+        compare: whether the present order counts; if not, the best orders are returned, whatever the present one is.
+        tell: called with the share of the work that is done, and a text.
 
     >>> sizes = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}
     >>> gpu, host = (KVLayout.from_spec({"notation": n, "sizes": sizes})
@@ -99,43 +130,90 @@ def advise(src: KVLayout, dst: KVLayout, change: str) -> Advice:
     ('block kv layer token head dim', 160, (8192, 8192), 1)
     """
     mine, other = (src, dst) if change == "src" else (dst, src)
-    try:
-        present = _numbers(mine, other, change)
-    except IncompatibleLayoutsError:
-        present = None
+    present, price = None, None
+    if compare:
+        try:
+            present, price = _judged(mine, other, change, pricing)
+        except IncompatibleLayoutsError:
+            present = None
+    tried = _tried(mine, other, change, sizes, refused=compare and present is None, tell=tell)
+    orders: list[Order] = []
+    for runs, alike in groupby(tried, key=lambda one: one.runs):
+        far = runs > WORTH * tried[0].runs or (present is not None and runs > present.rank[0])
+        if len(orders) >= SHOWN or far:
+            break
+        for order in _best_of(list(alike), mine, other, change, pricing):
+            # Of orders with equal numbers, only the closest to the present order is kept.
+            known = {one.numbers.rank for one in orders}
+            if order.numbers.rank not in known and _better(order, present, price):
+                orders.append(order)
+    orders.sort(key=lambda order: order.numbers.rank)
+    if pricing is not None:
+        orders = _by_price(orders)
+    return Advice(change, len(tried), present, tuple(orders[:SHOWN]), price)
+
+
+def _tried(
+    mine: KVLayout, other: KVLayout, change: str, sizes: tuple[int, ...], *, refused: bool, tell: Tell | None
+) -> list[_Tried]:
+    """Compile every candidate; return those that compile, in order of their runs per token."""
     few = _few_layers(mine, other)
-    tried: list[_Tried] = []
     each = sum(len(part.other.components) for part in few)
-    for candidate in islice(candidates(mine, other, refused=present is None), LIMITS.advised // each):
+    made = list(islice(candidates(mine, other, refused=refused, sizes=sizes), max(LIMITS.advised // each, 1)))
+    tried: list[_Tried] = []
+    for k, candidate in enumerate(made):
+        if tell is not None:
+            tell(k / len(made), f"order {k + 1:,} of {len(made):,}")
         programs = _compiled(candidate, mine, change, few)
         if programs:
             runs = _grown([Fraction(p.runs, p.unit_tokens) for p in programs], other)
             tried.append(_Tried(runs, programs, candidate))
     tried.sort(key=lambda one: one.runs)
-    orders: list[Order] = []
-    for runs, alike in groupby(tried, key=lambda one: one.runs):
-        if len(orders) == SHOWN or (present is not None and runs > present.rank[0]):
-            break
-        for order in _best_of(list(alike), mine, other, change):
-            known = {
-                one.numbers.rank for one in orders
-            }  # of orders with equal numbers, only the closest to the present order
-            better = present is None or order.numbers.rank < present.rank
-            if len(orders) < SHOWN and better and order.numbers.rank not in known:
-                orders.append(order)
-    return Advice(change, len(tried), present, tuple(sorted(orders, key=lambda order: order.numbers.rank)))
+    return tried
 
 
-def _best_of(tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str) -> Iterator[Order]:
-    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first."""
+def _better(order: Order, present: Numbers | None, price: Price | None) -> bool:
+    """Return whether an order takes less time than the present one; if times are equal, whether its rank is better."""
+    if present is None:
+        return True
+    if order.price is None or price is None:
+        return order.numbers.rank < present.rank
+    if order.price.seconds > price.seconds:
+        return False
+    return order.price.seconds < price.seconds * (1 - NEAR) or order.numbers.rank < present.rank
+
+
+def _by_price(orders: Sequence[Order]) -> list[Order]:
+    """Return orders by their predicted time. Of equal times, those without split axes come first."""
+    least = min((order.price.seconds for order in orders if order.price is not None), default=0.0)
+
+    def slow(order: Order) -> tuple[int, bool]:  # how often NEAR fits between the least time and this one
+        seconds = order.price.seconds if order.price is not None else 0.0
+        return int((seconds / least - 1) / NEAR) if least else 0, order.split
+
+    return sorted(orders, key=slow)
+
+
+def _best_of(
+    tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | None
+) -> Iterator[Order]:
+    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first.
+
+    With a pricing, the best order without split axes is among them: it is easier to read, and may take as long.
+    """
     closest: dict[Fraction, Candidate] = {}
-    for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate))):
-        closest.setdefault(_grown([Fraction(p.extents(change)[0]) for p in one.programs], other), one.candidate)
-    for _, candidate in sorted(closest.items())[: SHOWN + 1]:  # one may be the present order
+    plain: dict[Fraction, Candidate] = {}
+    for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate, mine.dtype))):
+        extents = [Fraction(p.extents(change)[0], p.unit_tokens) for p in one.programs]
+        closest.setdefault(_grown(extents, other), one.candidate)
+        if pricing is not None and "." not in notation_of(one.candidate, mine.dtype):
+            plain.setdefault(_grown(extents, other), one.candidate)
+    best = sorted(closest.items(), key=lambda one: one[0])[: SHOWN + 1]  # one may be the present order
+    best += sorted(plain.items(), key=lambda one: one[0])[:1]
+    for candidate in dict.fromkeys(candidate for _, candidate in best):
         spec = spec_of(candidate, mine, mine.layers)
-        yield Order(
-            notation_of(candidate), candidate.block_tokens, spec, _numbers(KVLayout.from_spec(spec), other, change)
-        )
+        judged = _judged(KVLayout.from_spec(spec), other, change, pricing)
+        yield Order(notation_of(candidate, mine.dtype), candidate.block_tokens, spec, *judged)
 
 
 def numbers_of(program: Program, side: str) -> Numbers:
@@ -145,9 +223,15 @@ def numbers_of(program: Program, side: str) -> Numbers:
     )  # fmt: skip
 
 
-def _numbers(mine: KVLayout, other: KVLayout, change: str) -> Numbers:
+def _judged(mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | None) -> tuple[Numbers, Price | None]:
+    """Compile a pair with all layers; return its numbers, and its price for the routes of the pricing."""
     src, dst = (mine, other) if change == "src" else (other, mine)
-    return numbers_of(passes(src.geometry, dst.geometry).program, change)
+    program = compile_geometry(src.geometry, dst.geometry)
+    if pricing is None:
+        return numbers_of(program, change), None
+    programs = {route: program if route == direction_of(src, dst) else compile_geometry(dst.geometry, src.geometry)
+                for route in pricing.routes}  # fmt: skip
+    return numbers_of(program, change), pricing.of(programs)
 
 
 # ---- few layers stand for all --------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def ways_here(transports: Sequence[str], device: str | None = None) -> tuple[dic
     for name in transports:
         if name == NIXL:
             if find_spec("nixl") is None:
-                reasons[name] = "NIXL is not installed: pip install 'kvplan[nixl]'"
+                reasons[name] = "NIXL is not installed: pip install nixl"
             continue
         module, cls = LOCAL[name]
         try:

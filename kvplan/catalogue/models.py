@@ -31,6 +31,7 @@ class Group:
         part: the part's name in a layout.
         shards: for a state, the number that the tensor-parallel ranks must divide.
         packed: (name, bytes per row) of quantised row formats.
+        whole: for a state, the elements of ``dim`` that every tensor-parallel rank holds whole.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Group:
     part: str = "kv"
     shards: int = 1
     packed: tuple[tuple[str, int], ...] = ()
+    whole: int = 0
 
     def stored_as(self, dtype: str) -> tuple[int, str]:
         """Return the elements and dtype of a row in a cache of this dtype, which may name a packed row format.
@@ -101,7 +103,7 @@ class Group:
             raise LayoutError(
                 f"the {self.name} cannot be divided among {tp} tensor-parallel ranks; tp must divide {self.shards}"
             )
-        return elements // tp
+        return (elements - self.whole) // tp + self.whole
 
     def rows_held(self, tokens: int, block_rows: int) -> int:
         """Return the rows in the blocks that a request keeps: whole blocks, without the blocks before the window.

@@ -14,7 +14,7 @@ from kvplan.base.numbers import rate, spelled
 from kvplan.base.quoting import quoted
 from kvplan.cli.answers.process_findings import in_words, is_process, peer_name, process_bench
 from kvplan.cli.arguments.values import gpu
-from kvplan.cli.screen.documents import json_text, print_json, write_file
+from kvplan.cli.screen.documents import check_file, json_text, print_json, write_file
 from kvplan.cli.screen.printing import note, number_table, progress, show
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, pooled, where
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     from kvplan.measure.bench import Run
     from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 
-    for path in (args.output, args.plot):
-        if path is not None and not path.parent.is_dir():
-            raise KVPlanError(f"{path}: the folder {path.parent} does not exist")
+    for option, path in (("--output", args.output), ("--plot", args.plot)):
+        if path is not None:
+            check_file(option, str(path))
     if args.plot:
         _plots()
     other = is_process(args.peer)
@@ -251,7 +251,7 @@ def _need_torch(device: str) -> None:
     try:
         import torch
     except ModuleNotFoundError:
-        raise KVPlanError('a bench needs torch; pip install "kvplan[cuda]"') from None
+        raise KVPlanError("a bench needs torch; pip install torch") from None
     if device != "cpu" and not torch.cuda.is_available():
         raise KVPlanError(f"torch {torch.__version__} reaches no GPU; install a build with CUDA, or give --device cpu")
 
@@ -280,7 +280,7 @@ def _plots() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise KVPlanError('plots need matplotlib; pip install "kvplan[plot]"') from None
+        raise KVPlanError("plots need matplotlib; pip install matplotlib") from None
     return plots
 
 

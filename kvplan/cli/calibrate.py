@@ -190,7 +190,7 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
     try:
         import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
     except ModuleNotFoundError:
-        raise KVPlanError('calibrating needs torch; pip install "kvplan[cuda]"') from None
+        raise KVPlanError("calibrating needs torch; pip install torch triton cuda-bindings") from None
     with progress(silent=args.json) as tell:
         profile = subject.measure(tell, start)
     if not args.alone:

@@ -10,9 +10,9 @@ from kvplan.advise.compare import Break, untouched
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import NAMES, Difference, difference_of, differing
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
-from kvplan.cli.arguments.sources import add_pair, add_reinterpret, pair_of
+from kvplan.cli.arguments.sources import add_advice, add_pair, add_reinterpret, pair_of
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
 from kvplan.plan.plan import direction_of
 from kvplan.program.passes import Passes
 from kvplan.program.program import Program
@@ -35,13 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reinterpret(parser)
     parser.add_argument("--change", choices=("A", "B"),
                         help="the side that may change its order (default: the one on the host, else B)")  # fmt: skip
+    add_advice(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.diff)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the difference. Return 1 if the pair cannot be compiled."""
     src, dst = pair_of(args)
-    found = difference_of(src, dst, args.change, reinterpret=args.reinterpret)
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        found = difference_of(src, dst, args.change, reinterpret=args.reinterpret, advice=args.advice, tell=tell)
     if args.json:
         print_json("diff", _facts(found))
     else:
@@ -63,7 +65,9 @@ def _facts(found: Difference) -> dict[str, Any]:
         "program": None if made is None else _program(made.program),
         "first_break": None if found.broken is None else _broken(found.broken),
         "parts": [{"parts": list(one.parts), "opaque": one.opaque, **_program(one.program)} for one in found.parts],
-        "advice": {
+        "advice": None
+        if found.advice is None
+        else {
             **_advice(found.advice),
             "other_side": None if found.other is None else _advice(found.other),
         },

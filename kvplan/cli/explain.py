@@ -11,6 +11,7 @@ from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.printing import PATIENCE, progress
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
@@ -48,15 +49,18 @@ def run(args: argparse.Namespace) -> int:
 
     width = get_terminal_size().columns
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
-    compiled = compile_quietly(*pair_of(args), reinterpret=args.reinterpret)
-    plan = plan_of(args, compiled)
-    candidates, text = (
-        ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
-    )
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        tell(None, "compiling and planning")
+        compiled = compile_quietly(*pair_of(args), reinterpret=args.reinterpret)
+        plan = plan_of(args, compiled)
+        candidates, text = (
+            ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
+        )
+        explained = "" if args.json else compiled.explain(width)
     if args.json:
         print_json("explain", _facts(compiled) | ({"plan": candidates} if candidates else {}))
         return 0
-    print(compiled.explain(width).rstrip("\n"))
+    print(explained.rstrip("\n"))
     if text:
         print()
     for line in text.splitlines():

@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "print the facts of a layout and the place of its bytes",
     "plan": "print the copies that move some blocks from one layout to another",
     "diff": "compare two layouts, and suggest a better order",
+    "advise": "find the best order of a host pool for a layout, by predicted time",
     "explain": "print the copy program of two layouts pass by pass, and the path of a plan",
     "which": "print what lies at an address: layer, part, block, token, head, byte",
     "verify": "move markers from one layout to another and back, and check what arrived",
@@ -113,7 +114,7 @@ def _dispatch(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        return _complain('needs rich; pip install "kvplan[cli]"', USAGE)
+        return _complain("needs rich; pip install rich", USAGE)
     except NotationError as error:
         return _complain(f"{_one_line(error.one_line)}; {NOTATION_HINT}", USAGE)
     except KVPlanError as error:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kvplan.cli.answers.pair_facts import alike, by_pool, mixed_kinds, pairs_facts, pool_name, title
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first
-  kvplan pairs --markdown > docs/pairs.md"""
+  kvplan pairs --markdown > docs/reference/pairs.md"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="NAME", help="this host layout only")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.pairs)")
-    shape.add_argument("--markdown", action="store_true", help="the page docs/pairs.md")
+    shape.add_argument("--markdown", action="store_true", help="the page docs/reference/pairs.md")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the pairs. Return 1 if a pair of one kind is refused."""
-    facts = pairs_facts(args.device, args.host)
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        tell(None, "compiling every pair")
+        facts = pairs_facts(args.device, args.host)
     if args.json:
         print_json("pairs", facts)
     elif args.markdown:

@@ -14,7 +14,7 @@ from kvplan.cli.answers.plan_facts import by_size, listed_ids, run_lengths
 from kvplan.cli.arguments.sources import SIDES, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import block_ids, whole
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
 from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
 
@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    facts = _facts(args, *pair_of(args))
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        tell(None, "planning")
+        facts = _facts(args, *pair_of(args))
     if args.json:
         print_json("plan", facts)
         return 0

@@ -17,9 +17,10 @@ from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
 from kvplan.cli.answers.place_rows import place_rows
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
-from kvplan.cli.arguments.sources import add_blocks, add_pair, add_reinterpret, layout_of, pair_of
+from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, add_reinterpret, pair_of, source_of
 from kvplan.cli.arguments.values import span
-from kvplan.cli.screen.documents import print_json, write_file
+from kvplan.cli.screen.documents import check_file, print_json, write_file
+from kvplan.cli.screen.printing import PATIENCE, Tell, progress
 from kvplan.draw.page import Section, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
@@ -41,12 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reinterpret(parser)
     parser.add_argument("--output", required=True, metavar="FILE", help="the page")
     add_blocks(parser, ("A", "B"))
+    add_advice(parser)
     parser.add_argument("--which", type=span, metavar="BYTES@ADDRESS", help="an address of A to describe")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.report)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page. Return 1 if the pair cannot be compiled, or if a byte did not arrive."""
+    check_file("--output", args.output)
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
@@ -73,12 +76,18 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are for a plan between two layouts; give B as well")
-        given = (args.sizes or {}) | (args.src_sizes or {})
-        one = argparse.Namespace(layout=args.source, sizes=given or None, dtype=args.dtype, device=args.src_device)
-        layout = layout_of(one)
+        layout = source_of(args)
         return [Section("Layout", _facts(layout) + _picture(layout)), *_address(layout, args), _machine()], True, None
     src, dst = pair_of(args)
-    found = difference_of(src, dst, None, reinterpret=args.reinterpret)
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        return _pair_sections(src, dst, args, tell)
+
+
+def _pair_sections(
+    src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell
+) -> tuple[list[Section], bool, bool | None]:
+    tell(None, "comparing")
+    found = difference_of(src, dst, reinterpret=args.reinterpret, advice=args.advice, tell=tell)
     told = table([*told_rows(found), *advice_rows(found)])
     beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
     # Half a page is too narrow for a picture.
@@ -89,6 +98,7 @@ def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | Non
     ]
     verified = None
     if found.made is not None:
+        tell(None, "verifying")
         section, verified = _verified(src, dst, reinterpret=args.reinterpret)
         made += [*_program(src, dst, args), section]
     return [*made, *_address(src, args), _machine()], found.made is not None, verified

@@ -8,7 +8,7 @@ from kvplan.cli.answers.marker_facts import verify_facts, verify_rows
 from kvplan.cli.arguments.sources import add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, show
+from kvplan.cli.screen.printing import PATIENCE, fact_table, progress, show
 
 EXAMPLES = """examples:
   kvplan verify examples/specs/gpu_split_kv.toml \\
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Move markers to the other layout and back, and print whether all of them arrived."""
-    facts = verify_facts(*pair_of(args), args.blocks, reinterpret=args.reinterpret)
+    with progress(silent=args.json, after=PATIENCE) as tell:
+        tell(None, "moving markers there and back")
+        facts = verify_facts(*pair_of(args), args.blocks, reinterpret=args.reinterpret)
     if args.json:
         print_json("verify", facts)
     else:

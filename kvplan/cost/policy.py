@@ -33,9 +33,9 @@ class KernelSize(NamedTuple):
     warps: int = 32
 
 
-# Launches of the kernel path if the policy names no number (docs/gpu.md). Without compute: as many programs as fill the
-# link with runs of 1 KiB, or the memory of the GPU with runs of any size. Another GPU's memory is read at the speed of
-# NVLink by 16 programs; to write it at that speed takes a program per SM (H200).
+# Launches of the kernel path if the policy names no number (docs/guides/gpu.md). Without compute: as many programs
+# as fill the link with runs of 1 KiB, or the memory of the GPU with runs of any size. Another GPU's memory is
+# read at the speed of NVLink by 16 programs; to write it at that speed takes a program per SM (H200).
 IDLE_KERNELS = {
     "load": KernelSize(8, 128 << 10), "store": KernelSize(8, 32 << 10), "device": KernelSize(-8, 64 << 10),
     "push": KernelSize(0, 128 << 10), "pull": KernelSize(16, 128 << 10),
@@ -64,8 +64,8 @@ class Policy:
             ``"kernel"`` or ``"staged"``.
         threads: CPU threads of the host path; by default one per core, at most 8.
         max_programs: Triton programs of a kernel, and so the most SMs that it uses. The defaults of the kernel path are
-            in ``docs/gpu.md``: for a load 8, or 4 beside compute. By default, a kernel of the staged path uses all SMs
-            for a short time.
+            in ``docs/guides/gpu.md``: for a load 8, or 4 beside compute. By default, a kernel of the staged path uses
+            all SMs for a short time.
         tile_bytes: bytes in flight per Triton program of the kernel path; a power of two from 1 KiB to 128 KiB.
         staging_bytes: bytes of GPU memory for the ring of the staged path, per direction.
         chunk_bytes: most bytes per chunk of the staged path.

@@ -16,8 +16,9 @@ from kvplan.base.limits import LIMITS
 from kvplan.base.reading import read_whole, why_unread
 from kvplan.cost.profile import ANY_PEER, DeviceProfile, default, default_pair
 from kvplan.cost.profile_file import from_json
+from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import Machine, machine
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, TransferError
 
 if TYPE_CHECKING:
     from kvplan.cuda.peers import PeerLink
@@ -270,3 +271,18 @@ def by_name(name: str) -> DeviceProfile:
             f"{'several profiles' if found else 'no profile'} of {name!r}; there are {names}, default, or a file"
         )
     return found[0]
+
+
+def profile_of(name: str | None) -> tuple[DeviceProfile, str]:
+    """Return a profile by name, and ""; or for None the profile of this machine's first GPU.
+
+    Without a GPU, it is a shipped profile, and the text names its GPU.
+    """
+    if name is not None:
+        return by_name(name), ""
+    try:
+        driver()
+    except TransferError:
+        profile = all_shipped()[0]
+        return profile, f"no GPU here: as on an {profile.gpu}"
+    return find_for(0), ""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from kvplan.cost.policy import GPU_PATHS, PATHS, Policy
+from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
@@ -86,15 +86,16 @@ class Executor:
     ``after=store``. So must a copy of blocks that a load writes: ``after=load``.
 
     A GPU executor takes the path that the device's profile predicts to be the cheapest for a plan, unless the policy
-    names one (``docs/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves pageable
-    memory, and memory of GPUs that cannot reach each other.
+    names one (``docs/ideas/cost-model.md``). :meth:`candidates` returns the predicted costs. The copy engine moves
+    pageable memory, and memory of GPUs that cannot reach each other.
 
     If two streams besides the default one have launched kernels, the kernels of CUDA graphs start 0.2 us later until
-    the process ends (driver 580). ``kernel_stream`` avoids that (``docs/gpu.md``, Streams): an engine that replays its
-    graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after another.
+    the process ends (driver 580). ``kernel_stream`` avoids that (``docs/guides/gpu.md``, Streams): an engine that
+    replays its graphs on a stream of its own gives the default stream. Kernels of loads and stores then run one after
+    another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
-    destination's GPU pulls (``docs/gpu-to-gpu.md``).
+    destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
     exits. Garbage collection never blocks. The exit waits until copying ends, however long it takes. On the CPU, if all
@@ -272,8 +273,7 @@ def _device_name(device: Any) -> str:
     if name == "cuda":
         torch = sys.modules.get("torch")
         return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0}"
-    reasons = "; ".join(f"{path}: serves 'cpu'" if path == "host" else f"{path}: serves 'cuda:N'" for path in PATHS)
-    raise PathError(f"no path serves device {name!r}: {reasons}")
+    raise PathError(f"no path serves device {name!r}: host serves 'cpu', and all others serve 'cuda:N'")
 
 
 def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> _Backend:
@@ -295,6 +295,5 @@ def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_
     try:
         return GpuBackend(Device(int(device.removeprefix("cuda:"))), policy, profile, lent=lender(kernel_stream))
     except TransferError as error:
-        wanted = GPU_PATHS if policy.path == "auto" else (policy.path,)
-        reasons = "; ".join(f"{path}: {error}" for path in wanted)
-        raise PathError(f"no path serves device {device!r}: {reasons}") from error
+        wanted = "no path serves" if policy.path == "auto" else f"path {policy.path!r} cannot serve"
+        raise PathError(f"{wanted} device {device!r}: {error}") from None

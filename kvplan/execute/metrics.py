@@ -50,7 +50,7 @@ class Collector:
         try:
             from prometheus_client import core
         except ImportError as error:
-            raise KVPlanError(f"metrics need prometheus-client: pip install 'kvplan[metrics]' ({error})") from error
+            raise KVPlanError(f"metrics need prometheus-client: pip install prometheus-client ({error})") from error
         if not isinstance(sources, Mapping):
             raise KVPlanError(
                 f"sources is a {type(sources).__name__}; give a mapping, such as {{'cpu': executor.stats}}"

@@ -1,6 +1,6 @@
 """Plots of a bench: bandwidth against run size, and against the slowdown of compute.
 
-Only this module imports matplotlib (``pip install "kvplan[plot]"``). It does not change pyplot's state.
+Only this module imports matplotlib (``pip install matplotlib``). It does not change pyplot's state.
 """
 
 from __future__ import annotations

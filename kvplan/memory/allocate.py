@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.advise.host_order import Wanted
 from kvplan.base.integers import integer, integers
 from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import quoted
@@ -24,6 +25,8 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import Notation, parse
 from kvplan.layout.spec import extents_of, shape_of
 from kvplan.layout.strides import extent
+from kvplan.memory.best_order import AUTO, allocated
+from kvplan.memory.torch_devices import check_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +59,9 @@ def allocate(
     memory is not cleared.
 
     Args:
-        notation: the pool's notation, for example ``"block layer kv token head dim"``.
+        notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
+            whose loads and stores are predicted to take the least time together, as ``kvplan advise`` prints it. Axes
+            may be split, and parts of different shapes get an allocation each.
         like: the layout whose content the pool will hold. All its parts must have one size. If sizes differ (scales
             next to K and V), allocate a pool for each from ``like.slice(parts=...)`` and merge.
         num_blocks: number of blocks of the pool; by default the number of ``like``.
@@ -72,16 +77,16 @@ def allocate(
             blocks of ``like`` in one block of the pool.
         shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
             memory. The first process makes the file, full of zeros; the last unlinks it. Only the memory that ``like``
-            uses is pinned. See ``docs/shared-pool.md``. ``True`` makes a pool without a name, full of zeros, which
-            :class:`kvplan.Agent` can offer to other processes. Pinned pools can be offered in any case.
+            uses is pinned. See ``docs/guides/shared-pool.md``. ``True`` makes a pool without a name, full of zeros,
+            which :class:`kvplan.Agent` can offer to other processes. Pinned pools can be offered in any case.
 
     Returns:
         The pool's layout. Its ``tensors`` are the allocated tensors, in nested lists if the notation has several.
 
     Raises:
         NotationError: the notation does not parse.
-        LayoutError: the notation cannot hold ``like``, a size is invalid, or the shared pool is in use with another
-            geometry; then the message shows both.
+        LayoutError: the notation cannot hold ``like``, a size is invalid, torch has no such device, or the shared pool
+            is in use with another geometry; then the message shows both.
         HostMemoryError: there is no space for a shared pool, or the file cannot be used as a pool.
 
     >>> import numpy as np
@@ -89,9 +94,19 @@ def allocate(
     >>> allocate("block layer kv token head dim", like=gpu, num_blocks=2, block_tokens=64)
     KVLayout('block layer kv token head dim | layer=1 kv=2 block=2 token=64 head=2 dim=64 | int8 on cpu')
     """
-    parsed = parse(notation)
     if not isinstance(like, KVLayout):
         raise LayoutError(f"like is a {type(like).__name__}; give the KVLayout whose content the pool will hold")
+    if notation == AUTO:
+        if sizes:
+            raise LayoutError(f"sizes are {quoted(dict(sizes))}; 'auto' chooses the extents of split axes itself")
+        wanted = _wanted(like, block_tokens, heads, device)
+        alike = partial(
+            allocate, num_blocks=num_blocks, block_tokens=None if like.opaque else block_tokens,
+            layers=tuple(layers) if isinstance(layers, Iterable) else layers,
+            heads=wanted.heads, device=device, pin=pin, shared=shared,
+        )  # fmt: skip
+        return allocated(like, wanted, alike, named=isinstance(shared, str | PathLike))
+    parsed = parse(notation)
     if "subblock" in parsed.axes and not like.opaque:
         raise LayoutError(
             f"'{parsed}' has opaque sub-blocks, and like has token slots: write token instead of subblock"
@@ -144,8 +159,15 @@ def allocate(
     if not _wants_torch(like, device):
         empty = partial(_shareable, dtype=dtype, torch=False) if shared else partial(np.empty, dtype=_element(dtype))
         return described(_nest([empty(shape) for _ in range(prod(counts))], counts))
+    if device != "cpu":
+        check_device(device)
     tensors, seams = _tensors(shape, prod(counts), dtype, device, ordinal, shared=bool(shared))
     return described(_nest(tensors, counts), seams=seams)
+
+
+def _wanted(like: KVLayout, block_tokens: int | None, heads: range | None, device: str) -> Wanted:
+    tokens = None if block_tokens is None else _counted("block_tokens", block_tokens)
+    return Wanted(tokens, None if heads is None else _heads(heads, like), device)
 
 
 def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:

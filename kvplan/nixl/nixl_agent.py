@@ -182,7 +182,7 @@ def _new_agent(name: str, backends: list[str]) -> Any:
     try:
         from nixl import nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise PathError(f"transfers between processes need NIXL: pip install 'kvplan[nixl]' ({error})") from error
+        raise PathError(f"transfers between processes need NIXL: pip install nixl ({error})") from error
     try:
         made = nixl_agent(name, nixl_agent_config(backends=backends))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""docs/architecture.md and its picture say what the import contract says."""
+"""docs/evidence/architecture.md and its picture say what the import contract says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grimp
 
 from docs.tools import picture
 
-TEXT = (picture.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TEXT = (picture.ROOT / "docs" / "evidence" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_picture_is_drawn_from_the_contract():

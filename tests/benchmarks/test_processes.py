@@ -77,7 +77,7 @@ def test_a_machine_without_nixl_has_no_rows_beside_it():
 def test_tables_have_the_rows_of_the_run(tmp_path, monkeypatch, nixl):
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     result = tmp_path / "made.json"
-    assert process_tables.readme_table(result) == ""
+    assert process_tables.agents_table(result) == ""
     rows: list[Row] = rows_of(bench(nixl=False), bench() if nixl else None, interface(nixl=nixl))
     gpu = {"name": "a GPU", "driver": "580", "cuda": "13.0", "devices": 2, "link": "NVLink, 18 links"}
     made = {"machine": {"gpu": gpu}, "versions": {"kvplan": "0.1.0"}, "rows": [asdict(row) for row in rows]}
@@ -86,7 +86,6 @@ def test_tables_have_the_rows_of_the_run(tmp_path, monkeypatch, nixl):
     assert "| pull, runs of 2 KiB | 360 GB/s | one process: 361 GB/s | 1.00 |" in made
     assert (f"| push, runs of 64 KiB | 360 GB/s | {BETTER}: 8 GB/s | 45.00 |" in made) == nixl
     assert "2 x a GPU, NVLink, 18 links, driver 580, CUDA 13.0" in made
-    assert process_tables.readme_table(result).startswith("<!-- process numbers -->\nBetween two processes")
     through = process_tables.interface_table(result)
     assert ("| READ, posting it | 280 us | NIXL: 300,000 us | 1071.43 |" in through) == nixl
     assert through.endswith("<!-- end of interface numbers -->")

@@ -51,6 +51,105 @@ def test_jamba_as_its_file_says():
     assert geometry_of(given)[0] == MODELS["jamba-v0.1"].groups
 
 
+LLAVA = {"model_type": "llava", "vision_config": {"num_hidden_layers": 24}}
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "heads", "dim", "window"),
+    [
+        # As the files of LLaVA 1.5 and 1.6 are: what transformers has by default is left out.
+        ({"model_type": "llama", "vocab_size": 32064}, 32, 32, 128, None),
+        ({"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": None}, 32, 8, 128, None),
+        ({"model_type": "mistral"}, 32, 8, 128, 4096),
+        ({"model_type": "gemma", "hidden_size": 2048, "num_attention_heads": 8, "num_hidden_layers": 18,
+          "num_key_value_heads": 1}, 18, 1, 256, None),
+    ],
+)  # fmt: skip
+def test_text_configs_leave_out_defaults(text, layers, heads, dim, window):
+    for nested in ({"text_config": text}, {"llm_config": text}, {"thinker_config": {"text_config": text}}):
+        (group,), count = geometry_of({**LLAVA, **nested})
+        assert (count, group.heads, group.dim, group.window) == (layers, heads, dim, window)
+
+
+def test_the_key_that_a_text_config_lacks_is_named_with_its_place():
+    with pytest.raises(LayoutError, match=r"^in 'text_config': 'num_hidden_layers' is missing: add it to the config"):
+        geometry_of({"text_config": {"model_type": "a new one"}})
+    deep = {"text_config": {"text_config": {"text_config": {}}}}
+    with pytest.raises(LayoutError, match="nests configs too deeply"):
+        geometry_of(deep)
+
+
+MAMBA = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "mamba_n_heads": 8, "mamba_d_head": 16,
+         "mamba_n_groups": 1, "mamba_d_state": 32, "mamba_d_conv": 4}  # fmt: skip
+# 3 inputs of 8 x 16 channels and of B and C of one group, and a state of 32 for each channel.
+CONV, BC, SSM = 3 * 128, 3 * 2 * 32, 128 * 32
+
+
+@pytest.mark.parametrize(
+    ("given", "full", "state"),
+    [
+        ({"model_type": "falcon_h1"}, (0, 1, 2, 3), (0, 1, 2, 3)),
+        ({"model_type": "bamba", "attn_layer_indices": [2]}, (2,), (0, 1, 3)),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 2}, (1, 3), (0, 2)),
+    ],
+)
+def test_hybrids_by_their_own_keys(given, full, state):
+    groups, _ = geometry_of({**MAMBA, **given})
+    assert groups == (
+        Group("full", "mha", full, dim=16, heads=4),
+        Group("state", "state", state, dim=CONV + BC + SSM, dtype="bf16", shards=8, whole=BC),
+    )
+    # Two ranks: half of the heads each, and B and C whole.
+    assert groups[1].rank_share(groups[1].dim, 2) == (CONV + SSM) // 2 + BC
+
+
+def test_several_groups_of_heads_are_divided():
+    (_, state), _ = geometry_of({**MAMBA, "model_type": "falcon_h1", "mamba_n_groups": 2})
+    assert (state.dim, state.shards, state.whole) == (CONV + 2 * BC + SSM, 2, 0)
+
+
+NEMOTRON = {"model_type": "nemotron_h", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1,
+            "ssm_state_size": 32, "conv_kernel": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "types",
+    [{"hybrid_override_pattern": "M-*M"}, {"layers_block_type": ["mamba", "moe", "attention", "linear_attention"]}],
+)
+def test_nemotron_h(types):
+    groups, _ = geometry_of({**NEMOTRON, **types})
+    assert [(group.layers, group.dim) for group in groups] == [((2,), 16), ((0, 3), CONV + BC + SSM)]
+    (_, state), _ = geometry_of({**NEMOTRON, **types, "mamba_ssm_cache_dtype": "float32"})
+    assert (state.dtype, state.dim, state.whole) == ("uint8", 2 * (CONV + BC) + 4 * SSM, 2 * BC)
+
+
+def test_short_convolutions():
+    given = {"model_type": "lfm2", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "conv_L_cache": 3}  # fmt: skip
+    for types in ({"layer_types": ["conv", "full_attention", "conv"]}, {"full_attn_idxs": [1]}):
+        full, state = geometry_of({**given, **types})[0]
+        assert (full.layers, state.layers, state.dim, state.shards) == ((1,), (0, 2), 2 * 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({**MAMBA, "model_type": "bamba"}, "'attn_layer_indices' is missing; it is a list of the layers with"),
+        ({**MAMBA, "model_type": "bamba", "attn_layer_indices": [4]}, r"'attn_layer_indices' is \[4\]"),
+        ({**MAMBA, "model_type": "falcon_h1", "mamba_d_head": None}, "'mamba_d_head' is missing: add it"),
+        (NEMOTRON, "'hybrid_override_pattern' is missing: add it to the config, a letter for each layer"),
+        ({**NEMOTRON, "hybrid_override_pattern": "M*"}, "it names the type of each of the 4 layers"),
+        ({**NEMOTRON, "hybrid_override_pattern": "M*X-"}, "'hybrid_override_pattern' has 'X'; expected one of M"),
+        ({**PLAIN, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "layer_types": ["linear_attention"] * 4},
+         "'layer_types' has 'linear_attention' beside 'kv_lora_rank'"),
+    ],
+)  # fmt: skip
+def test_what_a_hybrid_lacks_is_named(given, message):
+    with pytest.raises(LayoutError, match=message):
+        geometry_of(given)
+
+
 def test_latents_and_nested_text():
     inner = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128}
     latent, index = geometry_of({"vision_config": {}, "text_config": inner | {"index_head_dim": 128}})[0]
@@ -62,7 +161,7 @@ def test_latents_and_nested_text():
     ("given", "message"),
     [
         *[({key: 3}, f"'{key}' is 3, which changes what the cache holds") for key in NOT_UNDERSTOOD],
-        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing; it is an integer from 1"),
+        ({"num_hidden_layers": None}, "'num_hidden_layers' is missing: add it to the config, an integer from 1"),
         ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
         ({"num_key_value_heads": [2, 2]}, r"'num_key_value_heads' is \[2, 2\]"),
         ({"num_key_value_heads": list(range(99))}, r"is a list of 99;"),
@@ -154,7 +253,8 @@ def test_cited_defaults_that_no_reader_understands():
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("model_type", "cited"),
-    [("gemma2", "Gemma2Config"), ("gemma3_text", "Gemma3TextConfig"), ("gpt_oss", "GptOssConfig"),
+    [("llama", "LlamaConfig"), ("mistral", "MistralConfig"), ("gemma", "GemmaConfig"), ("gemma2", "Gemma2Config"),
+     ("gemma3_text", "Gemma3TextConfig"), ("gpt_oss", "GptOssConfig"),
      ("cohere2", "Cohere2Config"), ("qwen3", "Qwen3Config"), ("qwen2", "Qwen2Config"),
      ("qwen3_moe", "Qwen3MoeConfig"), ("qwen2_moe", "Qwen2MoeConfig"), ("qwen3_next", "Qwen3NextConfig")],
 )  # fmt: skip

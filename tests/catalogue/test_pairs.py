@@ -18,7 +18,7 @@ from tests.commands import ROOT, answer, document
 from tests.profiles import examples
 from tests.strategies import layout_of
 
-MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+MANUAL = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_both_kinds_have_both_sides():
@@ -119,11 +119,13 @@ def test_a_latent_of_as_many_bytes_as_k_and_v_is_refused(heads):
 
 @pytest.mark.slow
 def test_the_document_is_what_the_command_prints(capsys):
-    assert answer(capsys, "pairs", "--markdown") == (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
+    assert answer(capsys, "pairs", "--markdown") == (ROOT / "docs" / "reference" / "pairs.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_document_names_every_layout_and_the_refusal():
-    text = (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "pairs.md").read_text(encoding="utf-8")
     assert not [layout.name for layout in LAYOUTS if layout.kind in KINDS and layout.name not in text]
     assert all(reference.name in text for reference in REFERENCES)
     assert mixed_kinds() in text

@@ -43,7 +43,7 @@ breaks   the first run, of layer 0 k, ends after 512 bytes: 2 heads, whole rows
          then A goes on with the next token
          and B goes on with the next layer
 axis     token
-better   for B, on the host; 240 orders tried:
+better   for B, on the host; 248 orders tried:
          block kv layer token head dim
            160 runs of 8 KiB instead of 2,560 runs of 512 bytes; 1 extent
          kv block layer token head dim
@@ -78,7 +78,7 @@ extents   a unit is 1 extent of 1.25 MiB in A
           a unit is 1 extent of 1.25 MiB in B
 equal     one run a block
 after it  A goes on with the next block, B goes on with the next block
-better    nothing: B is as good as any of 240 orders that were tried
+better    nothing: B is as good as any of 248 orders that were tried
 """,
     SMALL: """\
 * differs       A                       B
@@ -106,7 +106,7 @@ breaks   the first run, of layer 0 kv, ends after 8 bytes: one token row
          then A goes on with the next token
          and B goes on with the next layer
 axis     token
-better   for B, on the host; 12 orders tried:
+better   for B, on the host; 16 orders tried:
          block layer token dim
            2 runs of 32 bytes instead of 8 runs of 8 bytes; 1 extent
          layer block token dim

@@ -1,4 +1,4 @@
-"""docs/cli.md names every key of every document; tests/docs/test_blocks.py runs its commands."""
+"""docs/reference/cli.md names every key of every document; tests/docs/test_blocks.py runs its commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.commands import GPU, HOST, ROOT, document
 
-TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

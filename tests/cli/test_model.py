@@ -286,7 +286,7 @@ def test_it_starts_light():
 
 
 def test_the_document_tells_the_truth(capsys):
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     command, shown = re.search(r"```console\n\$ kvplan (inspect --model [^\n]*)\n(.*?)```", text, re.DOTALL).groups()
     assert answer(capsys, *shlex.split(command)) == shown
     for argv in (LLAMA, (*LLAMA, "--peer", "nvlink"), ("inspect", "--model")):

@@ -29,7 +29,7 @@ def test_a_device_says_what_it_is(entries, device):
 def test_a_device_that_is_not_there(entries, ordinal):
     with pytest.raises(kvplan.TransferError, match=f"there is no CUDA device {ordinal}; 2 are visible"):
         Device(ordinal)
-    with pytest.raises(kvplan.PathError, match=f"no path serves device 'cuda:{ordinal}': kernel: there is no CUDA"):
+    with pytest.raises(kvplan.PathError, match=f"path 'kernel' cannot serve device 'cuda:{ordinal}': there is no CUDA"):
         kvplan.Executor(device=f"cuda:{ordinal}", policy=kvplan.Policy(path="kernel"))
 
 
@@ -38,7 +38,7 @@ def test_a_device_without_a_number_is_torch_s_current_one(entries, monkeypatch):
     for available, name in ((False, "cuda:0"), (True, "cuda:1")):
         cuda_of_torch = SimpleNamespace(is_available=lambda available=available: available, current_device=lambda: 1)
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda_of_torch))
-        with pytest.raises(kvplan.PathError, match=f"no path serves device '{name}': copy_engine: cuDeviceGetCount"):
+        with pytest.raises(kvplan.PathError, match=f"no path serves device '{name}': cuDeviceGetCount"):
             kvplan.Executor(device="cuda")
 
 

@@ -7,11 +7,4 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-DOCUMENTS = sorted(
-    [
-        ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs" / "processes").glob("*.md"),
-        ROOT / "benchmarks" / "README.md",
-    ]
-)
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])

@@ -1,4 +1,4 @@
-"""docs/describe-your-own-backend.md tells the truth: the spec it shows, and the errors it quotes."""
+"""docs/guides/describe-your-own-backend.md tells the truth: the spec it shows, and the errors it quotes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kvplan
 from kvplan import KVLayout
 from tests.commands import ROOT
 
-TEXT = (ROOT / "docs" / "describe-your-own-backend.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "guides" / "describe-your-own-backend.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"^\| (`.*?`.*?) \|", TEXT.partition("## 7.")[2], flags=re.MULTILINE)
 
 

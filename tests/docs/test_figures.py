@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import peer_tables, process_tables, readme
+from benchmarks import gain, peer_tables, process_tables, readme
 from benchmarks.engines import pages as engine_pages
 from tests.docs.documents import DOCUMENTS, ROOT
 
@@ -27,18 +27,45 @@ def test_links_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
-def test_the_readme_s_numbers_are_those_of_a_recorded_run():
-    text = (ROOT / "README.md").read_text()
-    assert readme.table() in text
-    assert readme.gpu_table() in text
-    assert peer_tables.peer_table() in text
+def test_the_numbers_are_those_of_recorded_runs():
+    speed = readme.SPEED.read_text()
+    assert readme.table() in speed
+    assert readme.gpu_table() in speed
+    assert peer_tables.peer_table() in speed
     assert peer_tables.routes_table() in peer_tables.PAGE.read_text()
-    assert readme.choice_table() in (ROOT / "docs" / "cost-model.md").read_text()
-    assert readme.batch_table() in (ROOT / "docs" / "gpu.md").read_text()
-    assert readme.vllm_table() in (ROOT / "docs" / "engines.md").read_text()
-    assert readme.offload_table() in (ROOT / "docs" / "engines.md").read_text()
+    assert readme.choice_table() in readme.COST_MODEL.read_text()
+    assert readme.batch_table() in readme.GPU_PAGE.read_text()
+    assert readme.vllm_table() in readme.ENGINES.read_text()
+    assert readme.offload_table() in readme.ENGINES.read_text()
     assert all(made in page.read_text() for page, _, made in (*engine_pages.pages(), *process_tables.pages()))
-    assert readme.ranks_table() in (ROOT / "docs" / "ranks.md").read_text()
+    assert readme.ranks_table() in readme.RANKS.read_text()
+
+
+def test_the_gains_of_the_readme_are_those_of_recorded_runs():
+    assert gain.table() in (ROOT / "README.md").read_text()
+    assert gain.PICTURE.read_text(encoding="utf-8") == gain.drawn(), "run: python -m benchmarks.readme"
+    for one in gain.gains():
+        assert one.best > 0
+        assert one.name not in gain.OWN
+        assert one.times == pytest.approx(one.best / one.ours if one.unit == "ms" else one.ours / one.best)
+    assert [one.link is None for one in gain.gains()] == [False, False, True, False, False, False]
+
+
+def test_a_gain_is_over_the_best_of_all_baselines(tmp_path, monkeypatch):
+    rows = [
+        {"group": "staged", "what": "load", "unit": "GB/s", "ours": 50.0,
+         "beside": {"one large copy": 55.0, "slow": 5.0, "quick": 40.0}},
+        {"group": "8b", "what": "6,000 held: TTFT", "unit": "ms", "ours": 20.0, "beside": {"a": 50.0, "b": 30.0}},
+    ]  # fmt: skip
+    result = tmp_path / "made.json"
+    link = 6000 * gain.SHAPES["8b"].token_nbytes / 0.012  # so that the bytes take 12 ms
+    result.write_text(json.dumps({"rows": rows, "facts": {"8b": {"link": link}}}))
+    shown = (("copies", result, "staged", "load", ""), ("first token", result, "8b", "6,000 held: TTFT", "vLLM"))
+    monkeypatch.setattr(gain, "SHOWN", shown)
+    copies, token = gain._gains()
+    assert (copies.name, copies.best, copies.times, copies.link) == ("quick", 40.0, 1.25, 55.0)
+    assert (token.name, token.best, token.times) == ("vLLM", 30.0, 1.5)
+    assert token.link == pytest.approx(12.0)
 
 
 def test_the_table_between_gpus_leaves_out_what_a_machine_lacks(tmp_path, monkeypatch):
@@ -55,7 +82,7 @@ def test_the_table_between_gpus_leaves_out_what_a_machine_lacks(tmp_path, monkey
         {"group": group, "what": what, "unit": "us" if group == "few" else "GB/s", "ours": 195.0, "beside": beside}
         for (group, what), beside in rows.items()]}))  # fmt: skip
     made = peer_tables.peer_table(result)
-    assert made.startswith("<!-- peer numbers -->\nBetween GPUs of one process")
+    assert made.startswith("<!-- peer numbers -->\nFrom [made.json]")
     assert "2 x a GPU, NVLink, 18 links, driver 580, CUDA 13.0; kvplan 0.1.0." in made
     assert made.endswith("<!-- end of peer numbers -->")
     assert "| pull, runs of 8 KiB | 195 GB/s | one large copy: 390 GB/s | 0.50 |" in made
@@ -83,7 +110,7 @@ def test_pushes_and_pulls_side_by_side(tmp_path, monkeypatch):
          "ratios": {name: ours / one for name, one in beside.items()}}
         for group, what, ours, beside in rows]}))  # fmt: skip
     made = peer_tables.routes_table(result).splitlines()
-    assert "From [made.json](../made.json): 2 x a GPU, PCIe, driver 580, CUDA 13.0." in made
+    assert "From [made.json](../../made.json): 2 x a GPU, PCIe, driver 580, CUDA 13.0." in made
     assert "| one large copy | 400 GB/s | 400 GB/s |" in made
     assert "| default policy, runs of 8 KiB, over that copy | 0.90 | 0.90 |" in made
     assert "| NHD to HND, TP 2 to TP 1, runs of 256 B, over that copy | 0.75 | 0.75 |" in made

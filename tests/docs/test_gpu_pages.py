@@ -23,7 +23,7 @@ def told(size: KernelSize) -> str:
 def test_the_table_of_kernel_sizes_is_the_policy_s():
     rows = ["| route | without compute | beside compute |", "| --- | --- | --- |"]
     rows += [f"| {route} | {told(IDLE_KERNELS[route])} | {told(BESIDE_KERNELS[route])} |" for route in ROUTES]
-    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- kernel sizes -->\n(.*?)\n<!-- end of kernel sizes -->", text, re.DOTALL)
     assert shown[1].splitlines() == rows
 

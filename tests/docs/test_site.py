@@ -9,6 +9,7 @@ import pytest
 
 import kvplan
 import kvplan.backends
+from docs.tools import reference_pages
 from tests.commands import ROOT
 
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -54,5 +55,18 @@ def test_a_docstring_becomes_markdown():
 def test_links_of_the_repository_lead_into_the_site():
     links = pytest.importorskip("docs.tools.links", reason="the site's packages are not installed")
     assert links._uri(links._path("gpu.md", "../benchmarks/README.md")) == "benchmarks.md"
-    assert links._uri(links._path("contributing.md", "docs/gpu.md")) == "gpu.md"
+    assert links._uri(links._path("contributing.md", "docs/guides/gpu.md")) == "guides/gpu.md"
     assert links._uri(links._path("architecture.md", "../.importlinter")) == "repository/importlinter"
+
+
+def test_pages_of_the_catalogue_and_of_the_schemas_are_made_anew():
+    for name, page in reference_pages.PAGES.items():
+        given = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+        assert given == page(), "run: python docs/tools/reference_pages.py"
+
+
+def test_the_page_of_options_has_the_help_of_every_command(monkeypatch):
+    monkeypatch.setattr(reference_pages, "COMMANDS", {"plan": "", "which": ""})
+    page = reference_pages.options()
+    assert page.count("usage: kvplan plan") == page.count("usage: kvplan which") == 1
+    assert "--src" in page

@@ -107,7 +107,7 @@ def test_what_a_gpu_has_in_flight_is_counted(direction):
 
 @pytest.fixture
 def registry():
-    client = pytest.importorskip("prometheus_client", reason="pip install 'kvplan[metrics]'")
+    client = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     return client.CollectorRegistry()
 
 
@@ -199,7 +199,7 @@ def test_what_is_no_source(registry):
 
 def test_without_the_client_there_are_no_metrics(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(KVPlanError, match=r"pip install 'kvplan\[metrics\]'"):
+    with pytest.raises(KVPlanError, match=r"pip install prometheus-client"):
         collector({})
 
 

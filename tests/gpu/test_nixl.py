@@ -15,7 +15,7 @@ PATIENCE = 60.0  # seconds
 
 
 def test_a_gpu_s_blocks_are_written_and_read():
-    pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+    pytest.importorskip("nixl", reason="NIXL is not installed: pip install nixl")
     cache = torch.arange(2 * 8 * 64, dtype=torch.int32, device="cuda:0").reshape(2, 8, 64)
     pool = np.zeros((8, 2, 64), np.int32)
     before = cache.cpu().numpy()

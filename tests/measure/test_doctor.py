@@ -120,7 +120,7 @@ CASES = [
     ("profile", {"profile": ProfileInUse("shipped", "H100", "other driver")}, "warning", "shipped: other", "kvplan"),
     ("profile", {"profile": None, "missing": {"profile": "is no JSON"}}, "unknown", "is no JSON", ""),
     ("torch", {}, "ok", "2.11.0+cu130, built for CUDA 13.0", ""),
-    ("torch", packaged(torch=None), "warning", "not installed; needed for streams", 'pip install "kvplan[cuda]"'),
+    ("torch", packaged(torch=None), "warning", "needed for streams", "pip install torch triton cuda-bindings"),
     ("torch", {"torch_cuda": None}, "unknown", "2.11.0+cu130; for which CUDA? its version.py does not tell", ""),
     ("torch", {"torch_cuda": ""}, "problem", "built without CUDA", "pip install torch --index-url"),
     ("torch", {"torch_cuda": ""} | NO_DRIVER, "ok", "built without CUDA", ""),

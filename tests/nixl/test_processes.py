@@ -15,7 +15,7 @@ from kvplan.nixl import NixlAgent
 from tests.nixl.workers import BLOCKS, LAYERS, NAME, NBYTES, content, serve
 from tests.patience import PATIENCE, until
 
-pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+pytest.importorskip("nixl", reason="NIXL is not installed: pip install nixl")
 
 pytestmark = pytest.mark.slow
 spawn = multiprocessing.get_context("spawn")

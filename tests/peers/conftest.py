@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-RECORD = Path(__file__).parents[2] / "docs" / "peers.md"
+RECORD = Path(__file__).parents[2] / "docs" / "evidence" / "peers.md"
 
 PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]

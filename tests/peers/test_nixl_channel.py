@@ -12,7 +12,7 @@ from lmcache.v1.distributed.transfer_channel.impl import nixl_impl
 from kvplan.engines.nixl import Agent
 from tests.patience import until
 
-nixl_api = pytest.importorskip("nixl._api", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+nixl_api = pytest.importorskip("nixl._api", reason="NIXL is not installed: pip install nixl")
 pytestmark = pytest.mark.peers
 
 PAGE, PAGES = 256, 32

@@ -16,7 +16,7 @@ import torch
 from kvplan.engines.nixl import Agent
 from tests.patience import PATIENCE, until
 
-nixl_api = pytest.importorskip("nixl._api", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+nixl_api = pytest.importorskip("nixl._api", reason="NIXL is not installed: pip install nixl")
 pytestmark = pytest.mark.peers
 
 from tests.peers import nixl_worker  # noqa: E402  # after the checks that vLLM and NIXL are installed

@@ -136,8 +136,8 @@ def test_the_cpu_platform_has_a_worker_and_unknown_platforms_are_refused(name, m
 
 
 def test_the_manuals_configuration_names_them():
-    """Blocks of docs/engines.md, as vLLM's configuration and its factories take them."""
-    text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    """Blocks of docs/start/your-engine.md, as vLLM's configuration and its factories take them."""
+    text = (Path(__file__).parents[2] / "docs" / "start" / "your-engine.md").read_text()
     found = {}
     for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if "kvplan_vllm" in block:

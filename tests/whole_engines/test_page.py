@@ -1,4 +1,4 @@
-"""The commands of docs/engines/whole-vllm.md, with a tiny model."""
+"""The commands of docs/start/vllm.md, with a tiny model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.whole_engines.work import BLOCK, GPU_BLOCKS, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-PAGE = processes.ROOT / "docs" / "engines" / "whole-vllm.md"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGE = processes.ROOT / "docs" / "start" / "vllm.md"
+FENCE = re.compile(r"^```([\w ]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SIZES = {"dtype": "float32", "block_size": BLOCK, "num_gpu_blocks_override": GPU_BLOCKS, "max_model_len": 1024,
          "enforce_eager": True, "max_num_seqs": 8}  # fmt: skip
 # oneDNN keeps what it has made for each number of tokens of a step, so that vLLM alone grows by 100 MB in a storm. With
@@ -117,7 +117,7 @@ def test_a_server_whose_clients_hang_up_leaks_nothing(model_folder, tmp_path, no
 
 
 def test_the_python_of_the_page_makes_an_engine(model_folder, tmp_path, nothing_left):
-    (code,) = blocks("python")
+    (code,) = blocks("python vllm")
     sizes = "".join(f", {key}={value!r}" for key, value in SIZES.items())
     code = code.replace('"MODEL"', repr(model_folder) + sizes).replace("10 << 30", str(SMALL))
     script = tmp_path / "page.py"

@@ -101,8 +101,10 @@ def _unit(program: Program, *, opaque: bool) -> str:
 
 
 def advice_rows(found: Difference) -> Iterator[tuple[str, str]]:
-    """Return rows with better orders."""
+    """Return rows with better orders; none if no advice was asked for."""
     advice = found.advice
+    if advice is None:
+        return
     name, layout = NAMES[advice.change], getattr(found, advice.change)
     orders = count_of(advice.tried, "order")
     if advice.orders:

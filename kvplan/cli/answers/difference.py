@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvplan.advise.advise import Advice, advise
+from kvplan.advise.advise import Advice, Tell, advise
 from kvplan.advise.compare import Break, first_break
+from kvplan.advise.host_order import pricing_for
 from kvplan.cli.answers.layout_facts import layout_facts
+from kvplan.cost.store import profile_of
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.dtypes import kind_of
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.plan import direction_of
 from kvplan.program.element_types import check_element_types
 from kvplan.program.passes import Passes, passes
 from kvplan.program.program import Program
@@ -41,7 +44,7 @@ class Difference(NamedTuple):
     Attributes:
         made, broken: passes, and the end of the first run; None if the pair cannot be compiled.
         parts: one program for each kind of part if parts compile differently; otherwise empty.
-        advice: advice for the side that may change.
+        advice: advice for the side that may change; None if it was not asked for.
         other: advice for the other side if it would take fewer runs than ``advice``; otherwise None.
     """
 
@@ -52,12 +55,28 @@ class Difference(NamedTuple):
     refused: str | None
     broken: Break | None
     parts: tuple[PartProgram, ...]
-    advice: Advice
+    advice: Advice | None
     other: Advice | None
 
 
-def difference_of(src: KVLayout, dst: KVLayout, change: str | None, *, reinterpret: bool = False) -> Difference:
-    """Compare a pair; ``change`` is the side that may change its order: A, B, or None for the host's, else B."""
+def difference_of(
+    src: KVLayout,
+    dst: KVLayout,
+    change: str | None = None,
+    *,
+    reinterpret: bool = False,
+    advice: bool = True,
+    tell: Tell | None = None,
+) -> Difference:
+    """Compare a pair.
+
+    Args:
+        src, dst: the layouts.
+        change: the side that may change its order: A, B, or None for the host's, else B.
+        reinterpret: whether number formats may differ.
+        advice: whether to search better orders, which takes most of the time.
+        tell: called with the share of the search that is done, and a text.
+    """
     sides = {name: {key: facts[key] for key in (*FACTS, "padding")}
              for name, facts in (("src", layout_facts(src)), ("dst", layout_facts(dst)))}  # fmt: skip
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
@@ -69,10 +88,19 @@ def difference_of(src: KVLayout, dst: KVLayout, change: str | None, *, reinterpr
         broken = first_break(src, dst, made)
     except IncompatibleLayoutsError as error:
         refused = " ".join(str(error).split())
-    advice = advise(src, dst, side)
-    other = None if change else _better(advice, advise(src, dst, "dst" if side == "src" else "src"))
+    found, other = None, None
+    if advice:
+        found = _advised(src, dst, side, tell)
+        other = None if change else _better(found, _advised(src, dst, "dst" if side == "src" else "src", tell))
     parts = () if made is None else _part_programs(src, dst)
-    return Difference(src, dst, sides, made, refused, broken, parts, advice, other)
+    return Difference(src, dst, sides, made, refused, broken, parts, found, other)
+
+
+def _advised(src: KVLayout, dst: KVLayout, change: str, tell: Tell | None) -> Advice:
+    """Return the advice for one side, by the predicted time of the pair's own direction."""
+    stays, moves = (dst, src) if change == "src" else (src, dst)
+    pricing = pricing_for(stays, moves.device, profile_of(None)[0], directions=(direction_of(src, dst),))
+    return advise(src, dst, change, pricing=pricing, tell=tell)
 
 
 def _may_change(src: KVLayout, dst: KVLayout) -> str:

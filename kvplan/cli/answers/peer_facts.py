@@ -11,7 +11,8 @@ from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
 from kvplan.cli.arguments.values import rate
 from kvplan.plan.copy_program import CopyProgram
 
-# A kernel's share of the rate of one large copy, for runs of 256 bytes or more: two H200s, NVLink (docs/gpu-to-gpu.md).
+# A kernel's share of the rate of one large copy, for runs of 256 bytes or more: two H200s, NVLink
+# (docs/guides/gpu-to-gpu.md).
 KERNEL_SHARE = 0.94
 
 
@@ -28,7 +29,7 @@ class Link(NamedTuple):
 
 
 LINKS = {
-    "nvlink": Link("NVLink 4 of H100 and H200", 390.0),  # measured: two H200s, 18 links (docs/gpu-to-gpu.md)
+    "nvlink": Link("NVLink 4 of H100 and H200", 390.0),  # measured: two H200s, 18 links (docs/guides/gpu-to-gpu.md)
     "pcie": Link("PCIe 5 x16, assumed", 50.0),  # about 0.8 of the 63 GB/s of its lanes, not measured
 }
 

@@ -8,12 +8,11 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import count_of, exact
-from kvplan.errors import BlockIndexError, KVPlanError, TransferError
+from kvplan.errors import BlockIndexError, KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 
 if TYPE_CHECKING:
     from kvplan.cost.policy import Policy
-    from kvplan.cost.profile import DeviceProfile
     from kvplan.plan.copy_program import CopyProgram
     from kvplan.plan.plan import Plan
 
@@ -93,14 +92,16 @@ def candidates_of(
     from kvplan.cost.explain import explain, facts
     from kvplan.cost.policy import layer_groups
     from kvplan.cost.statistics import statistics_of
+    from kvplan.cost.store import profile_of
     from kvplan.plan.halves import halves_of
 
-    profile, where = _profile(name)
+    profile, where = profile_of(name)
     alike = by_size(plan.descriptors().size.tolist())
     count = sum(times for times, _ in alike)
     about = {"direction": plan.direction, "nbytes": plan.nbytes, "units": plan.units, "descriptors": count,
              "sizes": [{"count": times, "nbytes": nbytes} for times, nbytes in alike]}  # fmt: skip
-    text = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}\n{where}"
+    text = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}\n"
+    text += f"{where}\n" if where else ""
     text += f"{count_of(count, 'descriptor')}: {run_lengths(alike)}\n\n"
     if plan.direction not in profile.routes:
         why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.routes)}"
@@ -119,19 +120,3 @@ def candidates_of(
     halves = (statistics_of(large), statistics_of(small)) if large and small else None
     given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy
     return {**about, **facts(*given)}, f"{text}{explain(*given, width)}"
-
-
-def _profile(name: str | None) -> tuple[DeviceProfile, str]:
-    """Return the profile, and a line that names its GPU if this machine has no GPU."""
-    from kvplan.cost.store import all_shipped, by_name, find_for
-
-    if name is not None:
-        return by_name(name), ""
-    try:
-        from kvplan.cuda.driver import driver
-
-        driver()
-        return find_for(0), ""
-    except TransferError:
-        profile = all_shipped()[0]
-        return profile, f"no GPU here: as on an {profile.gpu}\n"

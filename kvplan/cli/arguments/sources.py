@@ -30,14 +30,22 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="of a notation (default cpu)")
 
 
-def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST"), *, both: bool = True) -> None:
+def add_pair(
+    parser: argparse.ArgumentParser,
+    names: tuple[str, str] = ("SRC", "DST"),
+    *,
+    both: bool = True,
+    devices: tuple[str, str] = ("cpu", "cpu"),
+) -> None:
     """Add the arguments that name a source and a destination layout; :func:`pair_of` reads them.
 
     Args:
         parser: parser of the command.
         names: names of the source and the destination in the help.
-        both: whether the destination is required.
+        both: whether the destination is required; if not, :func:`source_of` reads the source alone.
+        devices: devices of notations, if no option names one.
     """
+    parser.set_defaults(devices=dict(zip(SIDES, devices, strict=True)))
     parser.add_argument("source", metavar=names[0], help=SOURCE)
     parser.add_argument("destination", metavar=names[1], nargs=None if both else "?",
                         help="the same" if both else "the same: the other side")  # fmt: skip
@@ -46,7 +54,14 @@ def add_pair(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "
         parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {name} differs")
     parser.add_argument("--dtype", help="of notations (default bf16)")
     for side, name in zip(SIDES, names, strict=True):
-        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default cpu)")
+        parser.add_argument(f"--{side}-device", metavar="DEVICE",
+                            help=f"of {name}, a notation (default {parser.get_default('devices')[side]})")  # fmt: skip
+
+
+def add_advice(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that leaves out the search of better orders."""
+    parser.add_argument("--no-advice", dest="advice", action="store_false",
+                        help="search no better orders, which takes most of the time")  # fmt: skip
 
 
 def add_reinterpret(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +75,11 @@ def add_blocks(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC",
     parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
     for side, name in zip(SIDES, names, strict=True):
         parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help=f"where {name} has other blocks")
+    add_costs(parser)
+
+
+def add_costs(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the profile and the policy of predicted times."""
     parser.add_argument("--profile", metavar="NAME", help="whose costs: part of a shipped GPU's name, 'default', or a "
                         "file; by default this GPU's")  # fmt: skip
     parser.add_argument("--overlap", default="idle", metavar="WHAT",
@@ -99,6 +119,19 @@ def pair_of(args: argparse.Namespace) -> tuple[KVLayout, KVLayout]:
     return _one_of_pair(args, args.source, "src"), _one_of_pair(args, args.destination, "dst")
 
 
+def source_of(args: argparse.Namespace) -> KVLayout:
+    """Read the source layout that :func:`add_pair`'s arguments name, without a destination.
+
+    Raises:
+        KVPlanError: it cannot be read, or is not a layout.
+    """
+    given = (args.sizes or {}) | (args.src_sizes or {})
+    if _is_file(args.source):
+        _refuse(args.source, {"--sizes": given or None, "--dtype": args.dtype, "--src-device": args.src_device})
+        return _from_file(args.source)
+    return _from_notation(args.source, given, args.dtype, args.src_device or args.devices["src"])
+
+
 def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
     own_sizes, device = getattr(args, f"{side}_sizes"), getattr(args, f"{side}_device")
     if _is_file(source):
@@ -108,7 +141,7 @@ def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
     notation = parse(source)
     names = notation.axes | {str(atom) for dim in notation.dims for atom in dim}
     common = {name: extent for name, extent in (args.sizes or {}).items() if name in names}
-    return _from_notation(source, common | (own_sizes or {}), args.dtype, device)
+    return _from_notation(source, common | (own_sizes or {}), args.dtype, device or args.devices[side])
 
 
 def _from_file(path: str) -> KVLayout:

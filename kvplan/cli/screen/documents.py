@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from kvplan.base.files import write_whole
@@ -17,6 +20,7 @@ SCHEMAS = {
     "models": 1,
     "plan": 1,
     "diff": 1,
+    "advise": 1,
     "explain": 1,
     "report": 1,
     "which": 1,
@@ -73,5 +77,26 @@ def write_file(option: str, name: str, content: bytes) -> None:
     try:
         write_whole(Path(name), content)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", "") or error
-        raise KVPlanError(f"{option} {name!r} cannot be written: {why}") from None
+        raise _unwritable(option, name, error) from None
+
+
+def check_file(option: str, name: str) -> None:
+    """Check that a file can be written, before a command works and prints.
+
+    Raises:
+        KVPlanError: it cannot be written; the message is that of :func:`write_file`.
+    """
+    try:
+        path = Path(os.path.realpath(name))
+        if path.is_dir() or not path.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if not path.exists() or path.is_file():  # pipes and devices are written directly
+            with TemporaryFile(dir=path.parent):  # as the new content is: in the folder of the file
+                pass
+    except (OSError, ValueError) as error:
+        raise _unwritable(option, name, error) from None
+
+
+def _unwritable(option: str, name: str, error: OSError | ValueError) -> KVPlanError:
+    why = getattr(error, "strerror", "") or error
+    return KVPlanError(f"{option} {name!r} cannot be written: {why}")

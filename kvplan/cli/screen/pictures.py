@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvplan.cli.arguments.values import whole
-from kvplan.cli.screen.documents import write_file
+from kvplan.cli.screen.documents import check_file, write_file
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -32,12 +32,19 @@ def check_pictures(args: argparse.Namespace, layout: KVLayout) -> None:
 
     Raises:
         BlockIndexError: the layout has no such block.
-        KVPlanError: a picture for the terminal together with JSON.
+        KVPlanError: a picture for the terminal together with JSON, a file that cannot be written, or no cairosvg.
     """
     if not 0 <= args.block < layout.num_blocks:
         raise BlockIndexError(f"--block {args.block}; blocks are 0 to {layout.num_blocks - 1}")
     if args.json and args.picture:
         raise KVPlanError("--picture draws in the terminal and --json prints one object; give one of the two")
+    for option, name in (("--svg", args.svg), ("--png", args.png)):
+        if name is not None:
+            check_file(option, name)
+    if args.png is not None:
+        from kvplan.draw.png import check_png
+
+        check_png()
 
 
 def draw_pictures(args: argparse.Namespace, layout: KVLayout) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+PATIENCE = 2.0  # seconds before a command that mostly takes less shows its progress
 Tell = Callable[[float | None, str], None]  # of the share done (1 is all, None unknown) and a text
 
 

@@ -26,7 +26,7 @@ class Agent:
 
     It makes NIXL's agent and passes every call on to it. It takes over a transfer whose descriptors lie in memory that
     a peer of this machine offers. All other transfers, metadata and notifications are NIXL's.
-    ``docs/engines/nixl-agents.md`` says which memory a peer can offer.
+    ``docs/start/nixl.md`` says which memory a peer can offer.
 
     Args:
         agent_name, nixl_conf, instantiate_all: as for ``nixl_agent``.

@@ -21,7 +21,7 @@ def agent_class() -> Any:
         try:
             module = importlib.import_module(MODULE)
         except ImportError as error:
-            raise PathError(f"this agent needs NIXL: pip install 'kvplan[nixl]' ({error})") from error
+            raise PathError(f"this agent needs NIXL: pip install nixl ({error})") from error
         if not replaced:  # the import may have switched kvplan's agent on
             return getattr(module, CLASS)
     return replaced[-1]

@@ -14,7 +14,7 @@ from kvplan.engines.nixl.descriptor_rows import KINDS
 from kvplan.errors import KVPlanError, LayoutError, PathError
 
 TAG = b"kvplan.standalone/1|"
-INSTALL = "install NIXL to move it: pip install 'kvplan[nixl]'"
+INSTALL = "install NIXL to move it: pip install nixl"
 
 
 class DescriptorList(list[tuple[Any, ...]]):

@@ -210,7 +210,7 @@ def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
     if sides.pageable:
         text = f"path {name!r} reaches pinned memory only: {sides.pageable}; pin it (kvplan.allocate, torch's "
         return HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
-    return PathError, f"path {name!r} needs Triton, which is not installed: pip install 'kvplan[cuda]'"
+    return PathError, f"path {name!r} needs Triton, which is not installed: pip install triton cuda-bindings"
 
 
 def route_of(plan: Plan, here: str) -> str:

@@ -46,7 +46,7 @@ def test_what_kvplan_cannot_move_is_refused_with_the_remedy():
     listed = agent.prep_xfer_dlist("", [(pool.ctypes.data, 64, 0)], "DRAM")
     with pytest.raises(kvplan.KVPlanError, match="no agent 'b'"):
         agent.prep_xfer_dlist("b", [(pool.ctypes.data, 64, 0)], "DRAM")
-    with pytest.raises(kvplan.PathError, match=r"pip install 'kvplan\[nixl\]'"):
+    with pytest.raises(kvplan.PathError, match=r"pip install nixl"):
         agent.make_prepped_xfer("READ", listed, [0], listed, [0])
     both = agent.get_xfer_descs([(pool.ctypes.data, 64, 0)], "DRAM")
     with pytest.raises(kvplan.PathError):

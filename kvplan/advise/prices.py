@@ -1,0 +1,91 @@
+"""Predict the time of a transfer between two layouts, by the cost model, from the program of one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.cost import model
+from kvplan.cost.model import Candidate
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import DeviceProfile
+from kvplan.cost.statistics import Counted, Statistics, facts_of, total
+from kvplan.plan.descriptors import Part
+from kvplan.plan.halves import group_halves
+from kvplan.program.program import Program, RunGroup
+
+
+class Price(NamedTuple):
+    """The predicted cost of an order.
+
+    Attributes:
+        seconds: time of all routes together.
+        routes: for each route, the path that the cost model takes, and its time and pieces.
+    """
+
+    seconds: float
+    routes: Mapping[str, Candidate]
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """How orders are priced: a transfer of some tokens by each route, whose blocks lie in no order.
+
+    Attributes:
+        profile: profile of the device.
+        routes: routes of the transfers: ``"load"``, ``"store"``, or both, or ``"device"``.
+        tokens: tokens of one transfer; a state counts as one unit.
+        policy: limits of the paths, and the compute that runs at the same time.
+    """
+
+    profile: DeviceProfile
+    routes: tuple[str, ...]
+    tokens: int
+    policy: Policy
+
+    def of(self, programs: Mapping[str, Program]) -> Price:
+        """Return the price of an order from its program of each route.
+
+        >>> from kvplan import KVLayout, compile
+        >>> from kvplan.cost.profile import default
+        >>> spec = {"sizes": {"layer": 32, "block": 64, "token": 16, "dim": 4096}}
+        >>> host, gpu = (KVLayout.from_spec(spec | {"notation": n, "device": on}) for n, on in
+        ...              (("block layer token dim", "cpu"), ("layer: block token dim", "cuda:0")))
+        >>> price = Pricing(default(), ("load",), 4096, Policy()).of({"load": compile(host, gpu).program})
+        >>> price.routes["load"].path
+        'staged'
+        """
+        taken = {route: self._taken(route, program) for route, program in programs.items()}
+        return Price(sum(one.score for one in taken.values()), taken)
+
+    def _taken(self, route: str, program: Program) -> Candidate:
+        counted = _counted(program.groups, self._units(program), route)
+        statistics = total(route, counted)
+        refused = {}
+        if self.policy.staging_bytes is not None and statistics.granule_nbytes > self.policy.staging_bytes:
+            refused["staged"] = "a block is larger than the ring"
+        return model.candidates(statistics, self.profile, self.policy, refused, self._halves(program, route))[0]
+
+    def _units(self, program: Program) -> int:
+        return 1 if program.opaque else max(-(-self.tokens // program.unit_tokens), 1)
+
+    def _halves(self, program: Program, route: str) -> tuple[Statistics, Statistics] | None:
+        sides = list(zip(*(group_halves(group) for group in program.groups), strict=True))
+        large, small = ([group for group in side if group is not None] for side in sides)
+        if not large or not small:
+            return None
+        units = self._units(program)
+        return total(route, _counted(large, units, route)), total(route, _counted(small, units, route))
+
+
+def _counted(groups: tuple[RunGroup, ...] | list[RunGroup], units: int, route: str) -> list[Counted]:
+    """Return the counts of some units that touch no other unit: each in a block of its own, in no order."""
+    found: list[Counted] = []
+    for group in groups:
+        facts = facts_of(group, route)
+        nowhere = np.broadcast_to(np.int64(0), (2, units))  # only their number counts
+        found.append((Part(group, nowhere), facts, units, (0, 0), (-(-units // facts.granule_units),)))
+    return found
