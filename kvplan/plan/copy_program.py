@@ -63,9 +63,11 @@ def compile(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyP
         program.told = True
         for heads in program.unwritten:
             log.warning(
-                "%r: %s; if that is meant, compile to a slice of the destination: dst.slice(heads=...)",
-                program, heads, extra={"kvplan_layers": heads.layers, "kvplan_heads": heads.heads},
-            )  # fmt: skip
+                "%s: %s; if that is meant, compile to a slice of the destination: dst.slice(heads=...)",
+                str(program),  # text, because a record that is kept must keep no memory
+                heads,
+                extra={"kvplan_layers": heads.layers, "kvplan_heads": heads.heads},
+            )
     return program
 
 
