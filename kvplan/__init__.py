@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvplan.agents.peer import Peer
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
+    from kvplan.execute.layerwise import LayerwiseTransfer
     from kvplan.execute.transfer import Transfer, TransferResult
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
@@ -52,6 +53,7 @@ __all__ = [
     "IncompatibleLayoutsError",
     "KVLayout",
     "KVPlanError",
+    "LayerwiseTransfer",
     "LayoutError",
     "NotationError",
     "OverlapError",
@@ -85,6 +87,7 @@ _LATER = {
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
+    "LayerwiseTransfer": "kvplan.execute.layerwise",
     "PairProgram": "kvplan.ranks.rank_pair",
     "Peer": "kvplan.agents.peer",
     "Place": "kvplan.layout.places",

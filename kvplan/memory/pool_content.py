@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What one notation of a pool holds.
+    """The content that one notation of a pool holds.
 
     Attributes:
         notation: the notation.

@@ -83,7 +83,8 @@ def test_parts_begin_at_whole_elements_and_so_do_pages():
     odd = np.zeros((BLOCKS, TOKENS, 3), np.int8)
     wide = np.zeros((BLOCKS, TOKENS, 1), np.float64)
     like = KVLayout.merge([
-        KVLayout.from_tensors("block token dim", odd, part="a"), KVLayout.from_tensors("block token dim", wide, part="b"),
+        KVLayout.from_tensors("block token dim", odd, part="a"),
+        KVLayout.from_tensors("block token dim", wide, part="b"),
     ])  # fmt: skip
     pool = kvplan.allocate("block token | a: dim | b: dim", like=like)
     assert starts(pool, token=1) == [16, 24]
@@ -95,7 +96,8 @@ def test_parts_begin_at_whole_elements_and_so_do_pages():
 def test_parts_of_other_layers_have_their_own_layer_axis():
     index = np.zeros((1, BLOCKS, TOKENS, 6), np.uint8)
     like = KVLayout.merge([
-        quantized().slice(parts=("k", "v")), KVLayout.from_tensors("layer block token dim", index, part="index", layers=[1]),
+        quantized().slice(parts=("k", "v")),
+        KVLayout.from_tensors("layer block token dim", index, part="index", layers=[1]),
     ])  # fmt: skip
     with pytest.raises(LayoutError, match="shares 'layer', which is 2 for part 'k' and 1 for part 'index'"):
         kvplan.allocate("block layer | k v: head token dim | index: token dim", like=like)
