@@ -109,7 +109,7 @@ def test_without_one_pair_of_a_resharding_its_bytes_are_named(case, drawn):
     shares = made[left].shares
     assert {layer for one in found.unwritten for layer in one.layers} <= {n for share in shares for n in share.layers}
     assert {head for one in found.unwritten for head in one.heads} <= {n for share in shares for n in share.heads or ()}
-    alone = made[left].src.cp_size == 1 and all(share.turn.ranks == 1 for share in shares)
+    alone = made[left].src.cp_size == made[left].dst.cp_size == 1 and all(share.turn.ranks == 1 for share in shares)
     assert not (alone and found.ok)  # a replica's turn, and a rank's tokens, may not come in these blocks
 
 
