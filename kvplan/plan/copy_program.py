@@ -125,6 +125,7 @@ class CopyProgram:
             check_element_types(src.geometry, dst.geometry)
         self.reinterprets: bool = reinterpret and first_retyped(src.geometry, dst.geometry) is not None
         self.told = False  # whether heads that it does not write were logged
+        self.advised = False  # whether an executor has looked for a faster order of the host side
         self.unit_tokens: int = self.program.unit_tokens
         self.unit_nbytes: int = self.program.unit_nbytes
         self.runs: int = self.program.runs
