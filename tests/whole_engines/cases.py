@@ -15,6 +15,7 @@ SMALL = 80 * BLOCK_NBYTES  # less than half of the chats
 MODULE = "kvplan.engines.vllm"
 OURS = {"kv_connector": "KVPlanOffloadingConnector", "kv_connector_module_path": MODULE,
         "kv_load_failure_policy": "recompute"}  # fmt: skip
+SIMPLE = {"kv_connector": "KVPlanSimpleOffloadConnector", "kv_connector_module_path": MODULE}
 VLLMS = {"kv_connector": "OffloadingConnector"}
 FOLDER = "<folder>"  # of a tier; each case has its own
 
@@ -102,4 +103,11 @@ FAILING = [
     Case("both fail in a crowd", OURS, work="crowd", faults={"loads": 2, "stores": 3}),
     Case("both fail in a crowd, by layer", OURS, LAYERS, work="crowd", faults={"loads": 2, "stores": 3}),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING]
+BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
+    Case("simple", SIMPLE),
+    Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),
+    Case("simple, lazy", SIMPLE, {"lazy_offload": True}),
+    Case("simple, small pool", SIMPLE, {"cpu_bytes_to_use": SMALL}),
+    Case("simple, crowd", SIMPLE, work="crowd"),
+]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS]

@@ -51,6 +51,14 @@ class Engine:
         }
         if self.scheduler.connector is None:
             return found
+        simple = getattr(self.scheduler.connector, "scheduler_manager", None)
+        if simple is not None:
+            worker = self.worker()
+            return found | {
+                "loads of the scheduler": len(simple._reqs_to_load) + len(simple._load_event_to_reqs),
+                "stores of the scheduler": len(simple._store_event_to_blocks) + len(simple._in_flight_store_gpu_blocks),
+                "copies of the worker": len(worker._load_events) + len(worker._store_events),
+            }
         offload = self.scheduler.connector.connector_scheduler
         lines = self.worker()._lines.values()
         return found | {
@@ -64,7 +72,8 @@ class Engine:
         """kvplan's worker."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return get_kv_transfer_group().connector_worker.worker
+        group = get_kv_transfer_group()
+        return getattr(group, "worker_handler", None) or group.connector_worker.worker
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 HITS, ASKED = "vllm:external_prefix_cache_hits", "vllm:external_prefix_cache_queries"
+BLOCKS_LOADED = "vllm:simple_kv_offload_load_blocks"
 OWN_HITS, PREEMPTED = "vllm:prefix_cache_hits", "vllm:num_preemptions"
 WRITTEN, READ = "vllm:kv_offload_tiering_write_bytes", "vllm:kv_offload_tiering_read_bytes"
 PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
@@ -23,24 +24,30 @@ def each(some):
 
 
 def check(case, found, plain, note):
-    """Check what holds for every case, and return the metrics."""
-    wanted, answers = plain[case.work], found["answers"][case.work]
-    different = [one["request"] for one, other in zip(answers, wanted, strict=True) if one["tokens"] != other["tokens"]]
+    """Check what holds for every case of the offloading connectors, and return the metrics."""
     metrics = found["metrics"]
-    note(
-        f"{len(wanted) - len(different)} of {len(wanted)} equal", f"{metrics[STORED] / 1e6:.1f}",
-        f"{metrics[LOADED] / 1e6:.1f}", f"{metrics[HITS]:,.0f} of {metrics[ASKED]:,.0f}", f"{metrics[PREEMPTED]:.0f}",
-        ", ".join(f"{count} {what}" for what, count in found["faults"].items()),
-    )  # fmt: skip
-    assert different == []
+    check_tokens(case, found, plain, note, f"{metrics[STORED] / 1e6:.1f}", f"{metrics[LOADED] / 1e6:.1f}")
     assert found["worker"] == "KVPlanOffloadingWorker"
-    assert found["connector"] == case.connector["kv_connector"]
-    assert {what: count for what, count in found["left"].items() if count} == {}
-    assert found["threads"] == []
     assert metrics[PINNED] == 0
     assert metrics[STORED] > 0
     assert metrics[STORED] % BLOCK_NBYTES == metrics[LOADED] % BLOCK_NBYTES == 0
     return metrics
+
+
+def check_tokens(case, found, plain, note, stored, loaded):
+    """Check that the tokens are those of no offloading, and that nothing is left."""
+    wanted, answers = plain[case.work], found["answers"][case.work]
+    different = [one["request"] for one, other in zip(answers, wanted, strict=True) if one["tokens"] != other["tokens"]]
+    metrics = found["metrics"]
+    note(
+        f"{len(wanted) - len(different)} of {len(wanted)} equal", stored, loaded,
+        f"{metrics[HITS]:,.0f} of {metrics[ASKED]:,.0f}", f"{metrics[PREEMPTED]:.0f}",
+        ", ".join(f"{count} {what}" for what, count in found["faults"].items()),
+    )  # fmt: skip
+    assert different == []
+    assert found["connector"] == case.connector["kv_connector"]
+    assert {what: count for what, count in found["left"].items() if count} == {}
+    assert found["threads"] == []
 
 
 def whole_blocks(answers, *, prompts_only=True):
@@ -116,3 +123,18 @@ def test_failed_transfers_are_recomputed(case, served, plain, note):
         # In a crowd, the number of jobs depends on the pace of the transfers.
         assert kinds == {"refused", "lost"} or (kinds and case.work == "crowd")
     assert metrics[LOADED] > 0
+
+
+@each(cases.BLOCKS)
+def test_blocks_of_the_simple_connector(case, served, plain, note):
+    found = served(case)
+    metrics = found["metrics"]
+    loaded = metrics[BLOCKS_LOADED] * BLOCK_NBYTES
+    check_tokens(case, found, plain, note, "", f"{loaded / 1e6:.1f}")
+    assert found["worker"] == "SimpleWorker"
+    assert metrics[HITS] > 0
+    if case.work == "crowd":  # blocks of preempted requests are loaded, too
+        assert metrics[PREEMPTED] > 0
+        assert loaded >= metrics[HITS] * TOKEN_NBYTES
+    else:
+        assert loaded == metrics[HITS] * TOKEN_NBYTES

@@ -6,6 +6,7 @@
 ``KVPlanOffloadingWorker``         the worker of both; scheduler, eviction, tiers and the shared region are vLLM's
 ``KVPlanOffloadingConnector``      vLLM's ``OffloadingConnector``, whose failed transfers do not end the engine, and
                                    whose loads can go layer by layer
+``KVPlanSimpleOffloadConnector``   vLLM's ``SimpleCPUOffloadConnector``, whose blocks kvplan moves
 =================================  =====================================================================================
 
 The classes derive from vLLM's classes, so vLLM is imported at the first use of one of these names.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.engines.vllm import connector, specs
+from kvplan.engines.vllm import connector, simple, specs
 
 policy_of = specs.policy_of
 
@@ -23,6 +24,7 @@ NAMES = (
     "KVPlanOffloadingConnector",
     "KVPlanOffloadingSpec",
     "KVPlanOffloadingWorker",
+    "KVPlanSimpleOffloadConnector",
     "KVPlanTieringOffloadingSpec",
 )
 # ReportedJobs and StepJobs are pickled by name between processes.
@@ -32,7 +34,8 @@ _OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 def __getattr__(name: str) -> Any:
     if name not in (*NAMES, *_OF_CONNECTOR):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
-    made = {each.__name__: each for each in (connector if name in _OF_CONNECTOR else specs).classes()}
+    module = connector if name in _OF_CONNECTOR else simple if name == "KVPlanSimpleOffloadConnector" else specs
+    made = {each.__name__: each for each in module.classes()}
     for key, each in made.items():  # vLLM's configuration and pickles find them in this package
         each.__module__, each.__qualname__ = __name__, key
     return made[name]
