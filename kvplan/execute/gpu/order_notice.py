@@ -56,8 +56,8 @@ def _search(src: KVLayout, dst: KVLayout, route: str, profile: DeviceProfile, po
             return
         host = src if route == "load" else dst
         log.warning(
-            "a %s of %s tokens is predicted to take %s by %s; with the host order %r and blocks of %d tokens, %s by %s. The "
-            "present order is %r, blocks of %d tokens. kvplan advise writes the order as code and as a spec",
+            "a %s of %s tokens is predicted to take %s by %s; with host order %r and blocks of %d tokens, %s by %s. "
+            "The present order is %r, blocks of %d tokens. kvplan advise writes the order as code and as a spec",
             route, f"{TOKENS:,}", duration(found.now.wall), found.now.path, found.notation, found.block_tokens,
             duration(found.then.wall), found.then.path, host.notation, host.block_tokens,
             extra={"kvplan_notation": found.notation, "kvplan_seconds": found.then.wall},
