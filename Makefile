@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+TORCH = $(shell grep -o -m 1 'torch==[0-9.]*' pyproject.toml)
 
 .PHONY: demo fast test coverage deep test-peers test-engines test-gpu lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
+	@test -e $(VENV)/demo.stamp || echo "installing the demo's engine, once: torch for CPUs and transformers, about 250 MB" \
+		"to download and 1 GB on disk; without it: $(BIN)/kvplan demo --engine numpy" >&2
 	@$(MAKE) --silent $(VENV)/demo.stamp || $(MAKE) --silent $(VENV)/torch.stamp \
 		|| echo "neither the engine nor torch can be installed; the demo runs on numpy" >&2
 	$(BIN)/kvplan demo
@@ -81,6 +85,12 @@ $(VENV)/cli.stamp: $(VENV)/pip.stamp pyproject.toml
 $(VENV)/torch.stamp: $(VENV)/cli.stamp
 	@echo "the engine cannot be installed; trying plain torch" >&2
 	$(BIN)/python -m pip install --quiet torch
+	@touch $@
+
+# On Linux, PyPI's torch brings the libraries of CUDA, ten times the size. Without the index of CPU wheels, it has to do.
+$(VENV)/demo.stamp: $(VENV)/pip.stamp pyproject.toml
+	@$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_WHEELS) $(TORCH) 2>/dev/null || true
+	$(BIN)/python -m pip install --quiet --editable ".[cli]" --group demo
 	@touch $@
 
 # Each set of packages is one dependency group of pyproject.toml.

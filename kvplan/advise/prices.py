@@ -58,16 +58,18 @@ class Pricing:
         >>> price.routes["load"].path
         'staged'
         """
-        taken = {route: self._taken(route, program) for route, program in programs.items()}
+        taken = {route: self.ranked(route, program)[0] for route, program in programs.items()}
         return Price(sum(one.score for one in taken.values()), taken)
 
-    def _taken(self, route: str, program: Program) -> Candidate:
+    def ranked(self, route: str, program: Program) -> tuple[Candidate, ...]:
+        """Return every path for a route, the one that is taken first."""
         counted = _counted(program.groups, self._units(program), route)
         statistics = total(route, counted)
         refused = {}
         if self.policy.staging_bytes is not None and statistics.granule_nbytes > self.policy.staging_bytes:
             refused["staged"] = "a block is larger than the ring"
-        return model.candidates(statistics, self.profile, self.policy, refused, self._halves(program, route))[0]
+        halves = self._halves(program, route)
+        return tuple(model.candidates(statistics, self.profile, self.policy, refused, halves))
 
     def _units(self, program: Program) -> int:
         return 1 if program.opaque else max(-(-self.tokens // program.unit_tokens), 1)

@@ -19,11 +19,15 @@ from kvplan.execute.host.path import MAX_THREADS
 
 ENGINES = ("auto", "transformers", "torch", "numpy")
 BAR_SECONDS = 2.0  # before a progress bar appears
+INSTALL = (
+    "To install the engine, about 250 MB: pip install torch --index-url https://download.pytorch.org/whl/cpu; "
+    f"pip install transformers=={demo_engine.WRITTEN_FOR}"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = "examples:\n  kvplan demo\n  kvplan demo --json | jq .speed"
+    parser.epilog = "examples:\n  kvplan demo\n  kvplan demo --json | jq .descriptors"
     number = partial(whole, least=1, most=999_999)
     engines = "transformers: the real engine; torch, numpy: plain tensors; auto: the first that is installed"
     parser.add_argument("--engine", choices=ENGINES, default="auto", help=engines)
@@ -84,7 +88,7 @@ def _first_that_runs(engine: str, workload: Workload, tell: Tell) -> tuple[Outco
         except (ImportError, OSError) as error:  # OSError: a shared library that does not load
             if engine != "auto":
                 raise MissingError(f"--engine {engine} cannot be imported: {error}") from error
-            missing.append(f"the engine cannot be imported ({error}); this is the plain demo, on tensors")
+            missing.append(f"the engine cannot be imported ({error}); this is the plain demo, on tensors. {INSTALL}")
         else:
             try:
                 return demo_engine.run(workload, tell), missing

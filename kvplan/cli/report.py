@@ -6,22 +6,22 @@ import argparse
 import platform
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.base.numbers import exact
 from kvplan.base.version import __version__
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
-from kvplan.cli.answers.difference import difference_of
+from kvplan.cli.answers.difference import Difference, difference_of
 from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
 from kvplan.cli.answers.place_rows import place_rows
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
+from kvplan.cli.answers.verdict import called, commands_of, order_bars, path_bars, times_of, verdict_rows
 from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, add_reinterpret, pair_of, source_of
 from kvplan.cli.arguments.values import span
 from kvplan.cli.screen.documents import check_file, print_json, write_file
 from kvplan.cli.screen.printing import PATIENCE, Tell, progress
-from kvplan.draw.page import Section, figure, folded, page, sides, table, text
+from kvplan.draw.page import Section, bars, figure, folded, page, sides, table, text
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.places import locate
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     check_file("--output", args.output)
     sections, compiles, verified = _sections(args)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
+    title = f"kvplan: {called(args.source)}" + (f" to {called(args.destination)}" if args.destination else "")
     page_text = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
     made = page_text.encode(errors="backslashreplace")  # a file name need not be UTF-8
     write_file("--output", args.output, made)
@@ -66,18 +66,14 @@ def run(args: argparse.Namespace) -> int:
     return int(not compiles or verified is False)
 
 
-def _called(source: str) -> str:
-    """Return the name of a file without its folders, which are private; return a notation unchanged."""
-    return Path(source).name if Path(source).is_file() else source
-
-
 def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | None]:
     """Return the sections, whether the pair compiles, and whether every byte arrived (None: not tried)."""
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are for a plan between two layouts; give B as well")
         layout = source_of(args)
-        return [Section("Layout", _facts(layout) + _picture(layout)), *_address(layout, args), _machine()], True, None
+        shown = Section("Layout", _facts(layout) + _picture(layout))
+        return [shown, *_address(layout, args), _machine(), *_commands(args)], True, None
     src, dst = pair_of(args)
     with progress(silent=args.json, after=PATIENCE) as tell:
         return _pair_sections(src, dst, args, tell)
@@ -101,7 +97,24 @@ def _pair_sections(
         tell(None, "verifying")
         section, verified = _verified(src, dst, reinterpret=args.reinterpret)
         made += [*_program(src, dst, args), section]
-    return [*made, *_address(src, args), _machine()], found.made is not None, verified
+    verdict = _verdict(found, args, verified)
+    return [verdict, *made, *_address(src, args), _machine(), *_commands(args)], found.made is not None, verified
+
+
+def _verdict(found: Difference, args: argparse.Namespace, verified: bool | None) -> Section:
+    """Return the verdict, and bars of the predicted times of paths and of better orders."""
+    from kvplan.cost.policy import Policy
+
+    times = times_of(found, args.profile if args.blocks or args.src else None, Policy(overlap=args.overlap))
+    charts = (("time by path", path_bars(times)), ("time by order", order_bars(found)))
+    drawn = "".join(f"<h3>{title}</h3>{bars(rows)}" for title, rows in charts if rows)
+    return Section("Verdict", table(verdict_rows(found, times, verified)) + drawn)
+
+
+def _commands(args: argparse.Namespace) -> Iterator[Section]:
+    made = commands_of(args)
+    if made:
+        yield Section("Commands", text("\n".join(made)))
 
 
 def _facts(layout: KVLayout) -> str:

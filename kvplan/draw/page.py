@@ -18,11 +18,14 @@ p.about{color:var(--faint);margin:0 0 1.5rem}nav a{margin-right:1rem;color:var(-
 table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:left;vertical-align:top}
 th{color:var(--faint);font-weight:500}td{white-space:pre-wrap}td.number{text-align:right;font-variant-numeric:tabular-nums}
 pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem 1rem;overflow-x:auto;border-radius:4px}
+table.bars{width:100%}td.bar{width:50%}td.bar span{display:block;height:.8rem;margin-top:.35rem;background:var(--mark)}
 figure{margin:.75rem 0;overflow-x:auto}img{width:100%;min-width:48rem;height:auto}
 h3{font-size:1rem;margin:1rem 0 .25rem}summary{cursor:pointer;color:var(--mark)}
 .sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:0 2rem}
 @media print{nav{display:none}img{min-width:0}}
 """.strip()
+
+LONGEST = 10  # a longer bar, in lengths of the shortest one, is cut
 
 
 class Section(NamedTuple):
@@ -81,6 +84,26 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: S
         cells = [_cell(cell, named=not header and not k, number=k in right) for k, cell in enumerate(row)]
         lines.append("".join(cells))
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Return a bar chart as an HTML table. A bar of more than ten times the shortest is cut, and marked.
+
+    Args:
+        rows: for each bar its label, its length in any unit, and its length in words.
+
+    >>> bars([("kernel", 2.0, "2 s"), ("staged", 1.0, "1 s")]).count("width:50.0%")
+    1
+    """
+    lengths = [length for _, length, _ in rows]
+    full = min(max(lengths, default=0.0), LONGEST * min(lengths, default=0.0)) or 1.0
+    lines = [
+        f'<tr><th>{escape(label)}</th><td class="number">{escape(words)}</td>'
+        f'<td class="bar"><span style="width:{100 * min(length / full, 1):.1f}%"></span></td>'
+        f"<td>{'cut' if length > full else ''}</td></tr>"
+        for label, length, words in rows
+    ]
+    return f'<table class="bars">{"".join(lines)}</table>'
 
 
 def _cell(content: str, *, named: bool, number: bool) -> str:

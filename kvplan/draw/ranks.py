@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kvplan.base.numbers import count_of
+from kvplan.base.numbers import count_of, rounded
 from kvplan.draw.ribbons import BAND, COLOURS, MARGIN, WIDTH, Line, document, ribbon, text_at
 
 GAP, CAPTION = 110, 18  # heights in pixels: the space that ribbons cross, a line of text
@@ -51,13 +51,14 @@ class RankPicture(NamedTuple):
 def ranks(picture: RankPicture) -> str:
     """Draw some blocks of every rank as SVG text, in order of address, and the copies between them.
 
-    A small space stands for bytes of a rank that no copy touches. All ranks of a side have the same width.
+    A small space stands for bytes of a rank that no copy touches. All ranks of a side have the same width. Each rank's
+    name has the bytes and the runs that it sends or receives.
     """
     copies = picture.copies
     shown = copies[:: -(-len(copies) // MAX_DRAWN)] if copies else []
     note = "" if len(shown) == len(copies) else f"; {len(shown)} of {len(copies)} copies drawn"
     counts = [count_of(len(names), "rank") for names in picture.names]
-    upper = MARGIN + 4 * CAPTION
+    upper = MARGIN + 6 * CAPTION
     lower = upper + BAND + GAP
     page = [
         text_at(MARGIN, MARGIN + 8, f"{counts[0]} to {counts[1]}: {picture.content}{note}"),
@@ -67,14 +68,15 @@ def ranks(picture: RankPicture) -> str:
     for side, names in enumerate(picture.names):
         for k, (line, name) in enumerate(zip(lines[side], names, strict=True)):
             page += line.bands()
+            held = _held(copies, side, k)
             if side == 0:
-                page += _name(line.left, upper - 8 - CAPTION, name, PALETTE[k % len(PALETTE)])
+                page += _name(line.left, upper - 8 - 3 * CAPTION, (*name, *held), PALETTE[k % len(PALETTE)])
             else:
-                page += _name(line.left, lower + BAND + 16, name)
+                page += _name(line.left, lower + BAND + 16, (*name, *held))
     for one in shown:
         ends = lines[0][one.source], lines[1][one.destination]
         page += ribbon(*ends, one.src, one.dst, one.nbytes, PALETTE[one.source % len(PALETTE)])
-    return document(picture.title, lower + BAND + 2 * CAPTION + MARGIN, page)
+    return document(picture.title, lower + BAND + 4 * CAPTION + MARGIN, page)
 
 
 def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[Line]:
@@ -86,9 +88,20 @@ def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[
     return [Line(ranges, MARGIN + k * (width + BETWEEN), top, width) for k, ranges in enumerate(held)]
 
 
-def _name(x: float, y: float, lines: tuple[str, str], colour: str = "") -> Iterator[str]:
-    """Draw two lines of text, the first at ``y`` and after a sample of the rank's colour."""
+def _held(copies: Sequence[RankCopy], side: int, rank: int) -> tuple[str, str]:
+    """Return the bytes that a rank sends or receives in the picture, and the number of its runs.
+
+    >>> _held([RankCopy(0, 1, 0, 0, 512), RankCopy(0, 0, 512, 0, 1536)], 0, 0)
+    ('2 KiB', '2 runs')
+    """
+    moved = [one.nbytes for one in copies if one[side] == rank]
+    return rounded(sum(moved)), count_of(len(moved), "run")
+
+
+def _name(x: float, y: float, lines: Sequence[str], colour: str = "") -> Iterator[str]:
+    """Draw lines of text, the first at ``y`` and after a sample of the rank's colour."""
     if colour:
         yield f'<rect x="{x:.1f}" y="{y - 9}" width="9" height="9" fill="{colour}"/>'
     yield text_at(x + (14 if colour else 0), y, lines[0])
-    yield text_at(x, y + CAPTION - 2, lines[1], kind="small")
+    for k, line in enumerate(lines[1:], 1):
+        yield text_at(x, y + k * (CAPTION - 2), line, kind="small")

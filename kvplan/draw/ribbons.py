@@ -75,13 +75,13 @@ def text_at(x: float, y: float, text: str, *, kind: str = "", anchor: str = "") 
     return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(text, quote=False)}</text>'
 
 
-def document(title: str, height: float, body: Iterable[str]) -> str:
-    """Put the elements of a picture into an SVG document."""
+def document(title: str, height: float, body: Iterable[str], *, width: float = WIDTH, style: str = "") -> str:
+    """Put the elements of a picture into an SVG document; ``style`` is added to the styles of all pictures."""
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.7g} {height}" role="img">',
         f"<title>{escape(title, quote=False)}</title>",
-        f"<style>{STYLE}</style>",
-        f'<rect class="page" width="{WIDTH}" height="{height}"/>',
+        f"<style>{STYLE}{style}</style>",
+        f'<rect class="page" width="{width:.7g}" height="{height}"/>',
         *body,
         "</svg>\n",
     ])  # fmt: skip

@@ -240,10 +240,21 @@ class CopyProgram:
         return explain(made, (sides[0], sides[1]), width, list(map(str, self.unwritten)))
 
     def diagram(self) -> str:
-        """Draw the runs of one unit between source and destination, and return the picture as SVG text."""
-        from kvplan.draw.diagram import diagram
+        """Draw the runs of one unit between source and destination, and return the picture as SVG text.
 
-        return diagram(self.program, repr(self), (str(self.src), str(self.dst)))
+        Each stripe is a run, with the layer, part, tokens and heads that it holds. Of many runs, those of the first and
+        the last layers, tokens and heads are drawn, and the others are counted.
+        """
+        from kvplan.draw.diagram import diagram
+        from kvplan.draw.stripes import stripes_of
+
+        shown = stripes_of(self.program, self.src, self.dst)
+        return diagram(shown, repr(self), (str(self.src), str(self.dst)), (self.runs, *self.run_nbytes))
+
+    def _repr_html_(self) -> str:
+        from kvplan.draw.notebook import program_html
+
+        return program_html(self)
 
     def __repr__(self) -> str:
         low, high = self.run_nbytes

@@ -188,6 +188,11 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
 
         return ranks(_picture_of(self))
 
+    def _repr_html_(self) -> str:
+        from kvplan.draw.notebook import resharding_html
+
+        return resharding_html(self)
+
     def __str__(self) -> str:
         counts = [count_of(len(self.sources), "source"), count_of(len(self.destinations), "destination")]
         counts.append(count_of(len(self), "pair"))

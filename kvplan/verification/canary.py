@@ -123,7 +123,7 @@ class Guard:
             if left >= SUMMED_NBYTES:
                 self._saved.append((window, contents.stretch(address, nbytes)))
             else:
-                self._summed.append((window, _sums(window.seen(contents.stretch(address, nbytes)))))
+                self._summed.append((window, _sums(window.seen(contents.seen(address, nbytes)))))
 
     def poison(self, value: int) -> None:
         """Overwrite all saved bytes with one value, if the guard was made with ``poison``."""
@@ -141,7 +141,7 @@ class Guard:
         strays: list[Stray] = []
         total = 0
         for window, saved in self._saved:
-            held = self._contents.stretch(window.address, window.nbytes)
+            held = self._contents.seen(window.address, window.nbytes)
             differs = held != (saved if self._poison is None else np.uint8(self._poison))
             changed = np.flatnonzero(differs if window.watched is None else differs & window.watched)
             if len(changed):
@@ -149,7 +149,7 @@ class Guard:
                 before = int(saved[at]) if self._poison is None else self._poison
                 strays.append(Stray(window.address + at, 1, before, int(held[at])))
         for window, known in self._summed if sums else ():
-            now = _sums(window.seen(self._contents.stretch(window.address, window.nbytes)))
+            now = _sums(window.seen(self._contents.seen(window.address, window.nbytes)))
             for k in (k for k, (one, other) in enumerate(zip(now, known, strict=True)) if one != other):
                 nbytes = min(PAGE, window.nbytes - k * PAGE)
                 total += nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvplan.verification.canary import Stray, Stretches
 from kvplan.verification.raw_bytes import addresses_of
 
 Side = Literal[0, 1]  # source, destination
+KEPT_NBYTES = 8 << 20  # moved bytes, at most, whose addresses are kept: 16 bytes of addresses a byte
 
 
 class Match(NamedTuple):
@@ -48,6 +50,7 @@ class Moved:
         self.layouts, self.ids = (src, dst), ids
         self.matches: list[Match] = []
         self.nbytes = 0
+        self._known: dict[tuple[int, Side], Int64Array] = {}  # each round needs the same addresses
         for pair in match(src.geometry, dst.geometry):
             held = (pair.src.form, ids[0]), (pair.dst.form, ids[1])
             tokens = min(len(some) * extent(form.token) for form, some in held)
@@ -55,9 +58,15 @@ class Moved:
             self.nbytes += self.matches[-1].nbytes
 
     def addresses(self, one: Match, side: Side) -> Int64Array:
-        """Return the address of every byte of one pair: (tokens, heads, bytes)."""
-        _, dim = _placed(one.pair, side)
-        return self._rows(one, side, np.arange(dim, dim + one.shape[2]))
+        """Return the address of every byte of one pair: (tokens, heads, bytes). Do not write to this array."""
+        key = id(one.pair), side
+        found = self._known.get(key)
+        if found is None:
+            _, dim = _placed(one.pair, side)
+            found = self._rows(one, side, np.arange(dim, dim + one.shape[2]))
+            if self.nbytes <= KEPT_NBYTES:
+                self._known[key] = found
+        return found
 
     def _rows(self, one: Match, side: Side, content: Int64Array) -> Int64Array:
         component, _ = _placed(one.pair, side)
@@ -138,7 +147,13 @@ def _blocks_of(component: Component, ids: Int64Array, content: Int64Array) -> In
 
 
 def pieces_of(dim: Factors, first: int, nbytes: int) -> tuple[Int64Array, int]:
-    """Return the first bytes of the contiguous pieces of a row, and the bytes of each piece."""
+    """Return the first bytes of the contiguous pieces of a row, and the bytes of each piece.
+
+    >>> pieces_of(((16, 256), (16, 1)), 32, 64)
+    (array([32, 48, 64, 80]), 16)
+    """
     if len(dim) == 1 and dim[0][1] == 1:
         return np.array([first]), nbytes
-    return np.arange(first, first + nbytes), 1
+    count, stride = dim[-1] if dim else (1, 1)
+    each = gcd(count, first, nbytes) if stride == 1 else 1
+    return np.arange(first, first + nbytes, each), each

@@ -68,22 +68,27 @@ class Contents:
         out = np.empty(addresses.shape, dtype=np.uint8)
         for chosen, memory, offsets in self._split(addresses):
             held = memory[offsets]
-            out[chosen] = held if isinstance(held, np.ndarray) else held.cpu().numpy()
+            read = held if isinstance(held, np.ndarray) else held.cpu().numpy()
+            if chosen is None:
+                return read.reshape(addresses.shape)
+            out[chosen] = read
         return out
 
     def write(self, addresses: Int64Array, values: Bytes) -> None:
         """Set the bytes at an array of addresses."""
         for chosen, memory, offsets in self._split(addresses):
-            if isinstance(memory, BY_CPU):
-                memory[offsets] = values[chosen]
-            else:
-                memory[offsets] = offsets.new_tensor(values[chosen], dtype=memory.dtype)
+            written = values.ravel() if chosen is None else values[chosen]
+            memory[offsets] = written if isinstance(memory, BY_CPU) else offsets.new_tensor(written, dtype=memory.dtype)
 
     def stretch(self, address: int, nbytes: int) -> Bytes:
         """Return a copy of consecutive bytes of one region."""
+        return self.seen(address, nbytes).copy()
+
+    def seen(self, address: int, nbytes: int) -> Bytes:
+        """Return consecutive bytes of one region: the memory itself if the CPU indexes it."""
         memory, offset = self._at(address, nbytes)
         held = memory[offset : offset + nbytes]
-        return held.copy() if isinstance(held, np.ndarray) else held.cpu().numpy().copy()
+        return held if isinstance(held, np.ndarray) else held.cpu().numpy()
 
     def write_stretch(self, address: int, values: Bytes) -> None:
         """Set consecutive bytes of one region."""
@@ -103,7 +108,10 @@ class Contents:
         raise LookupError(f"no single region holds {nbytes} bytes at {address:#x}")
 
     def _split(self, addresses: Int64Array) -> Any:
-        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of the addresses."""
+        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of the addresses.
+
+        The mask is None if one region holds all.
+        """
         if not addresses.size:
             return
         low, high = int(addresses.min()), int(addresses.max())
@@ -111,8 +119,7 @@ class Contents:
         region, memory = self._regions[at], self._memory[at]
         if region.address <= low and high < region.end:  # the usual case: one region holds all
             offsets = addresses - region.address
-            every = np.ones(addresses.shape, dtype=bool)
-            yield every, memory, (offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)).ravel()
+            yield None, memory, (offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)).ravel()
             return
         begun = np.searchsorted(np.array(self._starts), addresses, "right") - 1
         holding = np.array(self._widest)[np.maximum(begun, 0)]

@@ -71,6 +71,11 @@ class Verification:
     watched_nbytes: int = 0
     unwritten: tuple[UnwrittenHeads, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from kvplan.draw.notebook import verification_html
+
+        return verification_html(self)
+
 
 @overload
 def verify(

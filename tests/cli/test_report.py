@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -66,7 +67,7 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, HOST, GPU, "--blocks", "0-15", "--profile", "h100")
     said = " ".join(page.said)
     assert code == 0
-    assert "Layouts, Difference, Program, Plan, Verification, Machine" in out
+    assert "Verdict, Layouts, Difference, Program, Plan, Verification, Machine, Commands" in out
     assert sum(one.startswith("data:") for one in page.fetched) == 3
     for words in (
         "a block is 160 extents of 8,192 bytes",
@@ -78,6 +79,46 @@ def test_a_pair_with_a_plan(capsys, tmp_path):
         "every byte arrived where it belongs; ",
     ):
         assert words in said
+
+
+def verdict(tmp_path) -> str:
+    made = (tmp_path / "report.html").read_text()
+    return made[made.index("<h2>Verdict</h2>") : made.index("<h2>Layouts</h2>")]
+
+
+@pytest.mark.slow
+def test_the_page_opens_with_the_verdict_and_ends_with_the_commands(capsys, monkeypatch, tmp_path):
+    pair = (GPU, str(ROOT / "examples" / "specs" / "host_token_major.toml"))
+    _, page, _ = report(capsys, tmp_path, *pair)
+    shown = verdict(tmp_path)
+    for words in (
+        "<th>runs</th><td>2,560 runs of 512 bytes a unit of 16 tokens</td>",
+        "<th>path</th><td>kernel, ",
+        "store of 4,096 tokens, blocks in no order, no GPU here: as on an NVIDIA H100",
+        "<th>verified</th><td>every byte arrived, there and back</td>",
+        "<th>better order</th><td>for B: block kv layer token head dim, blocks of 16 tokens; ",
+        "<h3>time by path</h3>",
+        "<h3>time by order</h3>",
+    ):
+        assert words in shown
+    bars = [float(width) for width in re.findall(r"width:([0-9.]+)%", shown)]
+    assert len(bars) >= 4
+    assert max(bars) == 100.0
+    said = "".join(page.said)
+    monkeypatch.chdir(ROOT / "examples" / "specs")
+    lines = said[said.rindex("kvplan diff") :].strip().splitlines()
+    assert [line.split()[1] for line in lines] == ["diff", "explain", "verify"]
+    assert main(shlex.split(lines[1])[1:]) == 0
+
+
+def test_commands_repeat_the_options_that_were_given(capsys, tmp_path):
+    _, page, _ = report(capsys, tmp_path, *TINY, "--src", "0-2", "--dst", "3,1-2")
+    said = "".join(page.said)
+    assert (
+        "kvplan explain 'block token dim' 'token block dim' --sizes block=4,token=4,dim=8 --dtype uint8 "
+        "--src 0-2 --dst 3,1-2\n"
+    ) in said
+    assert "no cost model for transfers between these devices" in said
 
 
 @pytest.mark.slow
@@ -103,7 +144,7 @@ def test_sizes_of_both_and_of_one_side_add_up(capsys, tmp_path):
 def test_one_layout_and_an_address(capsys, tmp_path):
     code, page, out = report(capsys, tmp_path, GPU, "--which", "16@0x7f0000002000")
     assert code == 0
-    assert "Layout, Address, Machine" in out
+    assert "Layout, Address, Machine, Commands" in out
     assert "layer 0 k, block 1, token 0 (of 16), head 0 (of 2)" in " ".join(page.said)
 
 
@@ -119,7 +160,7 @@ def test_its_document(capsys, tmp_path):
     assert main(["report", MLA, "--output", str(path), "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
     assert given == {"schema": "kvplan.report/1", "path": str(path), "nbytes": path.stat().st_size,
-                     "sections": ["Layout", "Machine"], "compiles": True, "verified": None}  # fmt: skip
+                     "sections": ["Layout", "Machine", "Commands"], "compiles": True, "verified": None}  # fmt: skip
 
 
 TINY = ("block token dim", "token block dim", "--sizes", "block=4,token=4,dim=8", "--dtype", "uint8")

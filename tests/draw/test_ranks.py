@@ -45,6 +45,9 @@ def test_a_block_of_four_ranks_becomes_pages_of_two():
     assert [text for text in texts(root) if "heads" in text] == [
         f"heads {h}" for h in ("0-1", "2-3", "4-5", "6-7", "0-3", "4-7")
     ]
+    # K of 16 tokens: each source has 2 heads of 128 numbers of 2 bytes, and each destination has those of two sources.
+    runs = [text for text in texts(root) if text.endswith("runs")]
+    assert runs == ["16 runs"] * 4 + ["32 runs"] * 2
     ends = sorted(coloured(root), key=lambda end: end[1])
     assert [colour for colour, _, _ in ends] == list(PALETTE[:2]) * 16 + list(PALETTE[2:4]) * 16
     head_major = tp("layer: kv block head token dim", 4, 8)

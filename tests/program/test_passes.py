@@ -288,19 +288,19 @@ def test_a_diagram_draws_every_run_or_says_how_many(layers):
     root = ET.fromstring(program.diagram())
     assert root.tag == f"{SVG}svg"
     assert root.find(f"{SVG}title").text == repr(program)
-    assert len(root.findall(f"{SVG}polygon")) == 2 * layers
+    assert len(root.findall(f"{SVG}polygon")) == min(2 * layers, 6)  # of 80 layers: the first two, and the last
     width = float(root.get("viewBox").split()[2])
     for box in root.iter(f"{SVG}rect"):
         assert 0 <= float(box.get("x", 0)) <= float(box.get("x", 0)) + float(box.get("width")) <= width + 1
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert f"destination: 1 x {layers * 16_384:,} B, contiguous" in texts
+    assert f"destination: 1 x {layers * 16_384:,} B, contiguous, in 1 allocation" in texts
 
 
 def test_a_diagram_of_many_runs_says_how_many_it_draws():
     program = kvplan.compile(
         split_kv(block=4, token=16), spec("block layer kv head token dim", layer=80, block=4, token=16, head=2, dim=128)
     )
-    assert "; 160 of them drawn" in program.diagram()
+    assert "; drawn: 16; left out: 5,104; layers 0, 79 of 80" in program.diagram()
 
 
 def test_an_opaque_part_on_either_side_moves_whole_blocks_only():

@@ -30,6 +30,7 @@ class Case:
         extra: entries of ``kv_connector_extra_config``, besides the spec.
         work: key of :data:`tests.whole_engines.work.WORKS`.
         faults: arguments of :class:`tests.whole_engines.faults.Faults`.
+        env: environment variables of the engine's process.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     extra: Mapping[str, Any] = field(default_factory=dict)
     work: str = "chats"
     faults: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tiers(self) -> bool:
@@ -110,4 +112,13 @@ BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not r
     Case("simple, small pool", SIMPLE, {"cpu_bytes_to_use": SMALL}),
     Case("simple, crowd", SIMPLE, work="crowd"),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS]
+LMCACHE = {"kv_connector": "LMCacheConnectorV1"}
+# LMCache's chunks are the engine's blocks here; its pool holds all, or a part.
+CHUNKS = {"KVPLAN_LMCACHE": "auto", "LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_SIZE": str(BLOCK),
+          "LMCACHE_MAX_LOCAL_CPU_SIZE": "1", "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}  # fmt: skip
+CACHED = [  # LMCache has no connector for CPUs, so that all of its tokens are moved by kvplan
+    Case("lmcache", LMCACHE, env=CHUNKS),
+    Case("lmcache, odd chunks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": "48"}),
+    Case("lmcache, crowd", LMCACHE, work="crowd", env=CHUNKS),
+]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED]

@@ -59,6 +59,8 @@ class Engine:
                 "stores of the scheduler": len(simple._store_event_to_blocks) + len(simple._in_flight_store_gpu_blocks),
                 "copies of the worker": len(worker._load_events) + len(worker._store_events),
             }
+        if hasattr(self.scheduler.connector, "_lmcache_engine"):
+            return found  # LMCache keeps its own books
         offload = self.scheduler.connector.connector_scheduler
         lines = self.worker()._lines.values()
         return found | {
@@ -69,10 +71,12 @@ class Engine:
         }
 
     def worker(self) -> Any:
-        """kvplan's worker."""
+        """kvplan's worker, or its connector of LMCache."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         group = get_kv_transfer_group()
+        if hasattr(group, "_lmcache_engine"):
+            return group._lmcache_engine.lmcache_engine.gpu_connector
         return getattr(group, "worker_handler", None) or group.connector_worker.worker
 
 

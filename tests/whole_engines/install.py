@@ -27,6 +27,11 @@ ORJSON = "orjson"  # vLLM 0.33.0 requires it, 0.32.0 does not
 # Compiled code of 0.33.0 is for GPUs; its Rust server is another way to start vLLM.
 COMPILED = (".so", "vllm-rs")
 
+# LMCache for tests under vLLM, and what it imports on a CPU; its own requirements name packages of CUDA.
+LMCACHE = "lmcache==0.5.6"
+OF_LMCACHE = ("aiofile", "aiofiles", "awscrt", "blake3", "caio", "nvtx", "opentelemetry-exporter-otlp",
+              "opentelemetry-exporter-prometheus", "opentelemetry-sdk", "redis", "sortedcontainers")  # fmt: skip
+
 
 def pip(*arguments: str) -> bool:
     """Run pip, and return whether it succeeded."""
@@ -80,6 +85,8 @@ def main() -> None:
             sys.exit(f"cannot download vllm {VLLM}")
         site = Path(get_path("platlib"))
         unpack(next(Path(folder).glob("vllm-*.whl")), site)
+    install("--no-deps", LMCACHE)
+    install(*OF_LMCACHE)
     # Each test starts a process, and without compiled files each of them would compile vLLM again.
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site / "vllm")], check=False,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ WORDS_OF_ERRORS = re.compile(r"Error|Exception|assert|Traceback|failed")
 
 
 @contextlib.contextmanager
-def process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command as the leader of a group of processes, and end the group in any case; its output is a file."""
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, **ENVIRONMENT, **(env or {})}
     with (folder / "log").open("wb") as log:
         started = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=folder
@@ -56,9 +58,9 @@ def end_of_log(folder: Path) -> str:
     return "\n".join([*told[-15:], "...", *lines[-25:]])
 
 
-def run(command: list[str], folder: Path) -> None:
+def run(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
     """Run a command to its end, which must come in time and be a success."""
-    with process(command, folder) as started:
+    with process(command, folder, env) as started:
         try:
             code = started.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -71,7 +73,7 @@ def serve(arguments: dict[str, Any], works: list[str], folder: Path, case: Case)
     setup, answer = folder / "setup.json", folder / "answer.json"
     setup.write_text(json.dumps({"arguments": arguments, "works": works, "faults": dict(case.faults)}))
     command = [sys.executable, "-m", "tests.whole_engines.engine", str(setup), str(answer)]
-    run(command, folder)
+    run(command, folder, case.env)
     return json.loads(answer.read_text())
 
 

@@ -138,3 +138,13 @@ def test_blocks_of_the_simple_connector(case, served, plain, note):
         assert loaded >= metrics[HITS] * TOKEN_NBYTES
     else:
         assert loaded == metrics[HITS] * TOKEN_NBYTES
+
+
+@each(cases.CACHED)
+def test_lmcache_moves_its_tokens_by_kvplan(case, served, plain, note):
+    pytest.importorskip("lmcache", reason="tests/whole_engines/install.py installs LMCache")
+    found = served(case)
+    check_tokens(case, found, plain, note, "", "")
+    assert found["worker"] == "Connector"
+    assert found["metrics"][HITS] > 0
+    assert found["metrics"][PREEMPTED] > 0 or case.work != "crowd"

@@ -84,10 +84,23 @@ def advice_rows_of(asked: Question) -> Iterator[tuple[str, str]]:
     if not found.orders:
         yield "best", f"nothing: HOST is as good as any of {count_of(found.tried, 'order')} that were tried"
     for rank, order in zip(RANKS, found.orders, strict=False):
-        yield rank, f"{order.notation}, blocks of {count_of(order.block_tokens, 'token')}"
+        names = iter((rank,))
+        for line in _orders_of(order):
+            yield next(names, ""), line
         yield from (("", line) for line in _lines(order.numbers, order.price))
     if found.orders:
         yield "of", f"{count_of(found.tried, 'order')} that were tried"
+
+
+def _orders_of(order: Order) -> Iterator[str]:
+    """Return an order's notation; parts that differ have a line each."""
+    specs = order.spec.get("layouts", [order.spec])
+    blocks = f"blocks of {count_of(order.block_tokens, 'token')}"
+    if len(specs) == 1:
+        yield f"{specs[0]['notation']}, {blocks}"
+        return
+    yield f"{blocks}, an allocation for each of these parts:"
+    yield from (f"{' '.join(parts_of(spec))}: {spec['notation']}" for spec in specs)
 
 
 def _lines(numbers: Numbers, price: Price | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.base.numbers import binary, count_of, exact, number_ranges
+from kvplan.base.numbers import count_of, exact, number_ranges
 from kvplan.cli.answers.layout_facts import UNIT, picked
 from kvplan.cli.demo_run.round_trip import DESTROYED, Outcome, Speed
 from kvplan.cli.screen.printing import fact_table, number_table
@@ -148,7 +148,7 @@ def _program_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
     program, descriptors, units = facts["program"], facts["descriptors"], facts["units"]
     low, high = program["run_nbytes"]
     none = " (here none are)" * (descriptors["before"] == descriptors["after"])
-    near, moved = facts["neighbours"], facts["transfers"]
+    near = facts["neighbours"]
     merging = f"{near['before']:,} before, {near['after']:,} after"
     runs = f"{count_of(program['runs'], 'run')} of {low:,}{f' to {high:,}' * (low != high)} bytes"
     return [
@@ -161,7 +161,6 @@ def _program_text(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("copies", f"{descriptors['rows']:,} if every (layer, part, token, head) were a copy of its own"),
         ("", f"{descriptors['before']:,} descriptors before merging, one a run"),
         ("", f"{descriptors['after']:,} descriptors after merging those adjacent on both sides{none}"),
-        *((name, f"{binary(each['nbytes'])} in {each['seconds'] * 1e6:,.0f} us") for name, each in moved.items()),
         ("neighbours", f"{near['blocks']} neighbouring blocks into a pool of the cache's own layout: {merging}"),
     ]
 

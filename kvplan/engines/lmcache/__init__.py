@@ -227,18 +227,44 @@ def connect(
     if "Layerwise" in kind or hasattr(own, "register_kv_caches"):
         raise KVPlanError(f"the engine's connector is a {kind}; kvplan replaces connectors of vLLM and SGLang that "
                           "move all layers at once: run without use_layerwise")  # fmt: skip
+    serving = "SGLANG" if kind.startswith("SGLang") else "VLLM"
+    made = connector_for(
+        own, engine.metadata, serving=serving, hints=getattr(own, "layout_hints", None), caches=caches,
+        page_size=page_size, device=device, policy=policy,
+    )  # fmt: skip
+    engine.gpu_connector = made
+    return made
+
+
+def connector_for(
+    own: Any,
+    metadata: Any,
+    *,
+    serving: str,
+    hints: Any = None,
+    caches: Caches | Callable[[Any], Caches] | None = None,
+    page_size: int = 1,
+    device: Any = None,
+    policy: Policy | None = None,
+) -> Connector:
+    """Make the connector of one worker.
+
+    Args:
+        own: LMCache's connector, or None if it has no connector for the device.
+        metadata: LMCache's metadata of the worker.
+        serving: name in LMCache's ``EngineType``, such as ``"VLLM"``.
+        hints: LMCache's layout hints.
+        caches, page_size, device, policy: as in :func:`connect`.
+    """
     if caches is None:
-        hints, serving = getattr(own, "layout_hints", None), "SGLANG" if kind.startswith("SGLang") else "VLLM"
         caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
     if device is None:
         import torch
 
-        device = f"cuda:{engine.metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
+        device = f"cuda:{metadata.local_worker_id}" if torch.cuda.is_available() else "cpu"
     executor = Executor(device, policy or BESIDE_COMPUTE)
     prepare(executor)  # kernels are compiled for the first objects
-    engine.gpu_connector = Connector(caches, executor, own)
-    made: Connector = engine.gpu_connector
-    return made
+    return Connector(caches, executor, own)
 
 
 def _discovered(kvcaches: Any, *, serving: str, hints: Any, page_size: int) -> KVLayout:

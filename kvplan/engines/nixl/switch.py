@@ -8,15 +8,11 @@ environment variable of UCX before). SGLang 0.5.23 loads entry points of ``sglan
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
+from kvplan.engines.after_import import after_import, show_lines
 from kvplan.engines.nixl.interface import Agent
 from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
 from kvplan.errors import KVPlanError
@@ -39,9 +35,7 @@ def plugin() -> None:
         return
     if asked != "1":
         raise KVPlanError(f"{VARIABLE} is {asked!r}; give '1', or '0' to do nothing")
-    if not any(isinstance(handler, _Lines) for handler in log.handlers):
-        log.addHandler(_Lines())
-        log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
+    show_lines(log)
     install()
 
 
@@ -50,10 +44,7 @@ def install() -> None:
 
     It may be called several times. An engine that imported the class before keeps NIXL's own.
     """
-    if PACKAGE in sys.modules:
-        _replace()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    after_import(PACKAGE, _replace)
 
 
 def _replace() -> None:
@@ -70,52 +61,3 @@ def _replace() -> None:
         if getattr(held, CLASS, None) is own:
             setattr(held, CLASS, Agent)
     log.info("kvplan's agent stands in front of NIXL's: it takes over transfers within this machine")
-
-
-class _Lines(logging.StreamHandler[Any]):
-    """Writes lines to stderr where the engine handles the lines of its own loggers only, as vLLM does."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, unless the program handles all lines by itself."""
-        if not logging.getLogger().handlers:
-            sys.stderr.write(f"{record.levelname} [{record.name}] {record.getMessage()}\n")
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the package ``nixl`` as Python does, and replaces the class when the package has been loaded."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:  # fmt: skip
-        """Return the spec of NIXL's package, with a loader that calls :func:`install` behind it."""
-        if fullname != PACKAGE:
-            return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
-                return spec
-        return None
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads a module by another loader, and then replaces the class of agents."""
-
-    def __init__(self, own: Any) -> None:
-        self._own = own
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
-        made: ModuleType | None = self._own.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then replace the class."""
-        self._own.exec_module(module)
-        _replace()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)

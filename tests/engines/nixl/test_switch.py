@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kvplan import KVPlanError
+from kvplan.engines import after_import
 from kvplan.engines.nixl import Agent, own_class, switch
 
 ROOT = Path(__file__).parents[3]
@@ -128,7 +129,8 @@ def test_the_class_is_replaced_in_this_process(monkeypatch):
     assert finder.find_spec("numpy", None) is None
     spec = finder.find_spec("nixl", None)
     assert spec is None or hasattr(spec.loader, "exec_module")
-    loader = switch._Loader(SimpleNamespace(create_module=lambda spec: None, exec_module=lambda made: None, path="p"))
+    theirs = SimpleNamespace(create_module=lambda spec: None, exec_module=lambda made: None, path="p")
+    loader = after_import._Loader(theirs, switch._replace)
     monkeypatch.setitem(sys.modules, "nixl", package)
     monkeypatch.setitem(sys.modules, "nixl._api", module)
     assert own_class.agent_class() is own

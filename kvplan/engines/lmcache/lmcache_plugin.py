@@ -1,0 +1,97 @@
+"""kvplan's plugin for LMCache: its connectors are kvplan's, if ``KVPLAN_LMCACHE`` is set.
+
+Source: LMCache 0.5.6, ``v1/gpu_connector/__init__.py`` (``CreateGPUConnector``), which its adapters for vLLM and SGLang
+call. vLLM loads entry points of ``vllm.general_plugins`` in each of its processes, before it makes a connector; SGLang
+loads those of ``sglang.srt.plugins``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from kvplan.cost.policy import BESIDE_COMPUTE, PATHS, Policy
+from kvplan.engines.after_import import after_import, show_lines
+from kvplan.engines.lmcache import connector_for
+from kvplan.errors import KVPlanError
+
+VARIABLE = "KVPLAN_LMCACHE"
+MODULE, MAKER = "lmcache.v1.gpu_connector", "CreateGPUConnector"
+ENGINES = ("VLLM", "SGLANG")
+log = logging.getLogger("kvplan.engines.lmcache")
+
+
+def plugin() -> None:
+    """Let kvplan move the tokens of each LMCache engine, if ``KVPLAN_LMCACHE`` is set. vLLM and SGLang call this.
+
+    With ``KVPLAN_LMCACHE=auto``, the cost model chooses the path; the name of a path selects that path. ``0`` or an
+    empty value leaves LMCache unchanged.
+
+    Raises:
+        KVPlanError: ``KVPLAN_LMCACHE`` has another value.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if asked in {"", "0"}:
+        return
+    if asked not in {"auto", *PATHS}:
+        raise KVPlanError(f"{VARIABLE} is {asked!r}; give 'auto' or a path: {', '.join(PATHS)}; or '0' to do nothing")
+    show_lines(log)
+    install(replace(BESIDE_COMPUTE, path=asked))
+
+
+def install(policy: Policy | None = None) -> None:
+    """Let kvplan move the tokens of each LMCache engine that is made in this process from now on.
+
+    Args:
+        policy: policy of the executors; by default ``Policy(overlap="decode")``.
+    """
+    _Install.policy = policy
+    after_import(MODULE, _replace)
+
+
+class _Install:
+    """The policy of the last :func:`install`."""
+
+    policy: Policy | None = None
+
+
+def _replace() -> None:
+    module = sys.modules[MODULE]
+    own = getattr(module, MAKER, None)
+    if own is None:
+        log.warning("%s has no %s; LMCache stays as it is. kvplan is written for LMCache 0.5.6", MODULE, MAKER)
+        return
+    if hasattr(own, "__wrapped__"):
+        return
+
+    @wraps(own)
+    def create(config: Any, metadata: Any, engine: Any, layout_hints: Any = None) -> Any:
+        """Make LMCache's connector, and put kvplan's in front of it where kvplan can serve."""
+        name = getattr(engine, "name", str(engine))
+        why = _refusal(config, name)
+        if why:
+            log.warning("LMCache moves the tokens itself: %s", why)
+            return own(config, metadata, engine, layout_hints)
+        on_cpu = getattr(module, "torch_device_type", "") == "cpu"
+        theirs = None if on_cpu else own(config, metadata, engine, layout_hints)  # LMCache has no connector for CPUs
+        made = connector_for(
+            theirs, metadata, serving=name, hints=layout_hints, device="cpu" if on_cpu else None, policy=_Install.policy
+        )
+        log.info("kvplan moves the tokens of LMCache for %s", name)
+        return made
+
+    setattr(module, MAKER, create)
+
+
+def _refusal(config: Any, engine: str) -> str:
+    """Return why kvplan does not serve a configuration, or ""."""
+    if engine not in ENGINES:
+        return f"kvplan serves LMCache in {' and '.join(ENGINES)}, and not in {engine}"
+    for name in ("use_layerwise", "enable_blending"):
+        if getattr(config, name, False):
+            return f"with {name}, LMCache accepts only its own classes"
+    return ""

@@ -1,0 +1,85 @@
+"""What `kvplan advise` answers: the orders, and the lines to paste, which make the pool that was promised."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+import kvplan
+from kvplan import KVLayout
+from kvplan.cli import main
+from kvplan.memory.reserve import reserve
+from tests.commands import GPU, HOST, SPECS, X_PACKED, answer, document
+
+OTHER_ORDER = str(SPECS / "host_token_major.toml")
+PARTS = """
+[[layouts]]
+notation = "layer: block head dim.0 token dim.1"
+dtype = "fp16"
+part = "k"
+sizes = { layer = 2, block = 8, token = 8, head = 2, dim = 16, "dim.1" = 8 }
+[[layouts]]
+notation = "layer: block head dim token"
+dtype = "fp16"
+part = "v"
+sizes = { layer = 2, block = 8, token = 8, head = 2, dim = 16 }
+"""
+
+
+def test_the_answer_in_words(capsys):
+    shown = answer(capsys, "advise", X_PACKED, "--block-tokens", "64", "--profile", "h100")
+    assert "best    block token.0 layer kv head dim.0 token.1 dim.1, blocks of 64 tokens\n" in shown
+    assert "64 runs of 32 KiB, and 1 extent, a unit of 2 MiB" in shown
+    assert "by      the time of store and load of 4,096 tokens, blocks in no order" in shown
+
+
+def test_present_order_is_compared(capsys):
+    found = document(capsys, "advise", GPU, OTHER_ORDER, "--direction", "load", "--profile", "h100")
+    now = found["present"]["times"]["load"]["seconds"]
+    assert found["routes"] == ["load"]
+    assert all(order["times"]["load"]["seconds"] < now for order in found["orders"])
+    assert found["orders"][0]["runs"] == 160 < found["present"]["runs"] == 2560
+
+
+def test_nothing_is_offered_where_nothing_is_better(capsys):
+    shown = answer(capsys, "advise", GPU, HOST)
+    assert "best  nothing: HOST is as good as any of" in shown
+    assert "# in Python" not in shown
+    assert document(capsys, "advise", GPU, HOST)["orders"] == []
+
+
+@pytest.mark.parametrize("spec", [PARTS, PARTS.partition('[[layouts]]\nnotation = "layer: block head dim token"')[0]])
+def test_what_is_to_be_pasted_makes_the_pool(capsys, tmp_path, spec):
+    file = tmp_path / "cache.toml"
+    file.write_text(spec)
+    shown = answer(capsys, "advise", str(file), "--block-tokens", "16")
+    python, _, toml = shown.partition("# in Python, where `gpu` is the layout\n")[2].partition("# as a spec (TOML)\n")
+    names = {"gpu": reserve(KVLayout.from_spec(file)), "kvplan": kvplan}
+    exec(python, names)  # what the page says to paste
+    pool, promised = names["pool"], KVLayout.from_spec(tomllib.loads(toml))
+    assert kvplan.verify(names["gpu"], pool, markers=True).ok
+    assert pool.block_tokens == promised.block_tokens == 16
+    assert kvplan.compile(names["gpu"], pool).runs == kvplan.compile(names["gpu"], promised).runs
+
+
+def test_parts_that_differ_have_a_line_each(capsys, tmp_path):
+    file = tmp_path / "cache.toml"
+    file.write_text(PARTS)
+    lines = answer(capsys, "advise", str(file), "--block-tokens", "16").splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("best"))
+    assert [" ".join(line.split()) for line in lines[first : first + 3]] == [
+        "best blocks of 16 tokens, an allocation for each of these parts:",
+        "k: block token.0 layer head dim.0 token.1 dim.1",
+        "v: block token.0 layer head dim token.1",
+    ]
+
+
+def test_unequal_layers_are_a_finding(capsys, tmp_path):
+    file = tmp_path / "cache.toml"
+    file.write_text(
+        '[[layouts]]\nnotation = "layer: block dim"\nsizes = { layer = 1, block = 8, dim = 8 }\n'
+        '[[layouts]]\nnotation = "layer: block dim"\nlayers = [1]\nsizes = { layer = 1, block = 8, dim = 16 }\n'
+    )
+    assert main(["advise", str(file)]) == 2
+    assert "parts differ between layers" in capsys.readouterr().err
