@@ -6,13 +6,13 @@ import argparse
 from shutil import get_terminal_size
 from typing import Any
 
-from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts
+from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts, unwritten_facts
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
-from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, pair_of
+from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import PATIENCE, progress
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
 
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser)
+    add_reinterpret(parser)
     add_blocks(parser)
     for name in KNOBS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=whole, metavar="N", help=f"the policy's {name}")
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     with progress(silent=args.json, after=PATIENCE) as tell:
         tell(None, "compiling and planning")
-        compiled = compile(*pair_of(args))
+        compiled = compile_quietly(*pair_of(args), reinterpret=args.reinterpret)
         plan = plan_of(args, compiled)
         candidates, text = (
             ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
@@ -77,6 +78,7 @@ def _facts(compiled: CopyProgram) -> dict[str, Any]:
         **picked(program, PROGRAM),
         "extents": {side: extent_facts(program, side) for side in SIDES},
         "groups": [_group(group) for group in program.groups],
+        "unwritten": unwritten_facts(compiled.unwritten),
         "text": compiled.explain(),
     }
 
