@@ -103,8 +103,6 @@ class PeerTransfer(StreamlessTransfer):
     quiet = False
     _frame: weakref.ref[_Frame] | None = None
     _deferred = _refused = _launched = _cancelled = _expired = False
-    _deliver: Deliver | None = None  # the transport's, if it delivers the note
-    _told = False  # whether the transport has taken the note
     _waking: Wake | None = None
     _lane: Lane | None = None
 
@@ -118,6 +116,7 @@ class PeerTransfer(StreamlessTransfer):
         self.sleepers = over.sleepers
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
         self._once = iter((True,))  # consumed when it is counted
+        self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
         self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
@@ -221,8 +220,7 @@ class PeerTransfer(StreamlessTransfer):
             else:
                 self.submit()
                 if opened is not None:
-                    self._deliver = opened.after(self._inners[-1], self._order.note, urgent=urgent)
-                    self._told = self._deliver is not None
+                    opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
         except BaseException:
             self._refused = self.inner is None
             if self._refused:
@@ -232,7 +230,7 @@ class PeerTransfer(StreamlessTransfer):
         order = self._order
         if opened is not None and opened.gpu is not None and order.attempts == 1 and self.until is None:
             # Nothing happens at its end but the end itself.
-            by_stream = self._deliver is delivered if self._told else not order.note
+            by_stream = self._taken[0] is delivered if self._taken else not order.note
             self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
         self._launched = True
         if self.quiet:
@@ -358,12 +356,11 @@ class PeerTransfer(StreamlessTransfer):
             failed = error_of(order.after.synchronize)
             if failed is not None:
                 return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
-        if self._told or order.note:
-            deliver, self._deliver = self._deliver, None
+        if self._taken or order.note:
             try:
-                if deliver is not None:
-                    deliver(None)
-                elif not self._told:
+                if self._taken:
+                    self._tell(None)
+                else:
                     self._link.send_note(order.note)
             except TransferError as error:
                 return self._problem(f"the note was not sent: {error}", "all bytes have moved")
@@ -372,10 +369,9 @@ class PeerTransfer(StreamlessTransfer):
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
         result, error = self._ends[0]  # the first one counts, even if its thread was interrupted here
-        deliver, self._deliver = self._deliver, None
-        if deliver is not None and error is not None:
+        if error is not None and self._taken:
             with suppress(TransferError):  # the peer is gone
-                deliver(error)
+                self._tell(error)
         if result is not None:
             self._tally.add(result, "read" if self._order.reading else "write", self._once)
         elif any(self._once):
@@ -388,6 +384,11 @@ class PeerTransfer(StreamlessTransfer):
         if self._order.after is not None:
             self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended
+
+    def _tell(self, error: TransferError | None) -> None:
+        """Call the transport's function, once."""
+        deliver, self._taken[0] = self._taken[0], delivered
+        deliver(error)
 
     def _cancellation(self) -> TransferError:
         if self._link.why is not None:

@@ -159,17 +159,19 @@ class Opened(Protocol):
             after: the user's ``after=``, or None. A transport may make the user's stream wait for the owner's event.
         """
 
-    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
+    def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """Take part in the end of a transfer; called right after the executor's submit, in the user's thread.
+
+        A signal handler may raise an error at any point of this call. If the function is in ``taken`` then, it is
+        called nevertheless.
 
         Args:
             transfer: the executor's transfer.
             note: the user's note, or ``b""``.
+            taken: an empty list. It stays empty to have the agent send the note. Otherwise this transport delivers it,
+                behind the last byte, and puts in a function. The agent calls it once, in a settling thread, when it
+                knows how the transfer ended.
             urgent: whether the transfer has high priority. Notes of one priority come in the order of the submits.
-
-        Returns:
-            None to have the agent send the note. Otherwise this transport delivers it, behind the last byte, and the
-            agent calls the function once, in a settling thread, when it knows how the transfer ended.
         """
 
     def lost(self) -> str | None:

@@ -99,6 +99,12 @@ class Joined:
     layout: KVLayout
     told: list[bytes] = field(default_factory=list)
 
+    def after(self, transfer, note, *, urgent=False):
+        """What the transport wants to be told at the transfer's end; None if the agent delivers the note."""
+        taken = []
+        self.opened.after(transfer, note, taken, urgent=urgent)
+        return taken[0] if taken else None
+
     def hear(self) -> None:
         while self.told:
             self.served.heard(self.told.pop(0))

@@ -81,11 +81,11 @@ def test_short_notes_fill_their_slots_and_others_are_messages(devices):
         notes[3], notes[5], notes[7] = bytes(SHORT_NBYTES), bytes(SHORT_NBYTES + 1), b"x"
         sent = notes * 3  # nobody reads: beyond the slots, notes are messages
         for note in sent:
-            ends.opened.after(executor.submit(program.plan([0], [1])), note, urgent=False)
+            ends.after(executor.submit(program.plan([0], [1])), note, urgent=False)
         assert len(ends.told) == len(sent) - (SLOTS - 1)
         device.run()
         assert ends.notes() == sent
-        ends.opened.after(executor.submit(program.plan([0], [1])), b"last", urgent=False)
+        ends.after(executor.submit(program.plan([0], [1])), b"last", urgent=False)
         assert ends.told == []
         device.run()
         assert ends.notes() == [b"last"]
@@ -102,7 +102,7 @@ def test_notes_come_in_order_whatever_brings_them(devices):
             note = b"%d " % k + bytes(int(rng.choice([0, 1, 150, 500, 30_000])))
             sent.append(note)
             transfer = executor.submit(program.plan([0], [1]))
-            ends.opened.after(transfer, note, urgent=False)
+            ends.after(transfer, note, urgent=False)
             if rng.random() < 0.1:
                 device.run()
             if rng.random() < 0.2:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from kvplan.execute.gpu.launches import ahead as launches
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import loops
 from kvplan.plan.row_plans import Memory, RowProgram, layout_of
+from tests.interrupts import Interrupt
+from tests.patience import PATIENCE
 from tests.simulated import Device
 from tests.simulated.executors import executor_on, open_executor
 
@@ -108,17 +112,142 @@ def test_rooms_are_given_back_once_their_uploads_have_ended():
         assert left._nbytes <= 2 * 8 * (9 + 18)
 
 
-def test_a_room_that_outlives_its_executor_is_let_go():
+@pytest.mark.parametrize("path", ["kernel", "auto"])
+def test_units_that_outlive_their_executor_can_be_read_and_are_then_freed(path):
     rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        plan = rig.plan(executor, range(9), range(9))
-        executor.submit(plan).synchronize()
-        left = rooms(executor)
+    executor = open_executor(rig.device, path, limits=FEW)
+    plan = rig.plan(executor, range(9), range(9))
+    executor.submit(plan).synchronize()
+    wanted, left, part = plan.parts[0].units.copy(), rooms(executor), plan.parts[0].units[:, 2:]
+    executor.close()
+    rig.device.run()
     assert left.room(9) is None
     with pytest.raises(kvplan.TransferError, match="closed"):
+        executor._backend.room(9)
+    with pytest.raises(kvplan.TransferError, match="closed"):
+        executor._backend.upload(plan.ahead, plan)
+    with pytest.raises(kvplan.TransferError, match="closed"):
         executor.submit(plan)
-    del plan
+    np.testing.assert_array_equal(plan.parts[0].units, wanted)
+    with executor_on(rig.device, path, limits=FEW) as other:
+        other.submit(plan).synchronize()
+        del plan
+        gc.collect()
+        np.testing.assert_array_equal(part, wanted[:, 2:])
+        del part
+        gc.collect()
+    assert not rig.device.memory
+
+
+def test_a_copy_of_a_plan_keeps_the_room():
+    rig = Rig()
+    with executor_on(rig.device, "kernel", limits=FEW) as executor:
+        plan = rig.plan(executor, range(9), range(9, 18))
+        copy, wanted = dataclasses.replace(plan), rig.wanted(range(9), range(9, 18))
+        executor.submit(plan).synchronize()
+        del plan
+        gc.collect()
+        for _ in range(3):
+            other = rig.plan(executor, range(20, 29), range(30, 39))  # takes memory that was given back
+        assert copy.ahead is None
+        rig.here[:] = 0
+        executor.submit(copy).synchronize()
+        np.testing.assert_array_equal(rig.here[: 9 * SIZE], wanted[: 9 * SIZE])
+        del other, copy
+
+
+def test_a_close_waits_for_an_upload():
+    rig, closed = Rig(), threading.Event()
+    executor = open_executor(rig.device, "kernel", limits=FEW)
+    executor.submit(rig.plan(executor, range(3), range(3))).synchronize()
+    closing = threading.Thread(target=lambda: (executor.close(), closed.set()), daemon=True)
+    copy = rig.device.copy
+
+    def copied(*given):
+        closing.start()
+        assert not closed.wait(0.2), "it frees the memory of the upload"
+        copy(*given)
+
+    rig.device.copy = copied
+    rig.plan(executor, range(9), range(9))
+    closing.join(PATIENCE)
+    assert closed.is_set()
     gc.collect()
+    assert not rig.device.memory
+
+
+def test_a_room_whose_upload_may_still_run_is_not_given_back():
+    rig = Rig()
+    with executor_on(rig.device, "kernel", limits=FEW) as executor:
+        executor.submit(rig.plan(executor, [0, 1, 2], [3, 4, 5])).synchronize()
+        gc.collect()
+        left = rooms(executor)
+        left._sweep()
+        before = len(left._rooms)
+        rig.device.eager = False
+        rig.device.fail("cuEventRecord")
+        plan = rig.plan(executor, range(9), range(9, 18))
+        assert plan.ahead.choice is None
+        at = plan.ahead.header
+        del plan
+        gc.collect()
+        assert rooms(executor).room(9).header != at
+        assert len(left._rooms) >= before + 1
+        rig.device.eager = True
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_interrupted_rooms_are_left(nested):
+    rig = Rig()
+    with executor_on(rig.device, "kernel", limits=FEW) as executor:
+
+        def make():
+            return rig.plan(executor, range(9), range(9, 18))
+
+        make()
+        left, at = rooms(executor), 0
+        while True:
+            at += 1
+            interrupt = Interrupt(at, make if nested else None)
+            interrupted = interrupt.within(make)
+            gc.collect(1)
+            rig.device.run()
+            left._sweep()
+            held = sum(room.nbytes for room in left._rooms)
+            assert held == left._nbytes, interrupt.where
+            lost = [room for room in left._rooms if room.uploading and not room.marked]
+            assert len(left._rooms) == len(lost), interrupt.where
+            if not interrupted:
+                break
+        wanted = rig.wanted(range(9), range(9, 18))
+        executor.submit(make()).synchronize()
+        np.testing.assert_array_equal(rig.here, wanted)
+
+
+def test_many_threads_make_rooms():
+    rig = Rig()
+    with executor_on(rig.device, "kernel", limits=FEW) as executor:
+        wrong = []
+
+        def make(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(200):
+                at, to = rng.permutation(ROWS)[:20], rng.permutation(ROWS)[:20]
+                plan = rig.plan(executor, at, to)
+                found = (plan.parts[0].units[1] - rig.here.ctypes.data) // SIZE
+                if found.tolist() != at.tolist():
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=make, args=(seed,)) for seed in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(PATIENCE)
+        assert wrong == []
+        gc.collect()
+        rig.device.run()
+        rooms(executor)._sweep()
+        assert (len(rooms(executor)._rooms), rooms(executor)._nbytes) == (0, 0)
 
 
 def test_no_room_for_few_rows_for_too_many_and_for_other_executors(monkeypatch):
@@ -156,6 +285,7 @@ def test_a_plan_with_a_room_goes_by_another_executor_and_by_layer():
             one.submit(plan, by_layer=k == 1).synchronize()
             np.testing.assert_array_equal(rig.here, wanted)
         assert plan.ahead.choice is None, "one launch has at most 4 rows"
+        del plan
         other.close()
 
 

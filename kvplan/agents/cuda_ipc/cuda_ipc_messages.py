@@ -36,11 +36,10 @@ MOST_PENDING_NBYTES = 64 << 20
 MORE = b"m"  # the first bytes of a note; NOTE or LATER with the last bytes follows, so that no note is known in part
 NOTE = b"n"  # a note that the lane's word delivers
 LATER = b"l"  # a note that a message delivers
-BY_MESSAGE = b"b"  # a message delivers this note after all
 READY = b"r"  # the bytes of a note have arrived
-DROPPED = b"d"  # a note is not delivered: its transfer failed
-_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED)
-_EMPTY = (BY_MESSAGE, READY, DROPPED)
+DROPPED = b"d"  # a note is not delivered: its transfer failed, or its submit was interrupted
+_KINDS = (NOTE, LATER, MORE, READY, DROPPED)
+_EMPTY = (READY, DROPPED)
 
 
 class Message(NamedTuple):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvplan.agents.channel import NOTE_NBYTES
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
-    BY_MESSAGE,
     DROPPED,
     ENDED_WORD,
     LANES,
@@ -75,16 +74,25 @@ class PendingNotes:
             return
         lane, number = self._lanes[message.lane], message.number
         found = lane[-1] if lane and lane[-1].number == number else next((o for o in lane if o.number == number), None)
+        if found is None and message.kind == DROPPED:
+            self._drop(message)
+            return
         if found is None:
             raise refused(message.written())
-        if message.kind == BY_MESSAGE:
-            found.by_word = False
-        else:
-            found.ready = True
-            found.by_word = False
-            if message.kind == DROPPED:
-                self._nbytes -= len(found.note or b"")
-                found.note = None
+        found.ready = True
+        found.by_word = False
+        if message.kind == DROPPED:
+            self._nbytes -= len(found.note or b"")
+            found.note = None
+
+    def _drop(self, message: Message) -> None:
+        """Drop a note of which no last bytes have come, because its submit was interrupted; or that was delivered."""
+        lane, number = message.lane, message.number
+        if number > self._taken[lane]:
+            self._begun[lane] = b""
+            self._add(message)
+            self._lanes[lane][-1].note = None
+            self._lanes[lane][-1].ready = True
 
     def _add(self, message: Message) -> None:
         """Add a note, or keep its first bytes."""
@@ -107,7 +115,9 @@ class PendingNotes:
     def _following(self, lane: int, number: int) -> int:
         """Return the number of the next note that a message may bring: behind those in slots, up to ``number``."""
         at = max(self._last[lane], self._taken[lane]) + 1
-        while at < number and self._words.load(slot_word(lane, at)) == at:
+        for _ in range(SLOTS):  # the visitor may write the words meanwhile
+            if at >= number or self._words.load(slot_word(lane, at)) != at:
+                break
             at += 1
         return at
 
@@ -117,7 +127,7 @@ class PendingNotes:
         words = self._words
         for k, lane in enumerate(self._lanes):
             number = self._taken[k] + 1
-            while True:
+            for _ in range(len(lane) + SLOTS):  # a visitor may fill slots as fast as they are read
                 if lane and lane[0].number == number:
                     if not (number <= words.load(k) if lane[0].by_word else lane[0].ready):
                         break

@@ -90,9 +90,10 @@ class OpenedByCudaIpc:
             for gpu in self._gpus:
                 words.store(PASSED_WORD + gpu, RELEASED)
 
-    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
+    def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """See :meth:`kvplan.agents.way.Opened.after`. A stream tells the owner that the last byte has arrived."""
-        return self._lanes[int(urgent)].ordered(transfer, note) if self._lanes else None
+        if self._lanes:
+            self._lanes[int(urgent)].ordered(transfer, note, taken)
 
     def lost(self) -> str | None:
         """See :meth:`kvplan.agents.way.Opened.lost`. The agent's own check is enough."""

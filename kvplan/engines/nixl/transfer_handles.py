@@ -169,33 +169,43 @@ class TakenTransfer:
     _asked: float = 0.0
     _posted: float = 0.0
     _released: bool = False
-    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _looking: Any = field(default_factory=threading.RLock, repr=False)
+    _busy: bool = False  # a signal handler may ask within a call of the same thread, which is half done
 
     def post(self, note: bytes) -> str:
         """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended or failed can be posted again."""
         with self._looking:
-            if self._released:
-                raise self.agent.error("InvalidParam", "the transfer was released")
-            if self._moving is not None and self.telemetry is None and self._failed is None and self._look() == "PROC":
-                raise self.agent.error("RepostActive", "the transfer is in flight")
-            if self.agent.removals(self.peer) != self.removals:
-                raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
-            if self.own is not None:
-                return self.agent.post(self.own, note)
-            self.note = note or self.note
-            self._failed = self.telemetry = self._moving = None
-            self._begun = perf_counter()
-            if not self.agent.knows(self.neighbour):
-                return self._pass_on()
+            if self._busy:
+                raise self.agent.error("RepostActive", "the transfer is being posted, or looked at")
             try:
-                self._moving = self.neighbour.submit(self.plan)
-            except Exception as error:  # noqa: BLE001  # NIXL can still move it
-                if gone := self.neighbour.gone():
-                    self.agent.lost(self.neighbour, gone)
-                return self._pass_on(error, "" if gone else str(error))
-            self._posted = perf_counter()
-            # To look at a GPU's transfer of another process now would only wake the thread that ends it.
-            return "PROC" if getattr(self._moving, "on_gpu", False) else self._look()
+                self._busy = True
+                return self._post(note)
+            finally:
+                self._busy = False
+
+    def _post(self, note: bytes) -> str:
+        if self._released:
+            raise self.agent.error("InvalidParam", "the transfer was released")
+        if self._moving is not None and self.telemetry is None and self._failed is None and self._look() == "PROC":
+            raise self.agent.error("RepostActive", "the transfer is in flight")
+        if self.agent.removals(self.peer) != self.removals:
+            raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
+        if self.own is not None:
+            return self.agent.post(self.own, note)
+        self.note = note or self.note
+        self._failed = self.telemetry = self._moving = None
+        self._begun = perf_counter()
+        if not self.agent.knows(self.neighbour):
+            return self._pass_on()
+        try:
+            self._moving = self.neighbour.submit(self.plan)
+        except Exception as error:  # noqa: BLE001  # NIXL can still move it
+            if gone := self.neighbour.gone():
+                self.agent.lost(self.neighbour, gone)
+            return self._pass_on(error, "" if gone else str(error))
+        self._posted = perf_counter()
+        # To look at a GPU's transfer of another process now would only wake the thread that ends it.
+        return "PROC" if getattr(self._moving, "on_gpu", False) else self._look()
 
     def look(self) -> str:
         """Return ``"DONE"`` or ``"PROC"``; see ``nixl_agent.check_xfer_state``. At the end it notifies the peer.
@@ -204,7 +214,13 @@ class TakenTransfer:
             Exception: NIXL's, if the transfer was not posted, or has failed.
         """
         with self._looking:  # one thread sees the end, and notifies
-            return self._look()
+            if self._busy:
+                return "PROC"
+            try:
+                self._busy = True
+                return self._look()
+            finally:
+                self._busy = False
 
     def _look(self) -> str:
         if self._failed is not None:

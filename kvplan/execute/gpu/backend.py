@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.base.process import check_process, compiles, generation
 from kvplan.base.threads import acting
@@ -33,6 +33,7 @@ from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
 PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
+Made = TypeVar("Made")
 DIRECTION_LANES = ("load", "store", "device")
 
 
@@ -125,15 +126,19 @@ class GpuBackend:
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
+        groups = self.resources.limits.layer_groups if by_layer else 1
+        likely = partial(self.selection.likely, by_layer=by_layer)
+        self._while_open(partial(warm_up, self.resources.device, plan, likely, groups))
+
+    def _while_open(self, call: Callable[[], Made]) -> Made:
+        """Make a call for which close() waits, as it does for transfers, so that it frees nothing that is in use."""
         check_process(self.resources.generation)  # before the lock: in a forked child, no thread may ever release it
         me = object()
         try:
-            # close() waits for this call, as it does for transfers, so that it frees nothing that is in use here.
             with self.lanes["load"].lock:  # close() takes this lock, too
                 self.check_open()
                 self._preparing[me] = get_ident()
-            groups = self.resources.limits.layer_groups if by_layer else 1
-            warm_up(self.resources.device, plan, partial(self.selection.likely, by_layer=by_layer), groups)
+            return call()
         finally:
             self._preparing.pop(me, None)
 
@@ -141,8 +146,13 @@ class GpuBackend:
         """Return room for the units of a plan, to upload them before the submit; None if nothing is gained by it.
 
         Raises:
-            TransferError: a driver call failed.
+            TransferError: the executor is closed, or a driver call failed.
         """
+        if count <= self.resources.limits.near_rows:
+            return None
+        return self._while_open(partial(self._room, count))
+
+    def _room(self, count: int) -> Ahead | None:
         with self.resources.device.current():
             return self.rooms.room(count)
 
@@ -155,6 +165,9 @@ class GpuBackend:
             KVPlanError: it cannot be uploaded; the plan can still be submitted.
         """
         vars(plan)["ahead"] = ahead  # the plan's units are the room's
+        self._while_open(partial(self._upload, ahead, plan))
+
+    def _upload(self, ahead: Ahead, plan: Plan) -> None:
         with self.resources.device.current():
             choice = self.selection.choose(plan, capturing=False)
             choice.path.upload(ahead, plan)

@@ -6,13 +6,21 @@ A caller borrows room for the units, writes them there, makes the plan of them, 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
+from functools import partial
+from sys import is_finalizing
 from typing import Any
+from weakref import ref
 
+import numpy as np
+
+from kvplan.base.process import generation
 from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
-from kvplan.execute.gpu.arena import Held, Piece
+from kvplan.errors import TransferError
+from kvplan.execute.gpu.arena import Arena, Held, Piece
 from kvplan.execute.gpu.launches.headers import HEADER
-from kvplan.execute.gpu.resources import Loans, Resources
+from kvplan.execute.gpu.resources import Loans, Resources, allocated
 from kvplan.execute.gpu.tables import Table
 from kvplan.layout.strides import Int64Array
 
@@ -25,33 +33,38 @@ class Room(Loans):
     Attributes:
         nbytes: bytes of either memory.
         uploading: whether an upload was issued that is not known to have ended.
+        marked: whether the event was recorded behind this upload.
     """
 
-    def __init__(self, resources: Resources, nbytes: int) -> None:
+    def __init__(self, resources: Resources, pinned: Arena, nbytes: int) -> None:
         self.resources = resources
         self.nbytes = nbytes
-        self.uploading = False
+        self.uploading = self.marked = False
+        self._pinned = pinned
         self._pieces: list[Held] = []
         self._borrowed: list[int] = []
 
     def borrow(self) -> tuple[Piece, Piece, int]:
         """Borrow the memory of both kinds, and the event."""
-        return self.slot(self.nbytes), self.scratch(self.nbytes), self.event()
+        return self._pinned.take(self.nbytes, self._pieces), self.scratch(self.nbytes), self.event()
 
     def ended(self) -> bool:
         """Return whether the upload has ended. The device is current."""
         device = self.resources.device
-        if self.uploading:
+        if self.uploading and self.marked:
             with Uncaptured(device):
                 self.uploading = device.driver.cuEventQuery(self._borrowed[0]) == NOT_READY
         return not self.uploading
 
-    def leave(self) -> list[int]:
+    def leave(self, stream: int) -> list[int]:
         """Wait for the end of the upload, and return the event, which the room no longer has."""
         events, self._borrowed = self._borrowed, []
-        if self.uploading:
-            for event in events:
-                self.resources.device.driver.cuEventSynchronize(event)
+        device = self.resources.device
+        for event in events if self.uploading else ():
+            with suppress(TransferError):
+                if not self.marked:
+                    device.record(event, stream)
+                device.driver.cuEventSynchronize(event)
         return events
 
     def give_back(self) -> None:
@@ -59,8 +72,31 @@ class Room(Loans):
         self._return_loans()
 
 
+class Lent:
+    """The units of a room, as memory of an array. Views of the array, as in parts of a plan, keep this object.
+
+    When it is deleted, the room is left. It may outlive the executor, whose other memory is then freed.
+    """
+
+    def show(self, units: Int64Array) -> Int64Array:
+        """Return units in pinned memory as an array that keeps this object."""
+        self.__array_interface__ = units.__array_interface__
+        shown: Int64Array = np.asarray(self)
+        return shown
+
+
+class Left(ref[Lent]):
+    """A weak reference to the units of a room.
+
+    Attributes:
+        room: the room.
+    """
+
+    room: Room
+
+
 class Ahead:
-    """The units of a plan and the header of its launch, in a room. The room is given back when this object is deleted.
+    """The units of a plan and the header of its launch, in a room. The room is left when nothing refers to the units.
 
     Attributes:
         units: (2, n) int64: source and destination address of each unit, for the caller to write.
@@ -71,11 +107,11 @@ class Ahead:
         stream: the stream of the upload.
     """
 
-    def __init__(self, room: Room, count: int, stream: int, left: deque[Room]) -> None:
-        self._room, self._left, self.stream = room, left, stream
-        self._slot, held, self._event = room.borrow()
+    def __init__(self, room: Room, lent: Lent, count: int, stream: int) -> None:
+        self._room, self.stream = room, stream
+        self._slot, held, self._event = self._room.borrow()
         self.header = held.address
-        self.units: Int64Array = self._slot.words[HEADER : HEADER + 2 * count].reshape(2, count)
+        self.units = lent.show(self._slot.words[HEADER : HEADER + 2 * count].reshape(2, count))
         self.table: Table | None = None
         self.programs = 0
         self.choice: Any = None
@@ -93,6 +129,7 @@ class Ahead:
         room.uploading = True
         device.copy(self.header, self._slot.address, room.nbytes, self.stream)
         device.record(self._event, self.stream)
+        room.marked = True
         self.table, self.programs = table, programs
 
     def of(self, resources: Resources) -> bool:
@@ -103,11 +140,6 @@ class Ahead:
         """Let a stream wait for the upload, unless it is known to have ended. The device is current."""
         if self._room.uploading:  # to ask the driver first would take as long as the wait
             self._room.resources.device.wait(stream, self._event)
-
-    def __del__(self) -> None:
-        room = getattr(self, "_room", None)
-        if room is not None:
-            self._left.append(room)
 
 
 class Rooms:
@@ -121,24 +153,32 @@ class Rooms:
     def __init__(self, resources: Resources, least: int) -> None:
         self._resources = resources
         self._least = least
-        self._rooms: set[Room] = set()
-        self._left: deque[Room] = deque()  # rooms that nobody holds any more
+        self._rooms: dict[Room, Left] = {}
+        self._left: deque[Left] = deque()  # rooms that nobody holds any more; one C call appends
+        self._last: set[ref[Lent] | None] = set()  # after the close, what is still held
         self._nbytes = 0
         self._stream = 0
         self._closed = False
+        # An arena of its own, because plans outlive the executor, and the CPU reads their units.
+        device = resources.device
+        self._pinned = Arena(partial(allocated, device, device.allocate_host), device.free_host, visible=True)
 
     def room(self, count: int) -> Ahead | None:
         """Return room for a number of units; None if there are too few or too many. The device is current."""
         nbytes = 8 * (HEADER + 2 * count)
+        if count <= self._least or nbytes > MOST_NBYTES:
+            return None
         self._sweep()
-        if self._closed or count <= self._least or self._nbytes + nbytes > MOST_NBYTES:
+        if self._closed or self._nbytes + nbytes > MOST_NBYTES:
             return None
         if not self._stream:
             aside(self._make_stream)
-        room = Room(self._resources, nbytes)
-        self._rooms.add(room)
-        self._nbytes += nbytes
-        return Ahead(room, count, self._stream, self._left)
+        room, lent = Room(self._resources, self._pinned, nbytes), Lent()
+        left = Left(lent, self._left.append)
+        left.room = room
+        self._nbytes += nbytes  # no signal handler and no other thread runs from here to the end of the next line
+        self._rooms[room] = left
+        return Ahead(room, lent, count, self._stream)
 
     def _make_stream(self) -> None:
         device = self._resources.device
@@ -146,27 +186,53 @@ class Rooms:
             self._stream = self._stream or device.stream(urgent=True)
 
     def _sweep(self) -> None:
-        """Give back rooms that nobody holds, in order, while their uploads have ended."""
+        """Give back rooms that nobody holds, in order, while their uploads have ended.
+
+        If the call is interrupted at any point, or called by a signal handler within itself, it can be repeated.
+        """
         left = self._left
-        while left:
-            try:
-                room = left.popleft()
-            except IndexError:  # another thread has taken it
-                return
-            if not room.ended():
-                left.appendleft(room)
-                return
-            self._rooms.discard(room)
-            self._nbytes -= room.nbytes
-            room.give_back()
+        if not left:
+            return
+        with self._resources.lock:
+            while left:
+                first = left[0]
+                room = first.room
+                if room.uploading and room.marked and not room.ended():
+                    return
+                if not room.uploading:  # otherwise the end of its upload is unknown, and it is kept
+                    room.give_back()
+                    if room in self._rooms:
+                        self._nbytes -= room.nbytes  # likewise
+                        del self._rooms[room]
+                if left and left[0] is first:
+                    left.popleft()
 
     def close(self) -> None:
-        """Give back the events and the stream. No transfer is in flight, and the executor then frees the memory."""
+        """Give back the events and the stream. No transfer is in flight, and no room is being made.
+
+        The executor then frees the GPU memory. The pinned memory is freed when nobody holds a room any more.
+        """
         self._closed = True
         device, stream, self._stream = self._resources.device, self._stream, 0
         for room in list(self._rooms):
-            self._resources.events.extend(room.leave())
-        self._rooms.clear()
-        self._left.clear()
+            self._resources.events.extend(room.leave(stream))
         if stream:
             device.driver.cuStreamDestroy_v2(stream)
+        self._last.add(None)
+        for left in self._rooms.values():
+            lent = left()
+            if lent is not None:
+                self._last.add(ref(lent, self._free))
+            del lent
+        self._rooms.clear()
+        self._left.clear()
+        self._free(None)
+
+    def _free(self, gone: ref[Lent] | None) -> None:
+        """Free the pinned memory of a closed executor, once nobody holds a room any more."""
+        self._last.discard(gone)
+        if self._last or self._resources.generation != generation() or is_finalizing():
+            return
+        device = self._resources.device
+        with device.current(), Uncaptured(device):
+            self._pinned.close()
