@@ -1,0 +1,88 @@
+"""A ring of slots on the CPU, and packed transfers through it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+import kvplan
+from kvplan.plan.packing.chunk_half import Half, Slot
+from kvplan.plan.packing.packing import Packing
+from kvplan.plan.row_plans import Memory, layout_of
+from tests import oracle
+
+STALE = 0x5A
+
+
+class Ring:
+    """Slots in host memory, with guard bytes behind each."""
+
+    def __init__(self, slots: int, nbytes: int) -> None:
+        pitch = -(-(nbytes + 64) // 256) * 256
+        self.memory = np.full(slots * pitch + 256, STALE, np.uint8)
+        start = -self.memory.ctypes.data % 256
+        self.layout = layout_of([Memory(self.memory.ctypes.data, self.memory.nbytes, "cpu", self.memory)])
+        self.slots = [Slot(self.layout, self.memory.ctypes.data + start + k * pitch, nbytes) for k in range(slots)]
+
+    def bytes_of(self, slot: Slot, nbytes: int) -> np.ndarray:
+        at = slot.address - self.memory.ctypes.data
+        return self.memory[at : at + nbytes]
+
+
+def bounds_of(packing: Packing, nbytes: int) -> list[tuple[int, int]]:
+    cuts = packing.cuts(max(nbytes, packing.unit_nbytes))
+    return list(pairwise(cuts))
+
+
+def through(executor: kvplan.Executor, src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) -> None:
+    """Gather each chunk into a slot, carry its bytes to another slot, and scatter from there."""
+    here, there = ring.slots[:2]
+    for first, last in bounds:
+        gather, scatter = src.plan(first, last, here), dst.plan(first, last, there)
+        assert_aligned(gather)
+        assert_aligned(scatter)
+        assert gather.nbytes == scatter.nbytes == src.chunk_nbytes(first, last) == dst.chunk_nbytes(first, last)
+        executor.submit(gather).synchronize()
+        ring.bytes_of(there, gather.nbytes)[:] = ring.bytes_of(here, gather.nbytes)
+        executor.submit(scatter).synchronize()
+
+
+def composed(src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) -> dict[int, int]:
+    """Destination byte -> source byte of both halves together, straight from the run tables."""
+    slot = ring.slots[0]
+    made: dict[int, int] = {}
+    for first, last in bounds:
+        gather, scatter = src.plan(first, last, slot), dst.plan(first, last, slot)
+        assert_aligned(gather)
+        assert_aligned(scatter)
+        gathered = oracle.factored_moves(gather)
+        assert sorted(gathered) == list(range(slot.address, slot.address + src.chunk_nbytes(first, last)))
+        for to, at in oracle.factored_moves(scatter).items():
+            assert to not in made
+            made[to] = gathered[at]
+    return made
+
+
+def assert_harmless(half: Half, layouts: list[kvplan.KVLayout], ring: Ring) -> None:
+    """What a half touches is its chunk, each byte once, and offered memory, each byte of it once if it is written."""
+    slot, gathers = ring.slots[0], half.side == "src"
+    spans = [(region.address, region.end) for layout in layouts for region in layout.regions]
+    bounds = half.cuts(max(half.unit_nbytes, 256))
+    written: set[int] = set()
+    for first, last in pairwise(bounds):
+        plan = half.plan(first, last, slot)
+        moves = oracle.factored_moves(plan)  # fails if a byte is written twice
+        chunk, cache = (moves.keys(), moves.values()) if gathers else (moves.values(), moves.keys())
+        assert sorted(chunk) == list(range(slot.address, slot.address + plan.nbytes))
+        assert all(any(low <= at < high for low, high in spans) for at in cache)
+        assert gathers or not written & moves.keys()
+        written |= moves.keys()
+        assert_aligned(plan)
+
+
+def assert_aligned(plan: kvplan.Plan) -> None:
+    """What a run group says of its alignment holds, or a kernel's words would not fit."""
+    for group, units in plan.parts:
+        assert not (units % group.alignment).any()
+        assert not (np.stack(group.offsets) % group.alignment).any()
