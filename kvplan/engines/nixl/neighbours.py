@@ -19,7 +19,7 @@ from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
 from kvplan.engines.nixl.opened import OtherProcess, SameProcess
-from kvplan.engines.nixl.row_plans import Memory, layout_of
+from kvplan.plan.row_plans import Memory, layout_of
 from kvplan.engines.nixl.spans import Span, Spans
 from kvplan.engines.nixl.transfer_handles import Neighbour
 from kvplan.errors import LayoutError

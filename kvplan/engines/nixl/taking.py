@@ -13,7 +13,7 @@ import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.neighbours import Neighbourhood
-from kvplan.engines.nixl.row_plans import RowProgram
+from kvplan.plan.row_plans import RowProgram
 from kvplan.engines.nixl.spans import Registered, Spans
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
