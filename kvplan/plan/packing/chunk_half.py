@@ -132,7 +132,7 @@ class Chunks:
         """Return the unit numbers at which chunks of at most ``nbytes`` bytes begin, and at last the number of units.
 
         >>> Chunks([(3, 100), (4, 50)]).cuts(250)
-        [0, 2, 5, 7]
+        [0, 2, 6, 7]
 
         Raises:
             KVPlanError: a unit has more bytes.

@@ -46,7 +46,7 @@ class Copies(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What the addresses of the units of one side have in common: ``residue`` and any multiple of ``step``.
+    """The addresses that the units of one side may have: ``residue`` and any multiple of ``step``.
 
     Attributes:
         step, residue: in bytes.
@@ -136,7 +136,7 @@ def _ordered(group: RunGroup, side: str) -> list[Copies]:
 
 
 def _by_alignment(copies: Copies) -> list[Copies]:
-    """Part copies by the alignment of their sizes, the widest first, so that narrow ones slow no others; [] if alike."""
+    """Part copies by the alignment of their sizes, widest first, so that narrow ones slow no others; [] if alike."""
     word = np.minimum(copies.size & -copies.size, WORD)
     words = np.unique(word)[::-1]
     return [copies.take(np.flatnonzero(word == one)) for one in words.tolist()] if words.size > 1 else []

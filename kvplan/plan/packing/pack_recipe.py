@@ -9,9 +9,9 @@ A recipe has a header, a part that all transfers of a program share, and the add
 | runs | offset at the unit, offset in the chunk, bytes; two loops of (count, stride at the unit, stride in the chunk) |
 | columns | units, first address, step, bytes of an index or 0, the column that this one repeats |
 
-Numbers are little-endian, int64 in all tables. Behind the columns come their indices, as unsigned integers of 1, 2, 4 or
-8 bytes, each column padded to 8 bytes: unit ``k`` is at ``first address + step * index[k]``. A column without indices
-repeats an earlier column at another first address.
+Numbers are little-endian, int64 in all tables. Behind the columns come their indices, as unsigned integers of 1, 2, 4
+or 8 bytes, each column padded to 8 bytes: unit ``k`` is at ``first address + step * index[k]``. A column without
+indices repeats an earlier column at another first address.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,14 +28,15 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.packing.chunk_half import Half, HalfSection
-from kvplan.plan.packing.pack_checks import Extents, Offered, check_disjoint, check_within, extents_of
+from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, extents_of
 from kvplan.plan.packing.pack_order import GRAIN, REACH, SIDES, Place, half_group
 from kvplan.program.program import Run, RunGroup
 
 MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
 SECTION, RUN, COLUMN = 6, 9, 5  # words of a row
-WIDTHS = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
 KEPT = 64 << 10  # bytes: shared parts up to this size are kept, so that a GPU uploads their tables once
 
 
@@ -106,7 +106,7 @@ def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[in
     heads: list[tuple[int, ...]] = []
     payloads: list[bytes] = []
     for number, (addresses, place) in enumerate(columns):
-        twin = _twin(columns[:number], addresses)
+        twin = _twin(columns[:number], addresses, place)
         if twin is not None:
             heads.append((addresses.size, int(addresses[0]), heads[twin][2], 0, twin))
             continue
@@ -120,10 +120,10 @@ def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[in
     return heads, payloads
 
 
-def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array) -> int | None:
+def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, place: Place) -> int | None:
     """Return the first column whose units all lie equally far from those of this one."""
-    for number, (other, _) in enumerate(columns):
-        if other.size == addresses.size > 0:
+    for number, (other, its) in enumerate(columns):
+        if other.size == addresses.size > 0 and its.step % place.step == 0:
             far = int(addresses[0] - other[0])
             if int(addresses[-1] - other[-1]) == far and bool((addresses - other == far).all()):
                 return number
@@ -148,7 +148,8 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
     >>> import kvplan
     >>> from kvplan.plan.packing.packing import packing_of
     >>> mine = kvplan.KVLayout.from_tensors("block dim", np.zeros((8, 64), np.int8))
-    >>> theirs = kvplan.KVLayout.from_spec({"notation": "block dim", "address": 4096, "sizes": {"block": 8, "dim": 64}})
+    >>> theirs = kvplan.KVLayout.from_spec({"notation": "block dim", "dtype": "int8", "address": 4096,
+    ...                                     "sizes": {"block": 8, "dim": 64}})
     >>> recipe = packing_of(kvplan.compile(mine, theirs).plan([1, 2], [5, 3])).recipe("src")
     >>> half = half_of(recipe, [mine], "src")
     >>> half.units, half.nbytes, len(recipe)
@@ -170,24 +171,6 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
         check_disjoint([(columns[number], extents) for number, extents in held.items()])
     made = [HalfSection(one.group, one.unit_nbytes, columns[one.column].addresses, one.place) for one in sections]
     return Half(side, made, *offered.of(touched))
-
-
-class Column(NamedTuple):
-    """The addresses of units, and their indices.
-
-    Attributes:
-        addresses: (n,) int64: ``first + step * index``.
-        index: (n,) int64.
-        step: in bytes.
-        root: number of the column with these indices.
-        periods: the period of each section of the column.
-    """
-
-    addresses: Int64Array
-    index: Int64Array
-    step: int
-    root: int
-    period: int
 
 
 def _wrong(text: str) -> TransferError:
@@ -245,10 +228,9 @@ _kept = lru_cache(maxsize=128)(_shared_part)
 def _check_rows(rows: Int64Array) -> None:
     """Check that no number of the runs is out of range, so that no sum of them overflows."""
     counts, strides = rows[:, [3, 6]], rows[:, [[4, 5], [7, 8]]]
-    fine = (rows[:, :2] >= 0).all() and (rows[:, :3] < REACH).all() and (rows[:, 2] >= 1).all()
-    fine = fine and (counts >= 1).all() and (counts <= LIMITS.recipe_copies).all()
-    fine = fine and bool((np.abs(strides) <= REACH // counts[:, :, None]).all()) and bool((strides > -REACH).all())
-    if not fine:
+    fine = (rows[:, 0] > -REACH).all() and (rows[:, 1] >= 0).all() and (rows[:, 2] >= 1).all()
+    small = (rows[:, :3] < REACH).all() and (counts >= 1).all() and (counts <= LIMITS.recipe_copies).all()
+    if not (fine and small and (strides > -REACH).all() and (np.abs(strides) <= REACH // counts[:, :, None]).all()):
         raise _wrong("has a run whose numbers are out of range")
     if int(counts.prod(axis=1).sum()) > LIMITS.recipe_copies:
         raise _wrong(f"makes over {LIMITS.recipe_copies:,} copies of a unit")
@@ -271,8 +253,6 @@ def _covering(group: RunGroup, unit_nbytes: int, side: str) -> Extents:
     ends = np.cumsum(length)
     if int(ends[-1]) != unit_nbytes or bool((start != ends - length).any()):
         raise _wrong(f"leaves bytes of a unit's {unit_nbytes:,} in the chunk out, or names them twice")
-    if int(cache.min()) < 0 or int((cache + size).max()) > REACH:
-        raise _wrong("has a run that leaves its unit's addresses")
     return extents_of(cache, size)
 
 
@@ -288,8 +268,9 @@ def _read_columns(
         periods.setdefault(one.column, one.place.period)
     if len(periods) != len(heads):
         raise _wrong("has a column of addresses without a section")
-    for number, (count, first, step, width, root) in enumerate(heads):
-        if not (0 <= count <= LIMITS.recipe_units and 0 <= first < 1 << 62 and 1 <= step <= REACH):
+    for number, (count, first, given, width, root) in enumerate(heads):
+        step = given
+        if not (0 <= count <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
             raise _wrong(f"has a column of {count:,} units, from {first:#x} in steps of {step:,}")
         if width:
             nbytes = count * width
@@ -297,7 +278,7 @@ def _read_columns(
                 raise _wrong("is cut off")
             index = np.frombuffer(recipe, dtype=WIDTHS[width], count=count, offset=at)
             at += nbytes + -nbytes % 8
-            if count and int(index.max()) > ((1 << 62) - first) // step:
+            if count and int(index.max()) > (ADDRESSES - first) // step:
                 raise _wrong("has a unit beyond all addresses")
             index = index.astype(np.int64)
             addresses = index * step
@@ -305,10 +286,12 @@ def _read_columns(
         else:
             if not 0 <= root < number or columns[root].root != root or columns[root].addresses.size != count:
                 raise _wrong(f"repeats column {root}, which is not there")
-            index, step = columns[root].index, columns[root].step
-            addresses = columns[root].addresses + (first - int(columns[root].addresses[0]))
-            if count and int(addresses.min()) < 0:
-                raise _wrong("has a unit before all addresses")
+            index, step, addresses = columns[root].indices, columns[root].step, columns[root].addresses
+            if count:
+                far = first - int(addresses[0])
+                if int(addresses.min()) + far < 0 or int(addresses.max()) + far > ADDRESSES:
+                    raise _wrong("has a unit beyond all addresses")
+                addresses = addresses + far
         columns.append(Column(addresses, index, step, root, periods[number]))
     if at != len(recipe):
         raise _wrong(f"has {len(recipe) - at} bytes too many")
@@ -319,6 +302,3 @@ def _read_columns(
         ):
             raise _wrong("has units that are not as aligned as it says")
     return columns
-
-
-_ = pairwise

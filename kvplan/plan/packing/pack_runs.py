@@ -60,10 +60,10 @@ def _fold(rows: _Rows) -> _Rows:
     same = (alike[1:] == alike[:-1]).all(axis=1)
     if same.all():
         apart = np.flatnonzero((steps != steps[0]).any(axis=1))
-        length = int(apart[0]) + 1 if apart.size else count
-        inner = np.arange(count - 1) % length < length - 1
-        if count % length == 0 and length > 1 and (steps[inner] == steps[0]).all():
-            return _looped(rows, np.arange(0, count, length), np.full(count // length, length), steps)
+        each = int(apart[0]) + 1 if apart.size else count
+        inner = np.arange(count - 1) % each < each - 1
+        if count % each == 0 and each > 1 and (steps[inner] == steps[0]).all():
+            return _looped(rows, np.arange(0, count, each), np.full(count // each, each), steps)
     # The links between rows: equal links in a row are a stretch; it begins behind the last row of the one before.
     equal = same[1:] & same[:-1] & (steps[1:] == steps[:-1]).all(axis=1)
     first = np.concatenate(([0], np.flatnonzero(~equal) + 1))

@@ -85,8 +85,9 @@ def packing_of(plan: Plan, order: Order = "auto", most: int | None = None) -> Pa
     >>> import kvplan, numpy as np
     >>> from kvplan.plan.row_plans import Memory, layout_of
     >>> a, b = np.arange(64, dtype=np.uint8).reshape(4, 2, 8), np.zeros((2, 4, 8), np.uint8)
-    >>> layouts = [kvplan.KVLayout.from_tensors(text, t) for text, t in (("block layer dim", a), ("layer block dim", b))]
-    >>> packing = packing_of(kvplan.compile(*layouts).plan([3, 0], [1, 2]))
+    >>> src = kvplan.KVLayout.from_tensors("block layer dim", a)
+    >>> dst = kvplan.KVLayout.from_tensors("layer block dim", b)
+    >>> packing = packing_of(kvplan.compile(src, dst).plan([3, 0], [1, 2]))
     >>> packing, packing.unit_nbytes, packing.cuts(16)
     (Packing(2 units, 32 bytes), 16, [0, 1, 2])
     >>> ring = np.zeros(512, np.uint8)
@@ -138,8 +139,8 @@ def packings_by_layer(
     >>> import kvplan, numpy as np
     >>> a = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((4, 8, 64), np.int8))
     >>> b = kvplan.KVLayout.from_tensors("block layer dim", np.zeros((8, 4, 64), np.int8))
-    >>> [(sorted(layers), packing.nbytes) for layers, packing in packings_by_layer(kvplan.compile(a, b).plan([1], [2]), 2)]
+    >>> plan = kvplan.compile(a, b).plan([1], [2])
+    >>> [(sorted(layers), packing.nbytes) for layers, packing in packings_by_layer(plan, 2)]
     [([0, 1], 128), ([2, 3], 128)]
     """
     return [(layers, packing_of(piece, order, most)) for layers, piece in split_layers(plan, groups)]
-
