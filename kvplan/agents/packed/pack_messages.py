@@ -34,10 +34,10 @@ _CREDIT = struct.Struct("<II")
 _HELLO = struct.Struct("<QQIH")
 _PART = struct.Struct("<QII")
 _DATA = struct.Struct("<BQIII")
-_WHICH = struct.Struct("<Q")
+_WHICH = struct.Struct("<BQ")
 
 LEAST_NOTE = 512  # bytes of a note that every wire must take
-PULL, PUSHED = 0, 1  # of DATA: the transfer was begun by the receiver of the message, or by its sender
+PULL, PUSHED = 0, 1  # transfers: the end that receives the chunks began it, or the end that sends them
 
 
 class Credit(NamedTuple):
@@ -227,19 +227,19 @@ def data_nbytes() -> int:
     return _DATA.size
 
 
-def which_body(transfer: int, why: str = "") -> bytes:
+def which_body(whose: int, transfer: int, why: str = "") -> bytes:
     """Return the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`.
 
-    >>> read_which(which_body(5, "no memory"))
-    (5, 'no memory')
+    >>> read_which(which_body(PULL, 5, "no memory"))
+    (0, 5, 'no memory')
     """
-    return _WHICH.pack(transfer) + why.encode()[:MOST_WHY]
+    return _WHICH.pack(whose, transfer) + why.encode()[:MOST_WHY]
 
 
-def read_which(body: bytes) -> tuple[int, str]:
-    """Read the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`."""
+def read_which(body: bytes) -> tuple[int, int, str]:
+    """Read the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`: which transfer, and why."""
     try:
-        return _WHICH.unpack_from(body)[0], body[_WHICH.size : _WHICH.size + MOST_WHY].decode(errors="replace")
+        return *_WHICH.unpack_from(body), body[_WHICH.size : _WHICH.size + MOST_WHY].decode(errors="replace")
     except struct.error:
         raise wrong(body) from None
 

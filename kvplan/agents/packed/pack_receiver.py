@@ -1,0 +1,236 @@
+"""The receiver of chunks: scatter each chunk from its slot once, and give the slot back to the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
+from kvplan.agents.packed.pack_orders import Ends
+from kvplan.agents.packed.pack_rows import Mover, Row
+from kvplan.agents.packed.pack_sender import PRIORITY, Mouth
+from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.base.threads import error_of
+from kvplan.errors import LayoutError
+from kvplan.execute.transfer import Transfer
+
+
+class Inbound:
+    """The chunks of one transfer that this process receives.
+
+    Args:
+        whose: whether this process has asked for them, or the peer pushes them.
+        number: number of the transfer.
+        rows: its chunks.
+        urgent: whether it has high priority.
+        own: the transfer, if this process has asked.
+        note: the peer's note for the user.
+
+    Attributes:
+        scattered: number of chunks that are scattered.
+        running: number of chunks that are being scattered.
+        over: whether it has ended, so that no further chunk is scattered.
+    """
+
+    def __init__(
+        self, whose: int, number: int, rows: Sequence[Row], *, urgent: bool,
+        own: PackedTransfer | None = None, note: bytes = b"",
+    ) -> None:  # fmt: skip
+        self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
+        self.scattered = self.running = 0
+        self.over = False
+        self.seen = bytearray(len(rows))
+
+    def held(self) -> str:
+        """Return what the destination holds after an error."""
+        if not self.scattered and not self.running:
+            return "nothing was moved"
+        still = ", and may still change" if self.running else ""
+        return (
+            f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
+        )
+
+
+class _Scatter(NamedTuple):
+    """A chunk that is being scattered; ``moved`` is None if it could not be submitted."""
+
+    inbound: Inbound
+    row: Row
+    credit: Credit
+    moved: Transfer | None
+    epoch: int
+
+
+class Receiver:
+    """Receives the chunks of all transfers with one peer.
+
+    Args:
+        mouth: how it speaks to the peer.
+        mover: scatters.
+        granted: the slots that the peer may write.
+        arrived: called with each note for the user that is due.
+
+    Attributes:
+        granted: by number.
+        inbounds: transfers that have not ended, by whose they are and their numbers.
+        ends: pushes of the peer that have ended, by priority.
+    """
+
+    def __init__(
+        self, mouth: Mouth, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
+    ) -> None:
+        self.granted = {slot.number: slot for slot in granted}
+        self.inbounds: dict[tuple[int, int], Inbound] = {}
+        self.ends = Ends(), Ends()
+        self._mouth, self._mover, self._arrived = mouth, mover, arrived
+        self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
+        self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
+        self._scattering: list[_Scatter] = []
+        self._epoch = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no chunk is being scattered."""
+        return not self._scattering
+
+    def slots(self) -> tuple[tuple[int, bool], ...]:
+        """Return the slots that the peer may write, each with whether it is still read."""
+        read = {one.credit.slot for one in self._scattering}
+        return tuple((number, number in read) for number in self.granted)
+
+    def take(self, inbound: Inbound) -> None:
+        """Receive a transfer, and the chunks of it that have come already."""
+        self.inbounds[inbound.whose, inbound.number] = inbound
+        early = self._early.pop(inbound.number, ()) if inbound.whose == PUSHED else ()
+        if not inbound.rows:
+            self._complete(inbound)
+        for data in early:
+            self._scatter(inbound, data)
+
+    def data(self, data: Data) -> None:
+        """Take a chunk; raise LayoutError if the peer has not been granted its slot."""
+        turn = self._turns.get(data.slot)
+        if turn is None:
+            raise LayoutError(f"a chunk lies in slot {data.slot}, which was not granted")
+        if data.turn <= turn:
+            return  # it came twice
+        self._turns[data.slot] = data.turn
+        inbound = self.inbounds.get((data.whose, data.transfer))
+        if inbound is not None:
+            self._scatter(inbound, data)
+        elif data.whose == PUSHED and not self.ended(data.transfer):
+            self._early.setdefault(data.transfer, []).append(data)
+        else:
+            self._mouth.owe([Credit(data.slot, data.turn)])
+
+    def void(self, credit: Credit) -> None:
+        """Take a slot back whose write failed."""
+        if self._turns.get(credit.slot, credit.turn) < credit.turn:
+            self._turns[credit.slot] = credit.turn
+            self._mouth.owe([credit])
+
+    def ended(self, number: int) -> bool:
+        """Return whether a push of the peer has ended."""
+        return self.ends[number & 1].ended(number >> 1)
+
+    def _scatter(self, inbound: Inbound, data: Data) -> None:
+        credit = Credit(data.slot, data.turn)
+        if inbound.over or data.chunk >= len(inbound.rows) or inbound.seen[data.chunk] or not self._claim(inbound):
+            self._mouth.owe([credit])
+            return
+        inbound.seen[data.chunk] = 1
+        inbound.running += 1
+        row, place = inbound.rows[data.chunk], self.granted[data.slot].place
+        after = inbound.own.pieces[row.piece].ready.left if inbound.own is not None else None
+        moved = None
+        try:
+            moved = self._mover.submit(row.planned(place), after, priority=PRIORITY[inbound.urgent])
+        except Exception as error:  # noqa: BLE001  # it is the transfer's
+            inbound.running -= 1
+            self.fail(inbound, f"a chunk could not be scattered: {error}")
+            inbound.running += 1
+        self._scattering.append(_Scatter(inbound, row, credit, moved, self._epoch))
+
+    def _claim(self, inbound: Inbound) -> bool:
+        if inbound.own is None or inbound.own.claim():
+            return True
+        self.withdraw(inbound)
+        return False
+
+    def step(self) -> bool:
+        """End what is scattered; return whether anything changed."""
+        ended = [one for one in self._scattering if one.moved is None or one.moved.done()]
+        for one in ended:
+            self._scattering.remove(one)
+            inbound = one.inbound
+            inbound.running -= 1
+            self._mouth.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])
+            error = None if one.moved is None else error_of(one.moved.synchronize)
+            if error is not None:
+                self.fail(inbound, f"a chunk could not be scattered: {error}")
+            elif one.moved is not None:
+                inbound.scattered += 1
+                if not inbound.over:
+                    if inbound.own is not None:
+                        inbound.own.arrive(one.row.piece)
+                    if inbound.scattered == len(inbound.rows):
+                        self._complete(inbound)
+        return bool(ended)
+
+    def _complete(self, inbound: Inbound) -> None:
+        self._end(inbound, inbound.note)
+        if inbound.own is not None:
+            inbound.own.finish()
+        else:
+            self._mouth.say(DONE, which_body(inbound.whose, inbound.number))
+
+    def fail(self, inbound: Inbound, why: str, *, tell: bool = True) -> None:
+        """Give a transfer up, and tell the other end."""
+        if inbound.over:
+            return
+        held = inbound.held()
+        if inbound.own is not None:
+            inbound.own.fail(why, held)
+        self._end(inbound)
+        if tell:
+            kind = CANCEL if inbound.whose == PULL else FAILED
+            self._mouth.say(kind, which_body(inbound.whose, inbound.number, why))
+
+    def withdraw(self, inbound: Inbound) -> None:
+        """Scatter no more of a transfer that this process has cancelled, and tell the other end."""
+        if not inbound.over:
+            self._end(inbound)
+            self._mouth.say(CANCEL, which_body(inbound.whose, inbound.number))
+
+    def refuse(self, number: int, why: str) -> None:
+        """Refuse a push of the peer, or end one that the peer has given up; its slots go back."""
+        inbound = self.inbounds.get((PUSHED, number))
+        if inbound is not None:
+            self._end(inbound)
+        else:
+            self._due(number, b"")
+        for data in self._early.pop(number, ()):
+            self._mouth.owe([Credit(data.slot, data.turn)])
+        if why:
+            self._mouth.say(FAILED, which_body(PUSHED, number, why))
+
+    def _end(self, inbound: Inbound, note: bytes = b"") -> None:
+        inbound.over = True
+        self.inbounds.pop((inbound.whose, inbound.number), None)
+        if inbound.whose == PUSHED:
+            self._due(inbound.number, note)
+
+    def _due(self, number: int, note: bytes) -> None:
+        for one in self.ends[number & 1].end(number >> 1, note):
+            if one:
+                self._arrived(one)
+
+    def reset(self, why: str) -> None:
+        """Give all transfers up; chunks that are being scattered go on."""
+        for inbound in list(self.inbounds.values()):
+            self.fail(inbound, why, tell=False)
+        self.ends = Ends(), Ends()
+        self._early.clear()
+        self._turns = dict.fromkeys(self.granted, 0)
+        self._epoch += 1
