@@ -6,7 +6,7 @@ Source: NIXL 1.5.1, Python API of its agent. kvplan has no transport of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_card import check_name, read, write
 from kvplan.nixl.nixl_connection import Connection, End, Span, in_words, spans_of
 from kvplan.nixl.nixl_peer import NixlPeer
+from kvplan.nixl.nixl_wire import NixlRing, NixlWire
 from kvplan.plan.nixl_lists import memory_of
 
 log = logging.getLogger("kvplan.nixl")
@@ -141,6 +142,36 @@ class NixlAgent:
             for name, notes in found.items()
             for note in notes
         ]
+
+    def ring(self, address: int, nbytes: int, device: str) -> NixlRing:
+        """Register memory into which peers write packed transfers; see :class:`kvplan.nixl.nixl_wire.NixlRing`."""
+        return NixlRing(self._end, address, nbytes, device)
+
+    def wire(self, peer: str, device: str, lost: Callable[[str], object]) -> NixlWire:
+        """Return a wire for packed transfers with a peer; see :class:`kvplan.nixl.nixl_wire.NixlWire`."""
+        return NixlWire(self._end, peer, device, lost)
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        """Add metadata that a peer sent, for example of its ring, to what NIXL knows of it.
+
+        Raises:
+            TransferError: NIXL does not accept it, for example since the peer was restarted; or it is of another agent.
+        """
+        with self._end.lock:
+            self._end.check_open()
+            Connection(self._end, peer, metadata).join()
+
+    def replace(self, peer: str, metadata: bytes) -> None:
+        """Add metadata that a peer sent after its restart, in place of what NIXL knew of it; see :meth:`add`."""
+        with self._end.lock:
+            self._end.check_open()
+            connection = Connection(self._end, peer, metadata)
+            connection.leave()
+            connection.join()
+
+    def tell(self, peer: str, note: bytes) -> None:
+        """Send a note to a peer that NIXL knows; raise TransferError if NIXL does not send it."""
+        Connection(self._end, peer, b"").tell(note)
 
     def stats(self) -> ExecutorStats:
         """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""

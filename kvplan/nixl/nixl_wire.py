@@ -111,11 +111,11 @@ class NixlWire:
 
     Attributes:
         most_note: most bytes of a note.
-        greeted: whether the peer has told NIXL's metadata of its ring; until then :meth:`send` sends nothing.
+        greeted: whether the peer has told NIXL's metadata of its ring; :meth:`greet` sets it.
         posted: number of writes so far.
     """
 
-    def __init__(self, end: End, peer: str, device: str, lost: Callable[[str], None] | None = None) -> None:
+    def __init__(self, end: End, peer: str, device: str, lost: Callable[[str], object] | None = None) -> None:
         self.most_note = MOST_NOTE
         self.greeted = False
         self.posted = 0
@@ -126,6 +126,7 @@ class NixlWire:
         self._theirs = self._mine
         self._idle: OrderedDict[tuple[int, int, int], list[_Prepared]] = OrderedDict()
         self._idle_count = 0
+        self._held: list[bytes] = []  # notes for a peer that has not answered yet
 
     def ring(self, address: int, nbytes: int, device: str) -> None:
         """Take the place of the peer's ring; see :meth:`kvplan.agents.packed.wire.Wire.ring`."""
@@ -184,9 +185,19 @@ class NixlWire:
 
     def send(self, note: bytes) -> None:
         """Send a note without bytes; see :meth:`kvplan.agents.packed.wire.Wire.send`."""
-        if not self.greeted:
-            raise TransferError(f"{self.peer!r} has not told yet where its ring is")
-        self.tell(note)
+        with self._end.lock:
+            if self.greeted:
+                self.tell(note)
+            else:
+                self._held.append(note)
+
+    def greet(self) -> None:
+        """Send the notes that were held back until the peer has told NIXL's metadata of its ring."""
+        with self._end.lock:
+            self.greeted = True
+            held, self._held = self._held, []
+            for note in held:
+                self.tell(note)
 
     def tell(self, note: bytes) -> None:
         """Send a note, also before the peer has told where its ring is; raise TransferError if NIXL does not."""

@@ -7,13 +7,13 @@ import mmap
 import weakref
 from typing import Any
 
-from kvplan.agents.packed.slot_ring import RingMemory
 from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.plan.row_plans import Memory
 
 HUGE = 2 << 20  # bytes of a huge page
 
 
-def ring_pages(nbytes: int, device: str) -> RingMemory:
+def ring_pages(nbytes: int, device: str) -> Memory:
     """Allocate memory for a ring. It is freed with the returned object.
 
     Args:
@@ -26,8 +26,8 @@ def ring_pages(nbytes: int, device: str) -> RingMemory:
         PathError: the device is neither the CPU nor a GPU of CUDA, or the GPU has not so much memory.
 
     >>> ring = ring_pages(1 << 16, "cpu")
-    >>> ring.nbytes, ring.address % HUGE
-    (65536, 0)
+    >>> ring.shape, ring.data_ptr() % HUGE
+    ((1, 65536), 0)
     """
     if device == "cpu":
         return _host_pages(nbytes)
@@ -44,7 +44,7 @@ def ring_pages(nbytes: int, device: str) -> RingMemory:
         raise PathError(f"{device} has no {nbytes:,} bytes for a ring: {error}") from error
     owner = _GpuPages()
     weakref.finalize(owner, _free, gpu, address).atexit = False
-    return RingMemory(address, nbytes, device, owner)
+    return Memory(address, nbytes, device, owner)
 
 
 class _GpuPages:
@@ -56,7 +56,7 @@ def _free(gpu: Any, address: int) -> None:
         gpu.free(address)
 
 
-def _host_pages(nbytes: int) -> RingMemory:
+def _host_pages(nbytes: int) -> Memory:
     try:
         memory = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
@@ -65,4 +65,4 @@ def _host_pages(nbytes: int) -> RingMemory:
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = (ctypes.c_char * (nbytes + HUGE)).from_buffer(memory)
     start = -(-ctypes.addressof(whole) // HUGE) * HUGE
-    return RingMemory(start, nbytes, "cpu", whole)
+    return Memory(start, nbytes, "cpu", whole)

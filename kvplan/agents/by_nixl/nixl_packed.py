@@ -10,22 +10,27 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.loop import Watcher
 from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.pack_messages import MAGIC as PROTOCOL
 from kvplan.agents.packed.ring_pages import ring_pages
-from kvplan.agents.packed.slot_ring import RingMemory
+from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
+from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_agent import NixlAgent
 from kvplan.nixl.nixl_wire import NixlRing, NixlWire
 from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import Memory
 
+PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
 MAGIC = b"kvplan.wire/1"
 ASK, ANSWER, REFUSE, PROBE = b"?", b"!", b"-", b"."
 IDLE_SECONDS = 2e-3  # between two looks for a first peer
 PROBE_SECONDS = 0.5  # between two questions whether a peer with transfers in flight lives
+LEAST_SLOT = 4096  # bytes
 WORDS = 500  # most characters of a refusal
 
 log = logging.getLogger("kvplan.agents")
@@ -43,7 +48,19 @@ class Slots(NamedTuple):
     nbytes: int
 
 
-HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(12, 8 << 20)
+HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(16, 8 << 20)
+
+
+class PackedWay(NamedTuple):
+    """How an agent takes packed transfers.
+
+    Attributes:
+        slots: its ring; None for one that fits its device.
+        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
+    """
+
+    slots: Slots | None = None
+    threaded: bool = True
 
 
 class NixlPacked:
@@ -51,11 +68,11 @@ class NixlPacked:
 
     Args:
         name: name of the agent.
-        nixl: function that returns the agent of NIXL.
+        nixl: its end of NIXL.
         offered: function that returns the layouts that peers may name.
         executor: function that returns the executor of a device.
-        slots: the ring; None for one that fits its device.
-        threaded: whether a thread makes progress; otherwise :meth:`poll` does.
+        way: its ring, and who makes progress.
+        watch: function that lets the agent's service thread serve this object.
 
     Attributes:
         refused: why this process takes no packed transfer; None while it does.
@@ -64,36 +81,49 @@ class NixlPacked:
     def __init__(
         self,
         name: str,
-        nixl: Callable[[], NixlAgent],
+        nixl: NixlEnd,
         offered: Callable[[], Mapping[str, KVLayout]],
         executor: Callable[[str], Executor],
-        slots: Slots | None,
-        *,
-        threaded: bool,
+        way: PackedWay,
+        watch: Callable[[Watcher], object],
     ) -> None:
         self.refused: str | None = None
-        self._name, self._nixl, self._offered, self._executor, self._slots = name, nixl, offered, executor, slots
-        self._threaded = threaded
+        self._name, self._nixl, self._offered, self._executor, self._way = name, nixl, offered, executor, way
+        self._watch = watch
         self._lock = threading.RLock()  # of the ring and the wires
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._end: End | None = None
-        self._memory: RingMemory | None = None
+        self._memory: Memory | None = None
         self._ring: NixlRing | None = None
         self._wires: dict[str, NixlWire] = {}
+        self._refusals: dict[str, str] = {}  # by peer, why it takes no packed transfer
         self._early: dict[str, list[bytes]] = {}  # notes of the protocol that came before the peer's handshake
         self._gone: deque[tuple[str, str]] = deque()  # peers that NIXL reports as gone, and why
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
         self._probe_at = 0.0
         self._closed = False
 
+    def serve_peers(self) -> int:
+        """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
+        if self.refused is not None or self._closed:
+            return 0
+        self._watch(self)
+        return PACKED_VERSION
+
+    @property
+    def in_flight(self) -> int:
+        """Number of this process's packed transfers that have not ended."""
+        end = self._end
+        return 0 if end is None else sum(end.in_flight(peer) for peer in list(self._wires))
+
     # ---- transfers ---------------------------------------------------------------------------------------------------
 
-    def why_not(self, plan: Plan, *, reading: bool) -> str | None:
-        """Return why a plan cannot be packed here, or None."""
+    def why_not(self, peer: str, plan: Plan, *, reading: bool) -> str | None:
+        """Return why a plan cannot be packed, or None."""
         if self._closed:
             return f"the agent {self._name!r} is closed"
-        if self.refused is not None:
-            return self.refused
+        if (why := self.refused or self._refusals.get(peer)) is not None:
+            return why
         devices = {pair[1 if reading else 0].device for pair in plan.layouts} - {"cpu"}
         if len(devices) > 1:
             return f"its memory here is on {' and '.join(sorted(devices))}, and a ring is on one device"
@@ -166,7 +196,7 @@ class NixlPacked:
     def read(self) -> None:
         """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""
         with self._reading:
-            for peer, note in self._nixl().notes():
+            for peer, note in self._nixl.agent().notes():
                 if note.startswith(MAGIC):
                     self._greeted(peer, note[len(MAGIC) :][:1], note[len(MAGIC) + 1 :])
                 elif not note.startswith(PROTOCOL):
@@ -190,17 +220,19 @@ class NixlPacked:
             if kind == ASK:
                 self._answer(peer, body)
             elif kind == ANSWER and peer in self._wires:
-                self._nixl().add(peer, body)
+                self._nixl.agent().add(peer, body)
                 self._open(peer)
             elif kind == REFUSE:
-                self._gone.append((peer, f"it takes no packed transfer: {quoted(body[:WORDS].decode(errors='replace'))}"))
+                why = f"it takes no packed transfer: {quoted(body[:WORDS].decode(errors='replace'))}"
+                self._refusals[peer] = why
+                self._gone.append((peer, why))
         except KVPlanError as error:
             log.warning("no packed transfers with %s: %s", peer, error)
             self._gone.append((peer, str(error)))
 
     def _answer(self, peer: str, metadata: bytes) -> None:
         """Tell a peer that asks where the ring is; a peer that has restarted replaces the one that was known."""
-        nixl = self._nixl()
+        nixl = self._nixl.agent()
         with self._lock:
             device = min({layout.device for layout in self._offered().values()} - {"cpu"}, default="cpu")
             known = self._wires.get(peer)
@@ -228,7 +260,7 @@ class NixlPacked:
         """Let the protocol begin with a peer whose ring NIXL knows now."""
         wire, end = self._wires.get(peer), self._end
         if wire is not None and end is not None:
-            wire.greeted = True
+            wire.greet()
             for note in self._early.pop(peer, []):
                 end.take(peer, note)
 
@@ -251,12 +283,12 @@ class NixlPacked:
             return self._end, self._ring
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
-        slots = self._slots or (HOST_SLOTS if device == "cpu" else GPU_SLOTS)
+        slots = self._way.slots or (HOST_SLOTS if device == "cpu" else GPU_SLOTS)
         memory = ring_pages(slots.count * slots.nbytes, device)
-        ring = self._nixl().ring(memory.address, memory.nbytes, memory.device)
+        ring = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
             end = End(self._name, memory, slots.nbytes, self._executor(device), self.read)
-            if self._threaded:
+            if self._way.threaded:
                 end.start()
         except BaseException:
             ring.close()
@@ -266,7 +298,7 @@ class NixlPacked:
 
     def _add(self, end: End, peer: str) -> NixlWire:
         device = "cpu" if self._memory is None else self._memory.device
-        wire = self._nixl().wire(peer, device, lambda why: self._gone.append((peer, why)))
+        wire = self._nixl.agent().wire(peer, device, lambda why: self._gone.append((peer, why)))
         end.add(peer, wire, self._offered())
         self._wires[peer] = wire
         return wire
@@ -279,11 +311,43 @@ class NixlPacked:
 
     def due(self) -> float | None:
         """Return when to look for a first peer; None once a thread of the end looks, or :meth:`poll` is called."""
-        if not self._threaded or self._closed or self._end is not None:
+        if not self._way.threaded or self._closed or self._end is not None:
             return None
         return time.monotonic() + IDLE_SECONDS
 
     def serve(self) -> None:
         """Look for a first peer."""
-        if self._threaded and not self._closed and self._end is None:
+        if self._way.threaded and not self._closed and self._end is None:
             self.read()
+
+
+def checked_progress(progress: object) -> str:
+    """Return who makes progress; raise KVPlanError if it is unknown.
+
+    >>> checked_progress(None), checked_progress("step")
+    ('thread', 'step')
+    """
+    if progress is None:
+        return "thread"
+    if progress not in ("thread", "step"):
+        raise KVPlanError(f"progress is {quoted(progress)}; expected 'thread', 'step' or None")
+    return str(progress)
+
+
+def checked_slots(slots: object) -> Slots | None:
+    """Return a ring; raise KVPlanError if it is not (slots, bytes of a slot).
+
+    >>> checked_slots((8, 1 << 20))
+    Slots(count=8, nbytes=1048576)
+    """
+    if slots is None:
+        return None
+    if not isinstance(slots, tuple) or len(slots) != 2:
+        raise KVPlanError(f"slots is {quoted(slots)}; give (number of slots, bytes of a slot), or None")
+    right = "a ring has from 2 to 65,536 slots"
+    count = integer("slots[0]", slots[0], least=2, most=MOST_SLOTS, right=right, error=KVPlanError)
+    right = f"a slot has at least {LEAST_SLOT:,} bytes"
+    nbytes = integer("slots[1]", slots[1], least=LEAST_SLOT, right=right, error=KVPlanError)
+    if nbytes % ALIGNMENT:
+        raise KVPlanError(f"slots[1] is {nbytes}; the bytes of a slot are a multiple of {ALIGNMENT}")
+    return Slots(count, nbytes)
