@@ -8,20 +8,19 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from kvplan.agents.agent_card import AgentCard, Offered, read_card, write_card
 from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
 from kvplan.agents.by_nixl.nixl_link import NixlLink
-from kvplan.agents.by_nixl.nixl_packed import PackedWay, checked_progress, checked_slots
+from kvplan.agents.by_nixl.packed_way import PackedWay, checked_progress, checked_slots
 from kvplan.agents.choosing import Chosen, choose
 from kvplan.agents.core import Core
 from kvplan.agents.greeting import Hello, close_files, greet, new_nonce
-from kvplan.agents.identity import allowed_users, this_process, user_name
+from kvplan.agents.identity import allowed_users, this_process
 from kvplan.agents.link import Link
 from kvplan.agents.peer import Peer
-from kvplan.agents.relocation import check_covered, regions_of, relocated
-from kvplan.agents.way import Checked, Origin
+from kvplan.agents.relocation import relocated
 from kvplan.agents.ways import NIXL, TRANSPORTS, OfferedLayouts, checked_transports, ways_here
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
@@ -98,11 +97,11 @@ class Agent:
             raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
         self._users = allowed_users(users)
         self._ways, self._reasons = ways_here(self._transports, None if executor is None else executor.device)
+        packs = PackedWay(checked_slots(slots), threaded=checked_progress(progress) != "step")
         nixl = None
         if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
             self._reasons.pop(NIXL, None)
-            nixl = NixlEnd(name, self.layouts, agent, backends)
-        packs = PackedWay(checked_slots(slots), threaded=checked_progress(progress) != "step")
+            nixl = NixlEnd(name, self.layouts, agent, backends, progress_thread=not packs.threaded)
         offered = OfferedLayouts()
         try:
             for way in self._ways.values():

@@ -13,13 +13,14 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.by_nixl.nixl_link import NixlLink
+from kvplan.agents.by_nixl.nixl_packed import NixlPacked
+from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
-from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.by_nixl.nixl_link import NixlLink
-from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
 from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.latch import Latch
@@ -92,7 +93,7 @@ class Core:
             self.loop.stop()
             raise
         if nixl is not None and packed is not None:
-            self.packed = NixlPacked(name, nixl, self._peers_may_name, self.executor_on, packed, self.loop.add)
+            self.packed = NixlPacked(name, nixl, self._peers_may_name, self.executor_on, packed, self.inside)
         _hook_exit()
         _cores.add(self)
 
@@ -119,7 +120,7 @@ class Core:
             return self.executor_on(gpu)
         if plan is None:
             raise KVPlanError("neither a plan nor a GPU was given")
-        elif len(plan.layouts) == 1:
+        if len(plan.layouts) == 1:
             src, dst = plan.layouts[0]
             device = dst.device if dst.device != "cpu" else src.device
         else:

@@ -21,8 +21,8 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.agents.core import Core
     from kvplan.agents.by_nixl.nixl_link import NixlLink
+    from kvplan.agents.core import Core
 
 READS, WRITES = True, False
 WAYS = ("auto", "direct", "packed")
@@ -77,8 +77,8 @@ class Peer:
             by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. The direct way of NIXL
                 ignores it.
             priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. The direct way of NIXL ignores it.
-            way: over ``nixl``, ``"direct"`` posts a descriptor for each piece of memory; ``"packed"`` gathers the pieces
-                into a few large messages, and the peer scatters them; ``"auto"`` takes the faster one.
+            way: over ``nixl``, ``"direct"`` posts a descriptor for each piece of memory; ``"packed"`` gathers pieces
+                into a few large messages, and the other end scatters them; ``"auto"`` takes the faster one.
 
         Raises:
             KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or another argument is wrong.
@@ -156,9 +156,7 @@ class Peer:
         transfer.launch(lane, opened, urgent=urgent)
         return transfer
 
-    def _submit_nixl(
-        self, order: Order, *, by_layer: bool, priority: str, way: str
-    ) -> PeerTransfer | PackedTransfer:
+    def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:
         core, nixl = self.core, self.nixl
         assert nixl is not None  # the transport is NIXL
         if way != "direct":

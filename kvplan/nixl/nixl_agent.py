@@ -33,6 +33,8 @@ class NixlAgent:
         layouts: layouts by the names that peers will see; their memory must stay allocated until :meth:`close`.
         backends: names of the NIXL backends (transports) that the agent may use.
         agent: an existing ``nixl_agent`` of the same name; by default a new agent.
+        progress_thread: whether a new agent gets NIXL's own thread, which takes a whole core; without it, transfers of
+            peers move on only while this process calls :meth:`notes`.
 
     Raises:
         PathError: NIXL is not installed, has none of these backends, or the memory is neither the CPU's nor CUDA's.
@@ -52,6 +54,7 @@ class NixlAgent:
         *,
         backends: Sequence[str] = ("UCX",),
         agent: Any = None,
+        progress_thread: bool = True,
     ) -> None:
         check_name(name)
         self.name = name
@@ -64,7 +67,7 @@ class NixlAgent:
                 raise LayoutError(f"layout {key!r} is not of this process's memory; it cannot be registered")
         spans = spans_of(self.layouts.values())
         registrations = _registrations(spans)
-        self.nixl = agent if agent is not None else _new_agent(name, list(backends))
+        self.nixl = agent if agent is not None else _new_agent(name, list(backends), progress_thread=progress_thread)
         if (known := getattr(self.nixl, "name", name)) != name:
             raise KVPlanError(f"agent is called {known!r} by NIXL and {name!r} here; give it the same name")
         self._end = End(name, spans, self.nixl)
@@ -143,6 +146,11 @@ class NixlAgent:
             for note in notes
         ]
 
+    @property
+    def lock(self) -> Any:
+        """The lock that every call of NIXL takes."""
+        return self._end.lock
+
     def ring(self, address: int, nbytes: int, device: str) -> NixlRing:
         """Register memory into which peers write packed transfers; see :class:`kvplan.nixl.nixl_wire.NixlRing`."""
         return NixlRing(self._end, address, nbytes, device)
@@ -209,13 +217,13 @@ class NixlAgent:
         self.close()
 
 
-def _new_agent(name: str, backends: list[str]) -> Any:
+def _new_agent(name: str, backends: list[str], *, progress_thread: bool) -> Any:
     try:
         from nixl import nixl_agent, nixl_agent_config
     except ImportError as error:
         raise PathError(f"transfers between processes need NIXL: pip install 'kvplan[nixl]' ({error})") from error
     try:
-        made = nixl_agent(name, nixl_agent_config(backends=backends))
+        made = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress_thread, backends=backends))
     except Exception as error:
         raise PathError(f"NIXL cannot make an agent here: {in_words(error)}") from error
     if not any(backend in made.backends for backend in backends):

@@ -1,4 +1,4 @@
-"""NIXL as a wire for packed transfers: a registered ring, writes of slots that are posted again and again, and notes."""
+"""NIXL as a wire for packed transfers: a registered ring, writes that are posted again and again, and notes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class NixlRing:
         with end.lock:
             end.check_open()
             try:
-                self._registered: Any = end.nixl.register_memory(np.array([(address, nbytes, number)], np.int64), memory)
+                self._registered: Any = end.nixl.register_memory(
+                    np.array([(address, nbytes, number)], np.int64), memory
+                )
             except Exception as error:
                 raise TransferError(f"NIXL cannot register the ring of {end.name!r}: {in_words(error)}") from error
 
@@ -56,7 +58,9 @@ class NixlRing:
         with end.lock:
             end.check_open()
             try:
-                return bytes(end.nixl.get_partial_agent_metadata(self._registered, True, list(end.nixl.backends)))
+                backends = list(end.nixl.backends)
+                made = end.nixl.get_partial_agent_metadata(self._registered, inc_conn_info=True, backends=backends)
+                return bytes(made)
             except Exception as error:
                 raise TransferError(f"NIXL gives no metadata of {end.name!r}: {in_words(error)}") from error
 

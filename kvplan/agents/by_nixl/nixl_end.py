@@ -20,16 +20,20 @@ class NixlEnd:
         layouts: layouts to register.
         agent: an existing ``nixl_agent``, or None.
         backends: names of NIXL's backends.
+        progress_thread: whether a new agent gets NIXL's own thread.
 
     Attributes:
         layouts: as given.
         refused: why NIXL cannot be used; None while that is not known.
     """
 
-    def __init__(self, name: str, layouts: Mapping[str, KVLayout], agent: Any, backends: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, layouts: Mapping[str, KVLayout], agent: Any, backends: Sequence[str], *, progress_thread: bool
+    ) -> None:
         self.refused: str | None = None
         self.layouts = dict(layouts)
         self._name, self._agent, self._backends = name, agent, tuple(backends)
+        self._progress_thread = progress_thread
         self._lock = threading.RLock()
         self._made: NixlAgent | None = None
 
@@ -45,7 +49,10 @@ class NixlEnd:
                 raise PathError(self.refused)
             if self._made is None:
                 try:
-                    self._made = NixlAgent(self._name, self.layouts, backends=self._backends, agent=self._agent)
+                    self._made = NixlAgent(
+                        self._name, self.layouts, backends=self._backends, agent=self._agent,
+                        progress_thread=self._progress_thread,
+                    )  # fmt: skip
                 except KVPlanError as error:
                     self.refused = str(error)
                     raise PathError(self.refused) from error
@@ -94,7 +101,9 @@ class NixlOffer(NamedTuple):
 
 def checked_offer(part: object) -> NixlOffer:
     """Return NIXL's part of a card; raise LayoutError if it is wrong."""
-    right = f"the card's nixl is {quoted(part)}; it has 'metadata' in hexadecimal digits, and may have 'packed', a number"
+    right = (
+        f"the card's nixl is {quoted(part)}; it has 'metadata' in hexadecimal digits, and may have 'packed', a number"
+    )
     if not isinstance(part, dict) or not {"metadata"} <= set(part) <= {"metadata", "packed"}:
         raise LayoutError(right)
     packed = part.get("packed", 0)

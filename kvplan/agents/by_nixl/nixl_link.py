@@ -13,6 +13,7 @@ from kvplan.agents.peer_transfer import Order
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.nixl.nixl_agent import NixlAgent
 from kvplan.nixl.nixl_peer import NixlPeer
 from kvplan.plan.plan import Plan
 
@@ -46,6 +47,13 @@ class NixlLink:
         self._peer: NixlPeer = self._agent.connect(name, layouts, offer.metadata)
         self._flying: dict[int, Any] = {}
         self._packed, self._offer = packed, offer
+        if packed is not None:
+            packed.start()
+
+    @property
+    def own(self) -> NixlAgent:
+        """This process's agent of NIXL."""
+        return self._agent
 
     def why_not_packed(self, plan: Plan, *, reading: bool) -> str | None:
         """Return why a plan cannot be packed, or None."""
@@ -120,4 +128,4 @@ def pays(plan: Plan) -> bool:
     (True, False)
     """
     descriptors = sum(sum(run.copies for run in group.runs) * units.shape[1] for group, units in plan.parts)
-    return descriptors > FEW and plan.nbytes < LONG * descriptors
+    return bool(descriptors > FEW and plan.nbytes < LONG * descriptors)

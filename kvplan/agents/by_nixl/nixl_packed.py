@@ -8,15 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.loop import Watcher
+from kvplan.agents.by_nixl.nixl_progress import NixlProgress
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay
 from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.pack_messages import MAGIC as PROTOCOL
 from kvplan.agents.packed.ring_pages import ring_pages
-from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
-from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.executor import Executor
@@ -28,39 +26,10 @@ from kvplan.plan.row_plans import Memory
 PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
 MAGIC = b"kvplan.wire/1"
 ASK, ANSWER, REFUSE, PROBE = b"?", b"!", b"-", b"."
-IDLE_SECONDS = 2e-3  # between two looks for a first peer
 PROBE_SECONDS = 0.5  # between two questions whether a peer with transfers in flight lives
-LEAST_SLOT = 4096  # bytes
 WORDS = 500  # most characters of a refusal
 
 log = logging.getLogger("kvplan.agents")
-
-
-class Slots(NamedTuple):
-    """The ring of an agent.
-
-    Attributes:
-        count: number of its slots.
-        nbytes: bytes of a slot.
-    """
-
-    count: int
-    nbytes: int
-
-
-HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(16, 8 << 20)
-
-
-class PackedWay(NamedTuple):
-    """How an agent takes packed transfers.
-
-    Attributes:
-        slots: its ring; None for one that fits its device.
-        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
-    """
-
-    slots: Slots | None = None
-    threaded: bool = True
 
 
 class NixlPacked:
@@ -72,7 +41,7 @@ class NixlPacked:
         offered: function that returns the layouts that peers may name.
         executor: function that returns the executor of a device.
         way: its ring, and who makes progress.
-        watch: function that lets the agent's service thread serve this object.
+        inside: identifiers of the agent's own threads.
 
     Attributes:
         refused: why this process takes no packed transfer; None while it does.
@@ -85,11 +54,11 @@ class NixlPacked:
         offered: Callable[[], Mapping[str, KVLayout]],
         executor: Callable[[str], Executor],
         way: PackedWay,
-        watch: Callable[[Watcher], object],
+        inside: set[int],
     ) -> None:
         self.refused: str | None = None
         self._name, self._nixl, self._offered, self._executor, self._way = name, nixl, offered, executor, way
-        self._watch = watch
+        self._progress = NixlProgress(self.poll, self._busy, inside) if way.threaded else None
         self._lock = threading.RLock()  # of the ring and the wires
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._end: End | None = None
@@ -107,8 +76,17 @@ class NixlPacked:
         """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
         if self.refused is not None or self._closed:
             return 0
-        self._watch(self)
+        self.start()
         return PACKED_VERSION
+
+    def start(self) -> None:
+        """Start the thread that makes progress, if a thread makes it."""
+        if self._progress is not None:
+            self._progress.start()
+
+    def _busy(self) -> bool:
+        end = self._end
+        return end is not None and (end.busy or not all(wire.greeted for wire in list(self._wires.values())))
 
     @property
     def in_flight(self) -> int:
@@ -162,10 +140,13 @@ class NixlPacked:
         Raises:
             TransferError: writes into the ring may still move.
         """
-        self._closed = True
         end = self._end
         if end is not None:
             end.close(timeout)
+        self._closed = True
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress.thread.join(timeout)
         with self._lock:
             for wire in self._wires.values():
                 wire.close()
@@ -284,12 +265,11 @@ class NixlPacked:
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
         slots = self._way.slots or (HOST_SLOTS if device == "cpu" else GPU_SLOTS)
-        memory = ring_pages(slots.count * slots.nbytes, device)
+        memory = ring_pages(slots.number * slots.nbytes, device)
         ring = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
-            end = End(self._name, memory, slots.nbytes, self._executor(device), self.read)
-            if self._way.threaded:
-                end.start()
+            wake = None if self._progress is None else self._progress.wake
+            end = End(self._name, memory, slots.nbytes, self._executor(device), self.read, wake=wake)
         except BaseException:
             ring.close()
             raise
@@ -302,52 +282,3 @@ class NixlPacked:
         end.add(peer, wire, self._offered())
         self._wires[peer] = wire
         return wire
-
-    # ---- for the service thread, until there is an end -----------------------------------------------------------------
-
-    def files(self) -> dict[int, int]:
-        """Return nothing to wait for: NIXL has no descriptor that tells of notes."""
-        return {}
-
-    def due(self) -> float | None:
-        """Return when to look for a first peer; None once a thread of the end looks, or :meth:`poll` is called."""
-        if not self._way.threaded or self._closed or self._end is not None:
-            return None
-        return time.monotonic() + IDLE_SECONDS
-
-    def serve(self) -> None:
-        """Look for a first peer."""
-        if self._way.threaded and not self._closed and self._end is None:
-            self.read()
-
-
-def checked_progress(progress: object) -> str:
-    """Return who makes progress; raise KVPlanError if it is unknown.
-
-    >>> checked_progress(None), checked_progress("step")
-    ('thread', 'step')
-    """
-    if progress is None:
-        return "thread"
-    if progress not in ("thread", "step"):
-        raise KVPlanError(f"progress is {quoted(progress)}; expected 'thread', 'step' or None")
-    return str(progress)
-
-
-def checked_slots(slots: object) -> Slots | None:
-    """Return a ring; raise KVPlanError if it is not (slots, bytes of a slot).
-
-    >>> checked_slots((8, 1 << 20))
-    Slots(count=8, nbytes=1048576)
-    """
-    if slots is None:
-        return None
-    if not isinstance(slots, tuple) or len(slots) != 2:
-        raise KVPlanError(f"slots is {quoted(slots)}; give (number of slots, bytes of a slot), or None")
-    right = "a ring has from 2 to 65,536 slots"
-    count = integer("slots[0]", slots[0], least=2, most=MOST_SLOTS, right=right, error=KVPlanError)
-    right = f"a slot has at least {LEAST_SLOT:,} bytes"
-    nbytes = integer("slots[1]", slots[1], least=LEAST_SLOT, right=right, error=KVPlanError)
-    if nbytes % ALIGNMENT:
-        raise KVPlanError(f"slots[1] is {nbytes}; the bytes of a slot are a multiple of {ALIGNMENT}")
-    return Slots(count, nbytes)
