@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Ends
+from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, Row
-from kvplan.agents.packed.pack_sender import PRIORITY, Mouth
+from kvplan.agents.packed.pack_sender import PRIORITY
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.base.threads import error_of
@@ -66,7 +67,7 @@ class Receiver:
     """Receives the chunks of all transfers with one peer.
 
     Args:
-        mouth: how it speaks to the peer.
+        outbox: messages to the peer.
         mover: scatters.
         granted: the slots that the peer may write.
         arrived: called with each note for the user that is due.
@@ -78,12 +79,12 @@ class Receiver:
     """
 
     def __init__(
-        self, mouth: Mouth, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
+        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
     ) -> None:
         self.granted = {slot.number: slot for slot in granted}
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.ends = Ends(), Ends()
-        self._mouth, self._mover, self._arrived = mouth, mover, arrived
+        self._outbox, self._mover, self._arrived = outbox, mover, arrived
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
         self._scattering: list[_Scatter] = []
@@ -122,13 +123,13 @@ class Receiver:
         elif data.whose == PUSHED and not self.ended(data.transfer):
             self._early.setdefault(data.transfer, []).append(data)
         else:
-            self._mouth.owe([Credit(data.slot, data.turn)])
+            self._outbox.owe([Credit(data.slot, data.turn)])
 
     def void(self, credit: Credit) -> None:
         """Take a slot back whose write failed."""
         if self._turns.get(credit.slot, credit.turn) < credit.turn:
             self._turns[credit.slot] = credit.turn
-            self._mouth.owe([credit])
+            self._outbox.owe([credit])
 
     def ended(self, number: int) -> bool:
         """Return whether a push of the peer has ended."""
@@ -137,7 +138,7 @@ class Receiver:
     def _scatter(self, inbound: Inbound, data: Data) -> None:
         credit = Credit(data.slot, data.turn)
         if inbound.over or data.chunk >= len(inbound.rows) or inbound.seen[data.chunk] or not self._claim(inbound):
-            self._mouth.owe([credit])
+            self._outbox.owe([credit])
             return
         inbound.seen[data.chunk] = 1
         inbound.running += 1
@@ -165,7 +166,7 @@ class Receiver:
             self._scattering.remove(one)
             inbound = one.inbound
             inbound.running -= 1
-            self._mouth.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])
+            self._outbox.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])
             error = None if one.moved is None else error_of(one.moved.synchronize)
             if error is not None:
                 self.fail(inbound, f"a chunk could not be scattered: {error}")
@@ -183,7 +184,7 @@ class Receiver:
         if inbound.own is not None:
             inbound.own.finish()
         else:
-            self._mouth.say(DONE, which_body(inbound.whose, inbound.number))
+            self._outbox.say(DONE, which_body(inbound.whose, inbound.number))
 
     def fail(self, inbound: Inbound, why: str, *, tell: bool = True) -> None:
         """Give a transfer up, and tell the other end."""
@@ -195,13 +196,13 @@ class Receiver:
         self._end(inbound)
         if tell:
             kind = CANCEL if inbound.whose == PULL else FAILED
-            self._mouth.say(kind, which_body(inbound.whose, inbound.number, why))
+            self._outbox.say(kind, which_body(inbound.whose, inbound.number, why))
 
     def withdraw(self, inbound: Inbound) -> None:
         """Scatter no more of a transfer that this process has cancelled, and tell the other end."""
         if not inbound.over:
             self._end(inbound)
-            self._mouth.say(CANCEL, which_body(inbound.whose, inbound.number))
+            self._outbox.say(CANCEL, which_body(inbound.whose, inbound.number))
 
     def refuse(self, number: int, why: str) -> None:
         """Refuse a push of the peer, or end one that the peer has given up; its slots go back."""
@@ -211,9 +212,9 @@ class Receiver:
         else:
             self._due(number, b"")
         for data in self._early.pop(number, ()):
-            self._mouth.owe([Credit(data.slot, data.turn)])
+            self._outbox.owe([Credit(data.slot, data.turn)])
         if why:
-            self._mouth.say(FAILED, which_body(PUSHED, number, why))
+            self._outbox.say(FAILED, which_body(PUSHED, number, why))
 
     def _end(self, inbound: Inbound, note: bytes = b"") -> None:
         inbound.over = True

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kvplan.agents.packed.pack_messages import (
     CANCEL,
@@ -19,10 +18,12 @@ from kvplan.agents.packed.pack_messages import (
     data_body,
     which_body,
 )
+from kvplan.agents.packed.pack_credits import Credits, Lent
+from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
-from kvplan.agents.packed.slot_ring import Credits, Lent, RingSlot
+from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
 from kvplan.base.threads import error_of
 from kvplan.execute.transfer import Transfer
@@ -30,25 +31,6 @@ from kvplan.execute.transfer import Transfer
 PRIORITY = ("normal", "high")
 
 log = logging.getLogger("kvplan.agents")
-
-
-class Mouth(Protocol):
-    """How a sender and a receiver speak to the peer; a lane does it.
-
-    Attributes:
-        dead: whether the peer's process is gone.
-    """
-
-    dead: bool
-
-    def say(self, kind: int, body: bytes = b"") -> None:
-        """Send a message; it is tried again until it is sent."""
-
-    def note(self, kind: int, body: bytes) -> tuple[bytes, Sequence[Credit]]:
-        """Return the note of a message, and the slots that it gives back."""
-
-    def owe(self, credits: Sequence[Credit]) -> None:
-        """Give slots back with a later message."""
 
 
 class Job:
@@ -100,7 +82,7 @@ class Sender:
     """Sends the chunks of all transfers to one peer.
 
     Args:
-        mouth: how it speaks to the peer.
+        outbox: messages to the peer.
         wire: the wire to the peer.
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
@@ -110,10 +92,10 @@ class Sender:
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
 
-    def __init__(self, mouth: Mouth, wire: Wire, mover: Mover, slots: deque[RingSlot]) -> None:
+    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot]) -> None:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
-        self._mouth, self._wire, self._mover, self._slots = mouth, wire, mover, slots
+        self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
         self._lines: tuple[list[Job], list[Job]] = ([], [])  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -159,7 +141,7 @@ class Sender:
             lent = self.credits.take() if self._slots else None
             if lent is None:
                 return began
-            chunk = Chunk(job, job.next, self._slots.popleft(), lent)
+            chunk = Chunk(job, job.next, self._slots.pop(), lent)
             self._gathering.append(chunk)
             job.next += 1
             after = None if ready is None else ready.left
@@ -186,7 +168,7 @@ class Sender:
             error = None if chunk.moved is None else error_of(chunk.moved.synchronize)
             if error is not None and not job.over:
                 self.fail(job, f"its bytes could not be gathered: {error}")
-            if job.over or self._mouth.dead or not self._claim(job):
+            if job.over or self._outbox.dead or not self._claim(job):
                 self._free(chunk)
                 self.credits.back(chunk.lent)
             else:
@@ -204,7 +186,7 @@ class Sender:
         job, lent = chunk.job, chunk.lent
         order = job.order if not chunk.number else b""
         data = Data(job.whose, job.number, chunk.number, lent.number, lent.turn, order)
-        note, chunk.credits = self._mouth.note(DATA, data_body(data))
+        note, chunk.credits = self._outbox.note(DATA, data_body(data))
         chunk.tries += 1
         if job.own is not None:
             job.own.posted += 1
@@ -221,7 +203,7 @@ class Sender:
         for chunk in self._writing[:]:
             if chunk.why is None:
                 state = self._state(chunk)
-                if state == MOVING and not self._mouth.dead:
+                if state == MOVING and not self._outbox.dead:
                     continue
                 chunk.why = "" if state == DONE else state
             if not self._released(chunk):
@@ -258,13 +240,13 @@ class Sender:
     def _missed(self, chunk: Chunk, why: str) -> None:
         """Post a failed write again, or give its transfer up."""
         job = chunk.job
-        self._mouth.owe(chunk.credits)
-        if chunk.tries < job.attempts and not job.over and not self._mouth.dead:
+        self._outbox.owe(chunk.credits)
+        if chunk.tries < job.attempts and not job.over and not self._outbox.dead:
             self._post(chunk)
             return
         self._free(chunk)
         self.credits.written(chunk.lent.number)
-        self._mouth.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
+        self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
         tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
         if not job.over:
             self.fail(job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
@@ -280,13 +262,13 @@ class Sender:
             job.own.fail(why, held(job))
         self._end(job)
         if tell:
-            self._mouth.say(FAILED if job.whose == PULL else CANCEL, which_body(job.whose, job.number, why))
+            self._outbox.say(FAILED if job.whose == PULL else CANCEL, which_body(job.whose, job.number, why))
 
     def withdraw(self, job: Job) -> None:
         """Send no more of a transfer that this process has cancelled or given up, and tell the other end."""
         if not job.over:
             self._end(job)
-            self._mouth.say(CANCEL, which_body(job.whose, job.number))
+            self._outbox.say(CANCEL, which_body(job.whose, job.number))
 
     def stop(self, job: Job) -> None:
         """Send no more of a transfer: it was given up at the other end, or is done there."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kvplan.agents.packed.readiness import Ready
+from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces
 from kvplan.base.latch import Latch, sleep
 from kvplan.base.process import check_process, generation
 from kvplan.errors import TransferError
@@ -35,20 +35,6 @@ class Progress(Protocol):
 
     def wake(self) -> None:
         """Let the thread poll now."""
-
-
-class Piece(NamedTuple):
-    """A part of a transfer that arrives before the next one.
-
-    Attributes:
-        layers: global numbers of its layers.
-        packing: its chunks, and the recipes of both sides.
-        ready: asks whether it may begin.
-    """
-
-    layers: tuple[int, ...]
-    packing: Any
-    ready: Ready
 
 
 class Wish(NamedTuple):
@@ -175,10 +161,9 @@ class PackedTransfer(StreamlessTransfer):
         if not self.pieces:
             self.pieces = self._make(chunk_nbytes)
 
-    def count(self, chunks: Mapping[int, int]) -> None:
-        """Take the number of chunks of each piece."""
-        self._left = [chunks.get(k, 0) for k in range(len(self.pieces))]
-        self.chunks = sum(self._left)
+    def count(self, rows: Sequence[Row]) -> None:
+        """Take its chunks."""
+        self.chunks, self._left = len(rows), chunks_of_pieces(rows, len(self.pieces))
 
     def claim(self) -> bool:
         """Begin to change the destination; return False if it was cancelled before."""

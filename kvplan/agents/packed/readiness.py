@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kvplan.base.threads import error_of
+from kvplan.errors import KVPlanError
 from kvplan.execute.transfer import Transfer, wait_for
 
 _HANDLES = ("cuda_stream", "__cuda_stream__")
@@ -65,6 +66,19 @@ class Ready:
         if self._problem and self._problem[0] is not None:
             raise self._problem[0]
         return True
+
+    @classmethod
+    def of_all(cls, every: Sequence[Ready]) -> Ready:
+        """Return what has completed once all of them have; raise KVPlanError if the executor must wait for several."""
+        asked = [one for one in every if one._ask is not None]
+        left = [one.left for one in every if one.left is not None]
+        if len(left) > 1:
+            raise KVPlanError(f"after has {len(left)} objects that cannot be asked whether they are done; give events")
+        made = cls(None)
+        made.left = left[0] if left else None
+        if asked:
+            made._ask = lambda: all(one() for one in asked)
+        return made
 
     def _block(self) -> None:
         self._problem.append(error_of(partial(wait_for, self._after)))
