@@ -164,13 +164,26 @@ class Peer:
             if why is not None and way == "packed":
                 raise PathError(f"{order.plan!r} cannot be packed: {why}")
             if why is None and (way == "packed" or pays(order.plan)):
-                return nixl.pack(order, by_layer=by_layer, priority=priority)
+                return self._pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
         lane = core.lanes.lane((id(nixl), order.after is not None))
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", attempts=1, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
+        transfer.launch(lane, None)
+        return transfer
+
+    def _pack(self, order: Order, *, by_layer: bool, priority: str) -> PeerTransfer | PackedTransfer:
+        core, nixl = self.core, self.nixl
+        assert nixl is not None  # the transport is NIXL
+        if not (order.reading and order.note):
+            return nixl.pack(order, by_layer=by_layer, priority=priority)
+        lane = core.lanes.lane((id(nixl), "packed", priority))
+        own = order._replace(attempts=1, until=None, after=None)  # the packed transfer itself has these
+        transfer = PeerTransfer(
+            own, nixl, None, core.tally, lambda: nixl.pack(order, by_layer=by_layer, priority=priority)
+        )
         transfer.launch(lane, None)
         return transfer
 

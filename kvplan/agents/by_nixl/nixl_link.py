@@ -66,14 +66,17 @@ class NixlLink:
         return self._packed.why_not(self._peer.name, plan, reading=reading)
 
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
-        """Begin a packed transfer."""
+        """Begin a packed transfer. Its note is sent with it if it writes."""
         if self._packed is None or self.why is not None:
             raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
         end = self._packed.end_for(self._peer.name, order.plan, reading=order.reading)
-        return end.submit(
-            self._peer.name, order.plan, reading=order.reading, note=order.note, after=order.after,
-            deadline=order.deadline, by_layer=by_layer, priority=priority, attempts=order.attempts,
+        note = b"" if order.reading else order.note
+        made = end.submit(
+            self._peer.name, order.plan, reading=order.reading, note=note, after=order.after, deadline=order.deadline,
+            by_layer=by_layer, priority=priority, attempts=order.attempts,
         )  # fmt: skip
+        self._packed.wake()
+        return made
 
     def start(self, order: Order) -> Transfer:
         """Post a transfer; NIXL sends its note."""

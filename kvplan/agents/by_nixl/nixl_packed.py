@@ -84,9 +84,20 @@ class NixlPacked:
         if self._progress is not None:
             self._progress.start()
 
+    def wake(self) -> None:
+        """Let the thread look now, if there is one."""
+        if self._progress is not None:
+            self._progress.wake()
+
     def _busy(self) -> bool:
         end = self._end
         return end is not None and (end.busy or not all(wire.greeted for wire in list(self._wires.values())))
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Number of slots that no peer has, and of all slots for peers; (0, 0) without a ring."""
+        end = self._end
+        return (0, 0) if end is None else (end.ring.free, len(end.ring.slots) - end.sending)
 
     @property
     def in_flight(self) -> int:
@@ -268,8 +279,7 @@ class NixlPacked:
         memory = ring_pages(slots.number * slots.nbytes, device)
         ring = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
-            wake = None if self._progress is None else self._progress.wake
-            end = End(self._name, memory, slots.nbytes, self._executor(device), self.read, wake=wake)
+            end = End(self._name, memory, slots.nbytes, self._executor(device), self.read)
         except BaseException:
             ring.close()
             raise

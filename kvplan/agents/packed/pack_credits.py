@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +87,11 @@ class Credits:
             before = known.get(number, _Lent())
             slot = self._slots[number] = _Lent(before.turn, 0 if busy else None, before.moving)
             self._free_if(number, slot)
+
+    def settle(self, moving: Collection[int]) -> None:
+        """Note that writes move only into these slots."""
+        for number, slot in self._slots.items():
+            slot.moving = number in moving
 
     def withdraw(self) -> None:
         """Free no slot until the next grant."""

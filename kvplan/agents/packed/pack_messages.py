@@ -32,7 +32,7 @@ MOST_WHY = 1000  # bytes of a reason
 _HEADER = struct.Struct("<13sBQQB")
 _CREDIT = struct.Struct("<II")
 _HELLO = struct.Struct("<QQIH")
-_PART = struct.Struct("<QII")
+PART = struct.Struct("<QII")
 _DATA = struct.Struct("<BQIII")
 _WHICH = struct.Struct("<BQ")
 
@@ -179,30 +179,18 @@ def read_hello(body: bytes) -> Hello:
 
 def part_body(part: OrderPart) -> bytes:
     """Return the body of an :data:`ASK` or a :data:`PUSH`."""
-    return _PART.pack(*part[:3]) + part.content
+    return PART.pack(*part[:3]) + part.content
 
 
 def read_part(body: bytes) -> OrderPart:
     """Read the body of an :data:`ASK` or a :data:`PUSH`."""
     try:
-        transfer, part, parts = _PART.unpack_from(body)
+        transfer, part, parts = PART.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
     if not part < parts:
         raise wrong(body)
-    return OrderPart(transfer, part, parts, body[_PART.size :])
-
-
-def parts_of(transfer: int, order: bytes, most_note: int) -> list[bytes]:
-    """Cut an order into the bodies of messages that fit into notes.
-
-    >>> bodies = parts_of(5, bytes(1000), 512)
-    >>> len(bodies), b"".join(read_part(body).content for body in bodies) == bytes(1000)
-    (3, True)
-    """
-    most = most_note - overhead(0) - _PART.size
-    pieces = [order[start : start + most] for start in range(0, len(order), most)]
-    return [part_body(OrderPart(transfer, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
+    return OrderPart(transfer, part, parts, body[PART.size :])
 
 
 def data_body(data: Data) -> bytes:
@@ -217,9 +205,10 @@ def read_data(body: bytes) -> Data:
     Data(whose=0, transfer=1, chunk=2, slot=3, turn=4, order=b'')
     """
     try:
-        return Data(*_DATA.unpack_from(body), body[_DATA.size :])
+        whose, transfer, chunk, slot, turn = _DATA.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
+    return Data(whose, transfer, chunk, slot, turn, body[_DATA.size :])
 
 
 def data_nbytes() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_messages import OrderPart, wrong
+from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, read_part, wrong
 from kvplan.errors import LayoutError
 
 MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
@@ -65,6 +65,18 @@ def read_order(content: bytes) -> Ordered:
     return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), content[start:])
 
 
+def parts_of(transfer: int, order: bytes, most_note: int) -> list[bytes]:
+    """Cut an order into the bodies of messages that fit into notes.
+
+    >>> bodies = parts_of(5, bytes(1000), 512)
+    >>> len(bodies), b"".join(read_part(body).content for body in bodies) == bytes(1000)
+    (3, True)
+    """
+    most = most_note - overhead(0) - PART.size
+    pieces = [order[start : start + most] for start in range(0, len(order), most)]
+    return [part_body(OrderPart(transfer, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
+
+
 class Parts:
     """Orders whose parts arrive, in any order.
 
@@ -108,7 +120,7 @@ class Parts:
 
 
 class Ends:
-    """The transfers of one kind that a peer began, which have ended here; their numbers are 1, 2, 3 …
+    """The transfers of one kind that a peer began, which have ended here; their numbers are 1, 2, 3 and so on.
 
     It takes the same memory after any number of transfers.
 

@@ -104,6 +104,11 @@ class Outbox:
         self._waiting.appendleft((HELLO, body))
         self.flush()
 
+    def drop_unready(self) -> None:
+        """Forget messages that wait for a peer that has not heard this end's greeting."""
+        if not self.ready:
+            self._waiting.clear()
+
     def reset(self) -> None:
         """Forget all messages and all slots that would be given back: one of the two ends begins anew."""
         self.ready = False

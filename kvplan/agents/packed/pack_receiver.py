@@ -48,9 +48,7 @@ class Inbound:
         if not self.scattered and not self.running:
             return "nothing was moved"
         still = ", and may still change" if self.running else ""
-        return (
-            f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
-        )
+        return f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
 
 
 class _Scatter(NamedTuple):
@@ -94,6 +92,11 @@ class Receiver:
     def quiet(self) -> bool:
         """Whether no chunk is being scattered."""
         return not self._scattering
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer has not ended, or a chunk is being scattered."""
+        return bool(self.inbounds or self._scattering)
 
     def slots(self) -> tuple[tuple[int, bool], ...]:
         """Return the slots that the peer may write, each with whether it is still read."""
@@ -226,6 +229,10 @@ class Receiver:
         for one in self.ends[number & 1].end(number >> 1, note):
             if one:
                 self._arrived(one)
+
+    def drop_early(self) -> None:
+        """Forget chunks of pushes whose order has not come."""
+        self._early.clear()
 
     def reset(self, why: str) -> None:
         """Give all transfers up; chunks that are being scattered go on."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.agents.packed.pack_credits import Credits, Lent
 from kvplan.agents.packed.pack_messages import (
     CANCEL,
     DATA,
@@ -18,7 +19,6 @@ from kvplan.agents.packed.pack_messages import (
     data_body,
     which_body,
 )
-from kvplan.agents.packed.pack_credits import Credits, Lent
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
@@ -26,6 +26,7 @@ from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
 from kvplan.base.threads import error_of
+from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 
 PRIORITY = ("normal", "high")
@@ -99,11 +100,12 @@ class Sender:
         self._lines: tuple[list[Job], list[Job]] = ([], [])  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
+        self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
 
     @property
     def quiet(self) -> bool:
         """Whether no chunk is on its way."""
-        return not self._gathering and not self._writing
+        return not self._gathering and not self._writing and not self._stuck
 
     @property
     def busy(self) -> bool:
@@ -136,7 +138,7 @@ class Sender:
         while job.next < len(rows) and not job.over:
             row = rows[job.next]
             ready = job.ready[row.piece] if job.ready else None
-            if ready is not None and not ready():
+            if ready is not None and not _completed(ready):
                 return began
             lent = self.credits.take() if self._slots else None
             if lent is None:
@@ -163,16 +165,16 @@ class Sender:
     def _gathered(self) -> bool:
         ended = [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]
         for chunk in ended:
-            self._gathering.remove(chunk)
             job = chunk.job
             error = None if chunk.moved is None else error_of(chunk.moved.synchronize)
             if error is not None and not job.over:
                 self.fail(job, f"its bytes could not be gathered: {error}")
             if job.over or self._outbox.dead or not self._claim(job):
-                self._free(chunk)
                 self.credits.back(chunk.lent)
-            else:
-                self._post(chunk)
+                self._slots.append(chunk.slot)
+            elif self._post(chunk):
+                self._writing.append(chunk)
+            self._gathering.remove(chunk)  # last: an interrupt may come between
         return bool(ended)
 
     def _claim(self, job: Job) -> bool:
@@ -182,21 +184,28 @@ class Sender:
         job.posted = True
         return True
 
-    def _post(self, chunk: Chunk) -> None:
+    def _post(self, chunk: Chunk) -> bool:
+        """Post the write of a chunk, as often as the transfer may; return whether it was posted."""
         job, lent = chunk.job, chunk.lent
         order = job.order if not chunk.number else b""
-        data = Data(job.whose, job.number, chunk.number, lent.number, lent.turn, order)
-        note, chunk.credits = self._outbox.note(DATA, data_body(data))
-        chunk.tries += 1
-        if job.own is not None:
-            job.own.posted += 1
+        body = data_body(Data(job.whose, job.number, chunk.number, lent.number, lent.turn, order))
         nbytes = job.rows[chunk.number].nbytes
-        try:
-            chunk.handle, chunk.why = self._wire.write(chunk.slot.place.address, lent.address, nbytes, note), None
-        except Exception as error:  # noqa: BLE001  # nothing of it arrives
-            self._missed(chunk, str(error))
-        else:
-            self._writing.append(chunk)
+        why = ""
+        while chunk.tries < job.attempts and not job.over and not self._outbox.dead:
+            note, chunk.credits = self._outbox.note(DATA, body)
+            chunk.why, chunk.handle = None, None
+            chunk.tries += 1
+            if job.own is not None:
+                job.own.posted += 1
+            try:
+                chunk.handle = self._wire.write(chunk.slot.place.address, lent.address, nbytes, note)
+            except Exception as error:  # noqa: BLE001  # nothing of it arrives
+                chunk.why = why = str(error)
+                self._outbox.owe(chunk.credits)
+            else:
+                return True
+        self._missed(chunk, why or chunk.why or "")
+        return False
 
     def _written(self) -> bool:
         changed = False
@@ -209,11 +218,13 @@ class Sender:
             if not self._released(chunk):
                 continue
             changed = True
-            self._writing.remove(chunk)
-            if chunk.why:
-                self._missed(chunk, chunk.why)
-            else:
+            if not chunk.why:
                 self._sent(chunk)
+            else:
+                self._outbox.owe(chunk.credits)  # they have travelled at most with a note that came
+                if self._post(chunk):
+                    continue
+            self._writing.remove(chunk)
         return changed
 
     def _state(self, chunk: Chunk) -> str:
@@ -230,29 +241,20 @@ class Sender:
             return False
 
     def _sent(self, chunk: Chunk) -> None:
-        self._free(chunk)
         self.credits.written(chunk.lent.number)
+        self._slots.append(chunk.slot)
         job = chunk.job
         job.sent += 1
         if job.whose == PULL and job.sent == len(job.rows) and not job.over:
             self._end(job)
 
     def _missed(self, chunk: Chunk, why: str) -> None:
-        """Post a failed write again, or give its transfer up."""
-        job = chunk.job
-        self._outbox.owe(chunk.credits)
-        if chunk.tries < job.attempts and not job.over and not self._outbox.dead:
-            self._post(chunk)
-            return
-        self._free(chunk)
+        """Give up a chunk whose write failed, and its transfer."""
         self.credits.written(chunk.lent.number)
+        self._slots.append(chunk.slot)
         self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
         tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
-        if not job.over:
-            self.fail(job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
-
-    def _free(self, chunk: Chunk) -> None:
-        self._slots.append(chunk.slot)
+        self.fail(chunk.job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
 
     def fail(self, job: Job, why: str, *, tell: bool = True) -> None:
         """Give a transfer up, and tell the other end."""
@@ -280,11 +282,30 @@ class Sender:
         if job in self._lines[job.urgent]:
             self._lines[job.urgent].remove(job)
 
+    def recover(self) -> None:
+        """Sort the chunks again after an interrupt at any point of a step; all transfers have been given up."""
+        chunks = list(dict.fromkeys([*self._gathering, *self._writing, *self._stuck]))
+        self._gathering = [chunk for chunk in chunks if not chunk.tries]
+        self._writing = [chunk for chunk in chunks if chunk.handle is not None]
+        self._stuck = [chunk for chunk in chunks if chunk.tries and chunk.handle is None and chunk.why is None]
+        self.credits.settle({chunk.lent.number for chunk in [*self._gathering, *self._writing, *self._stuck]})
+
+    def slots(self) -> set[int]:
+        """Return the numbers of this process's slots that hold a chunk."""
+        return {chunk.slot.number for chunk in [*self._gathering, *self._writing, *self._stuck]}
+
     def reset(self, why: str) -> None:
         """Give all transfers up, and use no slot of the peer until the next grant."""
         for job in list(self.jobs.values()):
             self.fail(job, why, tell=False)
         self.credits.withdraw()
+
+
+def _completed(ready: Ready) -> bool:
+    try:
+        return ready()
+    except Exception as error:
+        raise TransferError(f"its after= failed ({error})") from error
 
 
 def held(job: Job) -> str:

@@ -23,12 +23,14 @@ class Progress(Protocol):
     """What a transfer asks of its end.
 
     Attributes:
-        threaded: whether a thread of the end's own polls.
         tally: sums over all transfers.
     """
 
-    threaded: bool
     tally: Tally
+
+    @property
+    def threaded(self) -> bool:
+        """Whether a thread of the end's own polls."""
 
     def poll(self) -> bool:
         """Move everything on that can move now."""
@@ -80,9 +82,7 @@ class PackedTransfer(StreamlessTransfer):
         posted: calls that moved them: writes and messages of this process.
     """
 
-    def __init__(
-        self, wish: Wish, end: Progress, now: Callable[[], float], make: Callable[[int], list[Piece]]
-    ) -> None:
+    def __init__(self, wish: Wish, end: Progress, now: Callable[[], float], make: Callable[[int], list[Piece]]) -> None:
         self.plan, self.wish = wish.plan, wish
         self.until = None if wish.deadline is None else now() + wish.deadline
         self.pieces: list[Piece] = []
