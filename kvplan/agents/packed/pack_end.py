@@ -109,6 +109,16 @@ class End:
         """Whether a thread makes progress."""
         return self._thread.started and not self._stopped
 
+    @property
+    def sending(self) -> int:
+        """Number of slots to gather into."""
+        return len(self._all_sends)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work, or a peer is waited for."""
+        return bool(self._calls) or any(lane.busy for lane in self._every())
+
     # ---- peers -------------------------------------------------------------------------------------------------------
 
     def add(self, peer: str, wire: Wire, offered: Mapping[str, KVLayout] | Sequence[KVLayout]) -> None:

@@ -1,0 +1,72 @@
+"""The thread that makes progress for NIXL: it looks for notes, moves packed transfers on, and naps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from kvplan.base.latch import Wake
+from kvplan.base.threads import Worker
+
+BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
+IDLE_NAP = 2e-4  # seconds between two looks otherwise: a peer's transfer over TCP moves on by them
+REST_NAP = 2e-3  # the same after REST_SECONDS without anything
+REST_SECONDS = 10.0
+
+log = logging.getLogger("kvplan.agents")
+
+
+class NixlProgress:
+    """A thread that calls a function again and again.
+
+    NIXL's own thread for this takes a whole core, also when nothing moves. This one naps between two looks.
+
+    Args:
+        look: does what can be done now; returns whether anything was done.
+        busy: returns whether transfers are in flight.
+        inside: identifiers of the agent's own threads; this one is added.
+    """
+
+    def __init__(self, look: Callable[[], bool], busy: Callable[[], bool], inside: set[int]) -> None:
+        self._look, self._busy = look, busy
+        self._wake: Wake = SimpleQueue()
+        self._stopped = False
+        self.thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
+
+    def start(self) -> None:
+        """Start the thread, if it does not run; raise TransferError if the system cannot."""
+        if not self.thread.started and not self._stopped:
+            self.thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look now."""
+        self._wake.put(None)
+
+    def stop(self) -> None:
+        """End the thread, and return at once."""
+        self._stopped = True
+        self._wake.put(None)
+
+    def _serve(self) -> None:
+        last = time.monotonic()
+        while not self._stopped:
+            try:
+                moved = self._look()
+            except Exception:
+                log.exception("the thread that makes progress for NIXL met an error")
+                moved = False
+            if self._busy():
+                if not moved:
+                    time.sleep(BUSY_NAP)
+                last = time.monotonic()
+                continue
+            nap = IDLE_NAP if time.monotonic() - last < REST_SECONDS else REST_NAP
+            try:
+                self._wake.get(timeout=nap)
+            except Empty:
+                continue
+            last = time.monotonic()
+            while not self._wake.empty():
+                self._wake.get()
