@@ -177,6 +177,32 @@ class NixlAgent:
             connection.leave()
             connection.join()
 
+    def renew(self, peer: str) -> None:
+        """Renew the connection to a peer of this agent, unless a transfer uses it; for other peers, do nothing.
+
+        Raises:
+            TransferError: NIXL does not take the peer's metadata any more.
+        """
+        with self._end.lock:
+            if (known := self.peers.get(peer)) is not None:
+                known.connection.rejoin(known.connection.joined)
+
+    def hold(self, peer: str, may_renew: Callable[[], bool]) -> None:
+        """Let NIXL go on knowing a peer until :meth:`let_go`, also if it is forgotten.
+
+        Args:
+            peer: its name.
+            may_renew: returns whether its connection may be renewed now, which ends what moves over it.
+        """
+        with self._end.lock:
+            self._end.holds[peer] = may_renew
+
+    def let_go(self, peer: str) -> None:
+        """Undo :meth:`hold`: a peer that is no peer of this agent is removed from NIXL."""
+        with self._end.lock:
+            if self._end.holds.pop(peer, None) is not None and peer not in self.peers:
+                Connection(self._end, peer, b"").leave()
+
     def tell(self, peer: str, note: bytes) -> None:
         """Send a note to a peer that NIXL knows; raise TransferError if NIXL does not send it."""
         Connection(self._end, peer, b"").tell(note)

@@ -44,6 +44,8 @@ class NixlLink:
     ) -> None:
         self.why: str | None = None
         self._agent = end.agent()
+        if packed is not None:
+            packed.lanes.met(name, offer.metadata)
         self._peer: NixlPeer = self._agent.connect(name, layouts, offer.metadata)
         self._flying: dict[int, Any] = {}
         self._packed, self._offer = packed, offer
@@ -69,7 +71,7 @@ class NixlLink:
         """Begin a packed transfer. Its note is sent with it if it writes."""
         if self._packed is None or self.why is not None:
             raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
-        end = self._packed.end_for(self._peer.name, order.plan, reading=order.reading)
+        end = self._packed.end_for(self._peer.name)
         note = b"" if order.reading else order.note
         made = end.submit(
             self._peer.name, order.plan, reading=order.reading, note=note, after=order.after, deadline=order.deadline,
@@ -116,7 +118,7 @@ class NixlLink:
             for transfer in list(self._flying.values()):
                 transfer.cancel()
             if self._packed is not None:
-                self._packed.forget(self._peer.name)
+                self._packed.lanes.forget(self._peer.name)
             self._agent.forget(self._peer)
 
 
