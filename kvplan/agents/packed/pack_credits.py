@@ -39,8 +39,8 @@ class Lent(NamedTuple):
 class Credits:
     """The slots of a peer's ring that this process may write.
 
-    A slot is free once no write of this process moves into it, and the peer has given it back. Each use has a turn, so
-    that a credit that comes twice, or late, frees nothing.
+    A slot is free once no write of this process moves into it, and the peer has given it back. Each use has a turn, one
+    more than the turn before, so that a credit that comes twice, or late, frees nothing.
 
     >>> credits = Credits()
     >>> credits.grant(4096, 64, [(5, False), (7, True)])
@@ -69,23 +69,18 @@ class Credits:
         """Number of slots that the peer has granted."""
         return len(self._slots)
 
-    @property
-    def moving(self) -> bool:
-        """Whether a write of this process may still change the peer's ring."""
-        return any(slot.moving for slot in self._slots.values())
-
     def grant(self, address: int, slot_nbytes: int, numbers: Sequence[tuple[int, bool]]) -> None:
         """Take the place of a ring, and its slots: each with whether the peer still reads it.
 
-        A slot that the peer still reads is given back with turn 0. Slots that were known before keep their turns, and
-        stay out while a write moves into them.
+        A slot that the peer still reads is given back with turn 0. Turns begin with 1 again. A slot that was known
+        before stays out while a write moves into it.
         """
         self._address, self._slot_nbytes = address, slot_nbytes
         self._free.clear()
         known, self._slots = self._slots, {}
         for number, busy in numbers:
-            before = known.get(number, _Lent())
-            slot = self._slots[number] = _Lent(before.turn, 0 if busy else None, before.moving)
+            moving = number in known and known[number].moving
+            slot = self._slots[number] = _Lent(0, 0 if busy else None, moving)
             self._free_if(number, slot)
 
     def settle(self, moving: Collection[int]) -> None:
@@ -110,8 +105,10 @@ class Credits:
         return Lent(number, slot.turn, self._address + number * self._slot_nbytes)
 
     def back(self, lent: Lent) -> None:
-        """Take back a slot that was not written."""
-        self.credit(lent.number, lent.turn)
+        """Take back a slot that was not written; the next use has its turn."""
+        slot = self._slots.get(lent.number)
+        if slot is not None and slot.awaited == lent.turn == slot.turn:
+            slot.turn, slot.awaited = lent.turn - 1, None
         self.written(lent.number)
 
     def written(self, number: int) -> None:
@@ -127,6 +124,11 @@ class Credits:
         if slot is not None and slot.awaited == turn:
             slot.awaited = None
             self._free_if(number, slot)
+
+    @property
+    def awaited(self) -> int:
+        """Number of slots that the peer has not given back."""
+        return sum(slot.awaited is not None for slot in self._slots.values())
 
     def _free_if(self, number: int, slot: _Lent) -> None:
         if slot.awaited is None and not slot.moving:

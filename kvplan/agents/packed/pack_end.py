@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any
 
 from kvplan.agents.packed.pack_lane import Lane, Own
 from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC
+from kvplan.agents.packed.pack_peers import Peers, ending
+from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import SlotRing
 from kvplan.agents.packed.wire import Wire
 from kvplan.base.integers import integer
-from kvplan.base.latch import Wake
 from kvplan.base.process import check_process, generation
-from kvplan.base.threads import Worker
+from kvplan.base.threads import aside
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.stats import ExecutorStats, Tally
@@ -30,21 +30,21 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import Memory
 
 MOST_ATTEMPTS = 1000  # of a chunk's write
-BUSY_SECONDS, IDLE_SECONDS = 20e-6, 1e-3  # between two polls of the thread, with and without work
+LEAST_SENDS, MOST_SENDS = 3, 16  # slots to gather into by default, if there are so many
+CLOSE_NAP = 20e-6  # seconds between two polls of a close
 LEFT = "the peer was forgotten, or this end was closed"
 
 
-class _Frame:
-    """An object that lives as long as the call that made it."""
-
-    __slots__ = ("__weakref__",)
+def _nothing() -> bool:
+    return False
 
 
 class End:
     """This process's end of packed transfers, with one ring.
 
-    Progress is made by :meth:`poll`, and by every wait for a transfer; or by a thread after :meth:`start`. Any thread
-    may call the methods. One of them polls at a time, and no lock is held while it submits plans.
+    Progress is made by :meth:`poll`: the owner's thread or an engine's step calls it, and so does every wait for a
+    transfer, unless a thread polls. Any thread may call the methods. One of them polls at a time, and no lock is held
+    while it submits plans.
 
     Args:
         name: name of this process.
@@ -52,15 +52,18 @@ class End:
         slot_nbytes: bytes of a slot; a multiple of 256. A chunk has at most as many.
         executor: moves bytes between the ring and the layouts.
         arrivals: called at every poll; it gives the notes that have come to :meth:`take`.
-        sending: slots to gather into; the other slots are for peers. By default a third of the slots, and at least one.
-        granted: slots for each peer; by default a third of those for peers, at least 3 if there are so many.
+        sending: slots to gather into; the other slots are for peers. By default a third of the slots, at least 3 if
+            there are so many, and at most 16.
+        granted: slots for each peer; by default a third of those that are free, at least 3 and at most 16.
         now: clock, in seconds.
+        threaded: returns whether a thread of the owner polls, so that waits sleep.
+        wake: called when there is something to do, so that the thread polls now.
 
     Attributes:
         name: as given.
         ring: the slots.
         tally: sums over all transfers.
-        threaded: whether a thread makes progress.
+        wake: as given.
 
     Raises:
         LayoutError: the ring has less than two slots.
@@ -77,47 +80,41 @@ class End:
     def __init__(
         self, name: str, memory: Memory, slot_nbytes: int, executor: Mover, arrivals: Callable[[], object], *,
         sending: int | None = None, granted: int | None = None, now: Callable[[], float] = time.monotonic,
+        threaded: Callable[[], bool] = _nothing, wake: Callable[[], object] = _nothing,
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self.wake = name, wake
         self.ring = SlotRing(memory, slot_nbytes)
         self.tally = Tally()
         slots = len(self.ring.slots)
         if slots < 2:
             raise LayoutError(f"a ring of {slots} slots; give memory for at least two, to gather into and to receive")
-        sends = min(max(1, slots // 3), 16) if sending is None else sending
-        integer("sending", sends, least=1, most=slots - 1)
-        self._sends = self.ring.take(sends)
-        self._all_sends = tuple(self._sends)
-        self._granted = min(max(3, (slots - sends) // 3), 16) if granted is None else granted
-        self._own = Own(self.ring, self._sends, executor, now, self._number)
-        self._arrivals, self._now = arrivals, now
-        self._lock = threading.RLock()  # of lanes, slots and numbers; never held while something is submitted
-        self._last_number = 0
-        self._lanes: dict[str, Lane] = {}
-        self._old: list[Lane] = []  # lanes that are closed, but may still use their slots
-        self._calls: deque[Callable[[], object]] = deque()  # for the thread that polls
-        self._inbox: deque[tuple[str, bytes]] = deque()
+        sends = min(max(min(LEAST_SENDS, slots // 2), slots // 3), MOST_SENDS) if sending is None else sending
+        free = self.ring.take(integer("sending", sends, least=1, most=slots - 1))
         self._notes: deque[tuple[str, bytes]] = deque()
-        self._poller: weakref.ref[_Frame] | None = None
-        self._broken = self._closed = self._stopped = False
+        senders = frozenset(slot.number for slot in free)
+        most = min(sends, max(LEAST_SENDS, sends // 2))
+        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes)
+        self._own, self._peers = own, Peers(own, granted)
+        self._progress = Progress(self._peers, arrivals, now)
+        self._threaded = threaded
+        self._lock = threading.RLock()  # of the last number
+        self._last_number = 0
         self._generation = generation()
-        self._wake: Wake = SimpleQueue()
-        self._thread = Worker("kvplan-packed", self._serve, "no thread moves packed transfers", set())
 
     @property
     def threaded(self) -> bool:
-        """Whether a thread makes progress."""
-        return self._thread.started and not self._stopped
+        """Whether a thread of the owner polls."""
+        return self._threaded()
 
     @property
     def sending(self) -> int:
         """Number of slots to gather into."""
-        return len(self._all_sends)
+        return len(self._own.senders)
 
     @property
     def busy(self) -> bool:
         """Whether there is work, or a peer is waited for."""
-        return bool(self._calls) or any(lane.busy for lane in self._every())
+        return self._progress.busy
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 
@@ -126,7 +123,7 @@ class End:
 
         Args:
             peer: name of the peer.
-            wire: the wire to it.
+            wire: the wire to it. The end closes it after the peer is lost or forgotten, once nothing moves any more.
             offered: layouts of this process that the peer may read and write.
 
         Raises:
@@ -135,49 +132,47 @@ class End:
         """
         if wire.most_note < LEAST_NOTE:
             raise PathError(f"a note of the wire has {wire.most_note} bytes; it has at least {LEAST_NOTE}")
-        layouts = list(offered.values()) if isinstance(offered, Mapping) else offered
-        with self._lock:
-            self._check_open()
-            if peer in self._lanes:
-                self.lost(peer, "another peer of its name was met")
-            lane = Lane(peer, wire, Offered(layouts), self._own, self.ring.take(self._granted))
-            self._lanes[peer] = lane
+        self._check_open()
+        made = Offered(list(offered.values()) if isinstance(offered, Mapping) else offered)
+        aside(partial(self._add, peer, wire, made))  # an interrupt would lose slots
         self.wake()
+
+    def _add(self, peer: str, wire: Wire, offered: Offered) -> None:
+        before = self._peers.add(peer, wire, offered)
+        if before is not None:
+            end = ending([before], lambda lane: lane.lost("another peer of its name was met"))
+            self._progress.calls.append(end)
+
+    def has(self, peer: str) -> bool:
+        """Return whether transfers with a peer can begin: it was added, and the lane to it has not ended."""
+        lane = self._peers.lanes.get(peer)
+        return lane is not None and lane.why is None
 
     def take(self, peer: str, note: bytes) -> bool:
         """Take a note of a peer; return False if it is a user's. Any thread may call it, also within a poll."""
         if not note.startswith(MAGIC):
             return False
-        self._inbox.append((peer, bytes(note)))
+        self._progress.inbox.append((peer, bytes(note)))
         return True
 
     def lost(self, peer: str, why: str) -> None:
         """End the lane to a peer that is gone: its transfers fail, and its slots have other uses."""
-        with self._lock:
-            lane = self._lanes.pop(peer, None)
-            if lane is not None:
-                self._old.append(lane)
-                lane.why = lane.why or why
-            left = [one for one in self._old if one.name == peer]
-        for one in left:
-            self._calls.append(lambda one=one: one.lost(why))  # type: ignore[misc]
-        self.wake()
+        self._remove(peer, lambda lane: lane.lost(why))
 
     def forget(self, peer: str) -> None:
         """End the lane to a peer that lives: its transfers fail, and it is told.
 
-        Its slots have other uses once the peer has answered that it writes no more.
+        Its slots have other uses once the peer has answered that it writes no more, or counts as lost.
         """
-        with self._lock:
-            lane = self._lanes.pop(peer, None)
-            if lane is not None:
-                self._old.append(lane)
-                self._calls.append(lambda: lane.leave(LEFT))
+        self._remove(peer, lambda lane: lane.leave(LEFT))
+
+    def _remove(self, peer: str, end: Callable[[Lane], object]) -> None:
+        aside(lambda: self._progress.calls.append(ending(self._peers.remove(peer), end)))
         self.wake()
 
     def in_flight(self, peer: str) -> int:
         """Return the number of this process's transfers with a peer that have not ended."""
-        return sum(lane.starts.in_flight for lane in self._every() if lane.name == peer)
+        return sum(lane.starts.in_flight for lane in self._peers.every if lane.name == peer)
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the notes of pushes that have ended since the last call, as (peer, note)."""
@@ -205,8 +200,7 @@ class End:
             peer: name of the peer.
             plan: a plan between layouts of this process and layouts of the peer.
             reading: whether it reads from the peer; otherwise it writes.
-            note: note for the peer, which gets it after the last byte. Notes come in the order in which the transfers
-                of their priority began. A transfer that reads has none.
+            note: note for the peer, which gets it after the last byte. A transfer that reads has none.
             after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a push by
                 layer, also a mapping from numbers of layers to such objects: each group of layers is sent when those
                 of its layers have completed. An event of CUDA that is not recorded yet counts as completed.
@@ -219,10 +213,11 @@ class End:
             KVPlanError: an argument is wrong.
             TransferError: there is no such peer, or this end is closed.
         """
-        lane = self._lanes.get(peer)
+        lane = self._peers.lanes.get(peer)
         self._check_open()
         if lane is None:
-            raise TransferError(f"{self.name!r} has no packed transfers with {peer!r}")
+            why = self._peers.why_gone(peer)
+            raise TransferError(f"{self.name!r} has no packed transfers with {peer!r}: {why}")
         if priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         if reading and note:
@@ -233,7 +228,7 @@ class End:
         ready, after_layers = readies_of(plan, after)
         wish = Wish(plan, peer, reading, note, attempts, deadline, priority == "high")
         transfer = PackedTransfer(
-            wish, self, self._now,
+            wish, self, self._own.now,
             lambda nbytes: pieces_of(plan, nbytes, ready, by_layer=by_layer, after_layers=after_layers),
         )  # fmt: skip
         if lane.chunk_nbytes:
@@ -245,110 +240,13 @@ class End:
             self.poll()
         return transfer
 
-    # ---- progress ----------------------------------------------------------------------------------------------------
-
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.
 
         If another thread polls, or this one does so already, it returns False at once. If a signal handler raises an
         error meanwhile, all transfers in flight fail, and the lanes begin anew.
         """
-        check_process(self._generation)
-        frame = _Frame()
-        try:
-            with self._lock:
-                poller = self._poller
-                if poller is not None and poller() is not None:
-                    return False
-                self._poller = weakref.ref(frame)
-            if self._broken:
-                self._mend()
-            try:
-                return self._step()
-            except BaseException:
-                self._broken = True
-                raise
-        finally:
-            with self._lock:
-                if self._poller is not None and self._poller() is frame:
-                    self._poller = None
-
-    def _step(self) -> bool:
-        self._arrivals()
-        changed = bool(self._calls or self._inbox)
-        while self._calls:
-            self._calls.popleft()()
-        lanes = self._every()
-        while self._inbox:
-            peer, note = self._inbox.popleft()
-            for lane in lanes:
-                if lane.name == peer:
-                    lane.hear(note)
-        now = self._now()
-        for urgent in (True, False):
-            for lane in lanes:
-                changed |= lane.sender.begin(now, urgent=urgent)  # gather before a write, which may block
-        for lane in lanes:
-            changed |= lane.step(now)
-            while lane.notes:
-                self._notes.append((lane.name, lane.notes.popleft()))
-        for urgent in (True, False):
-            for lane in lanes:
-                changed |= lane.sender.begin(now, urgent=urgent)
-        if self._old or any(lane.why is not None for lane in lanes):
-            self._drop()
-        elif len(lanes) > 1:
-            self._turn()
-        return changed
-
-    def _every(self) -> list[Lane]:
-        with self._lock:
-            return [*self._lanes.values(), *self._old]
-
-    def _turn(self) -> None:
-        """Let another lane be the first to get slots."""
-        with self._lock:
-            for peer in list(self._lanes)[:1]:
-                self._lanes[peer] = self._lanes.pop(peer)
-
-    def _drop(self) -> None:
-        """Take the slots of lanes back where nothing moves any more."""
-        with self._lock:
-            for peer, lane in list(self._lanes.items()):
-                if lane.why is not None:
-                    self._old.append(self._lanes.pop(peer))
-            for lane in [one for one in self._old if one.over]:
-                self._old.remove(lane)
-                self.ring.give(lane.granted)
-
-    def _mend(self) -> None:
-        """Begin anew on all lanes after a step was interrupted."""
-        lanes = self._every()
-        for lane in lanes:
-            lane.restart("progress was interrupted; the destination may still change")
-        used = set().union(*(lane.sender.slots() for lane in lanes)) if lanes else set()
-        self._sends[:] = [slot for slot in self._all_sends if slot.number not in used]
-        self._broken = False
-
-    def start(self) -> None:
-        """Let a thread make progress from now on; raise TransferError if the system cannot start one."""
-        self._check_open()
-        if not self._thread.started:
-            self._thread.start()
-
-    def wake(self) -> None:
-        """Let the thread poll now."""
-        if self._thread.started:
-            self._wake.put(None)
-
-    def _serve(self) -> None:
-        while not self._stopped:
-            changed = self.poll()
-            if changed:
-                continue
-            busy = any(lane.busy for lane in self._every())
-            with suppress(Empty):
-                self._wake.get(timeout=BUSY_SECONDS if busy else IDLE_SECONDS)
+        return self._progress.poll()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -361,26 +259,20 @@ class End:
         """
         if self._generation != generation():
             return
-        self._closed = True
-        for peer in list(self._lanes):
+        self._peers.closed = True
+        for peer in list(self._peers.lanes):
             self.forget(peer)
         end = time.monotonic() + timeout
-        while (self._old or self._lanes) and time.monotonic() < end:
+        while self._peers.every and time.monotonic() < end:
             if self.threaded or not self.poll():
-                time.sleep(BUSY_SECONDS)
-        left = [lane.name for lane in self._every()]
-        if not left:
-            self._stopped = True
-            self.wake()
-            self._thread.join(timeout)
-            return
-        raise TransferError(
-            f"{self.name!r} closes, and writes of {', '.join(map(repr, left))} may still move in its ring"
-        )
+                time.sleep(CLOSE_NAP)
+        if self._peers.every:
+            left = ", ".join(sorted({repr(lane.name) for lane in self._peers.every}))
+            raise TransferError(f"{self.name!r} closes, and writes of {left} may still move in its ring")
 
     def _check_open(self) -> None:
         check_process(self._generation)
-        if self._closed:
+        if self._peers.closed:
             raise TransferError(f"the packed transfers of {self.name!r} are closed")
 
     def _number(self) -> int:

@@ -1,7 +1,7 @@
 """Messages between two ends of packed transfers: notes that begin with :data:`MAGIC`, in little-endian integers.
 
 Every message has the numbers of both ends, so that a message for an end that was restarted is known to be late, and the
-slots that its sender gives back. No order is assumed, and a message may come twice.
+slots that its sender gives back. No order is assumed, and a message may come twice. A checksum shows changed bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
@@ -24,18 +25,20 @@ DONE = 6  # all chunks of a push are scattered
 FAILED = 7  # a transfer that the receiver of this message has begun failed at the other end
 CANCEL = 8  # a transfer that the sender of this message has begun is given up
 VOID = 9  # the write into a slot failed, and no DATA may come for it
-BYE = 10  # the sender leaves; with 1: none of its writes moves any more
+BYE = 10  # the sender leaves, or answers that; with 1: none of its writes moves any more
 
 MOST_CREDITS = 255  # of a message
 MOST_WHY = 1000  # bytes of a reason
 
-_HEADER = struct.Struct("<13sBQQB")
+_START = struct.Struct("<13sI")  # the magic, and the checksum of all that follows
+_HEADER = struct.Struct("<BQQB")
 _CREDIT = struct.Struct("<II")
 _HELLO = struct.Struct("<QQIH")
 PART = struct.Struct("<QII")
 _DATA = struct.Struct("<BQIII")
 _WHICH = struct.Struct("<BQ")
 
+FIXED = _START.size + _HEADER.size  # bytes before the slots that are given back
 LEAST_NOTE = 512  # bytes of a note that every wire must take
 PULL, PUSHED = 0, 1  # transfers: the end that receives the chunks began it, or the end that sends them
 
@@ -115,35 +118,39 @@ class Data(NamedTuple):
     order: bytes = b""
 
 
-def message(kind: int, sender: int, receiver: int, credits: Sequence[Credit], body: bytes = b"") -> bytes:
+def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body: bytes = b"") -> bytes:
     """Return the note of a message.
 
     >>> note = message(CREDIT, 7, 9, [Credit(3, 1)])
     >>> read(note)
     Message(kind=5, sender=7, receiver=9, credits=(Credit(slot=3, turn=1),), body=b'')
     """
-    header = _HEADER.pack(MAGIC, kind, sender, receiver, len(credits))
-    if credits:
-        header += b"".join([_CREDIT.pack(*credit) for credit in credits])
-    return header + body
+    rest = _HEADER.pack(kind, sender, receiver, len(given))
+    if given:
+        rest += b"".join([_CREDIT.pack(*credit) for credit in given])
+    rest += body
+    return _START.pack(MAGIC, crc32(rest)) + rest
 
 
 def read(note: bytes) -> Message:
     """Return the message of a note that begins with :data:`MAGIC`; raise LayoutError if it is none."""
     try:
-        _, kind, sender, receiver, count = _HEADER.unpack_from(note)
-        start = _HEADER.size + count * _CREDIT.size
-        credits = tuple(map(Credit._make, _CREDIT.iter_unpack(note[_HEADER.size : start]))) if count else ()
+        _, checksum = _START.unpack_from(note)
+        kind, sender, receiver, count = _HEADER.unpack_from(note, _START.size)
+        start = FIXED + count * _CREDIT.size
+        given = tuple(map(Credit._make, _CREDIT.iter_unpack(note[FIXED:start]))) if count else ()
     except struct.error:
         raise wrong(note) from None
-    if len(credits) != count or not HELLO <= kind <= BYE:
+    if len(given) != count or not HELLO <= kind <= BYE or not sender:
         raise wrong(note)
-    return Message(kind, sender, receiver, credits, note[start:])
+    if crc32(memoryview(note)[_START.size :]) != checksum:
+        raise wrong(note)
+    return Message(kind, sender, receiver, given, note[start:])
 
 
-def overhead(credits: int) -> int:
-    """Return the bytes of a message with credits, without its body."""
-    return _HEADER.size + credits * _CREDIT.size
+def overhead(given: int) -> int:
+    """Return the bytes of a message that gives so many slots back, without its body."""
+    return FIXED + given * _CREDIT.size
 
 
 def wrong(note: bytes) -> LayoutError:
@@ -208,6 +215,8 @@ def read_data(body: bytes) -> Data:
         whose, transfer, chunk, slot, turn = _DATA.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
+    if whose not in (PULL, PUSHED):
+        raise wrong(body)
     return Data(whose, transfer, chunk, slot, turn, body[_DATA.size :])
 
 
@@ -228,9 +237,12 @@ def which_body(whose: int, transfer: int, why: str = "") -> bytes:
 def read_which(body: bytes) -> tuple[int, int, str]:
     """Read the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`: which transfer, and why."""
     try:
-        return *_WHICH.unpack_from(body), body[_WHICH.size : _WHICH.size + MOST_WHY].decode(errors="replace")
+        whose, transfer = _WHICH.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
+    if whose not in (PULL, PUSHED):
+        raise wrong(body)
+    return whose, transfer, body[_WHICH.size : _WHICH.size + MOST_WHY].decode(errors="replace")
 
 
 def credit_body(credit: Credit) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, read_part, wrong
+from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, wrong
 from kvplan.errors import LayoutError
 
 MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
+MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
 MOST_OPEN = 4096  # orders of which parts are missing, of one peer
 
 _ORDER = struct.Struct("<BHQdIH")
@@ -56,7 +58,7 @@ def read_order(content: bytes) -> Ordered:
     except struct.error:
         raise wrong(content) from None
     start = _ORDER.size + 4 * count
-    if start + sum(lengths) + noted != len(content) or seconds != seconds or seconds < 0 or not attempts:
+    if start + sum(lengths) + noted != len(content) or not seconds >= 0 or not attempts:
         raise wrong(content)
     recipes = []
     for length in lengths:
@@ -68,9 +70,8 @@ def read_order(content: bytes) -> Ordered:
 def parts_of(transfer: int, order: bytes, most_note: int) -> list[bytes]:
     """Cut an order into the bodies of messages that fit into notes.
 
-    >>> bodies = parts_of(5, bytes(1000), 512)
-    >>> len(bodies), b"".join(read_part(body).content for body in bodies) == bytes(1000)
-    (3, True)
+    >>> [len(body) for body in parts_of(5, bytes(1000), 512)]
+    [477, 477, 94]
     """
     most = most_note - overhead(0) - PART.size
     pieces = [order[start : start + most] for start in range(0, len(order), most)]
@@ -99,6 +100,8 @@ class Parts:
         """
         if part.parts == 1:
             return part.content
+        if part.parts > MOST_ORDER // 64:
+            raise LayoutError(f"an order of packed transfers has {part.parts:,} parts")
         held = self._open.get(part.transfer)
         if held is None:
             if len(self._open) >= MOST_OPEN:
@@ -120,32 +123,72 @@ class Parts:
 
 
 class Ends:
-    """The transfers of one kind that a peer began, which have ended here; their numbers are 1, 2, 3 and so on.
-
-    It takes the same memory after any number of transfers.
+    """Numbers of transfers, as ranges: as many ranges as there are gaps, whatever the number of transfers.
 
     >>> ends = Ends()
-    >>> ends.end(2, b"second"), ends.ended(2), ends.ended(1)
-    ([], True, False)
-    >>> ends.end(1, b"first"), ends.end(1, b"again"), ends.ended(1)
-    ([b'first', b'second'], [], True)
+    >>> ends.add(2), ends.add(2), 2 in ends, 1 in ends
+    (True, False, True, False)
+    >>> ends.add(1), ends.add(3), ends.gaps
+    (True, True, 1)
     """
 
     def __init__(self) -> None:
-        self._next = 1
-        self._held: dict[int, bytes] = {}
+        self._starts: list[int] = []  # ascending
+        self._stops: list[int] = []  # one behind the last number of each range
 
-    def ended(self, number: int) -> bool:
-        """Return whether a transfer has ended."""
-        return number < self._next or number in self._held
+    @property
+    def gaps(self) -> int:
+        """Number of ranges."""
+        return len(self._starts)
 
-    def end(self, number: int, note: bytes = b"") -> list[bytes]:
-        """Note that a transfer has ended; return the notes that are now due, in the order of the transfers."""
-        if self.ended(number):
-            return []
-        self._held[number] = note
-        due = []
-        while self._next in self._held:
-            due.append(self._held.pop(self._next))
-            self._next += 1
-        return due
+    def __contains__(self, number: int) -> bool:
+        k = bisect_right(self._starts, number)
+        return k > 0 and number < self._stops[k - 1]
+
+    def add(self, number: int) -> bool:
+        """Add a number; return False if it was there. Raise LayoutError if there are too many gaps."""
+        starts, stops = self._starts, self._stops
+        k = bisect_right(starts, number)
+        if k and number < stops[k - 1]:
+            return False
+        left, right = k and stops[k - 1] == number, k < len(starts) and starts[k] == number + 1
+        if left and right:
+            starts.pop(k)
+            stops[k - 1] = stops.pop(k)
+        elif left:
+            stops[k - 1] = number + 1
+        elif right:
+            starts[k] = number
+        elif len(starts) < MOST_GAPS:
+            starts.insert(k, number)
+            stops.insert(k, number + 1)
+        else:
+            raise LayoutError(f"the numbers of packed transfers have over {MOST_GAPS:,} gaps")
+        return True
+
+
+class Orders:
+    """The orders of one kind that a peer sends: each counts once, however often its parts come.
+
+    >>> orders = Orders()
+    >>> part = OrderPart(2, 0, 1, b"order")
+    >>> orders.add(part), orders.first(2), orders.first(2), orders.add(part), orders.known(2)
+    (b'order', True, False, None, True)
+    """
+
+    def __init__(self) -> None:
+        self._parts = Parts()
+        self._known = Ends(), Ends()  # by priority: the last bit of a number
+
+    def known(self, number: int) -> bool:
+        """Return whether the order has come whole, or is not wanted any more."""
+        return number >> 1 in self._known[number & 1]
+
+    def add(self, part: OrderPart) -> bytes | None:
+        """Take a part; return the whole order if this was the last part that was missing."""
+        return None if self.known(part.transfer) else self._parts.add(part)
+
+    def first(self, number: int) -> bool:
+        """Note that an order has come whole, or is not wanted any more; return False if that was known."""
+        self._parts.drop(number)
+        return self._known[number & 1].add(number >> 1)

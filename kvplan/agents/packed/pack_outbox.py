@@ -36,7 +36,7 @@ class Outbox:
         self.lost: str | None = None
         self.sent = 0
         self._wire, self._enough, self._now = wire, enough, now
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes, int]] = deque()  # kind, body, and number of the end that it is for, or 0
         self._owed: list[Credit] = []
         self._missed = 0  # attempts for the first message
         self._again_at = 0.0
@@ -47,25 +47,30 @@ class Outbox:
         return bool(self._waiting)
 
     @property
+    def busy(self) -> bool:
+        """Whether messages wait to be sent, or enough slots to be given back."""
+        return bool(self._waiting) or len(self._owed) >= self._enough
+
+    @property
     def owed(self) -> int:
         """Number of slots that no message has given back yet."""
         return len(self._owed)
 
-    def owe(self, credits: Sequence[Credit]) -> None:
+    def owe(self, given: Sequence[Credit]) -> None:
         """Give slots back with a later message."""
-        self._owed += credits
+        self._owed += given
 
-    def say(self, kind: int, body: bytes = b"") -> None:
-        """Send a message, now or later."""
+    def say(self, kind: int, body: bytes = b"", to: int = 0) -> None:
+        """Send a message, now or later; ``to`` an earlier end of the peer, by its number."""
         if not self.dead:
-            self._waiting.append((kind, body))
+            self._waiting.append((kind, body, to))
             if len(self._waiting) == 1:
                 self.flush()
 
-    def note(self, kind: int, body: bytes) -> tuple[bytes, Sequence[Credit]]:
+    def note(self, kind: int, body: bytes, to: int = 0) -> tuple[bytes, Sequence[Credit]]:
         """Return the note of a message, and the slots that it gives back: those for which it has room."""
-        if not self._owed or not self.ready:
-            return message(kind, self.mine, self.theirs, (), body), ()
+        if not self._owed or not self.ready or to:
+            return message(kind, self.mine, to or self.theirs, (), body), ()
         room = (self._wire.most_note - overhead(0) - len(body)) // (overhead(1) - overhead(0))
         count = max(0, min(room, MOST_CREDITS))
         ride, self._owed = self._owed[:count], self._owed[count:]
@@ -74,15 +79,15 @@ class Outbox:
     def flush(self) -> None:
         """Send what can be sent."""
         if len(self._owed) >= self._enough and self.ready and not self._waiting:
-            self._waiting.append((CREDIT, b""))
+            self._waiting.append((CREDIT, b"", 0))
         if not self._waiting or (self._missed and self._now() < self._again_at):
             return
         while self._waiting:
-            kind, body = self._waiting[0]
+            kind, body, to = self._waiting[0]
             if not self.ready and kind not in (HELLO, BYE):
                 return
             if kind != CREDIT or self._owed:
-                note, ride = self.note(kind, body)
+                note, ride = self.note(kind, body, to)
                 try:
                     self._wire.send(note)
                 except Exception as error:  # noqa: BLE001  # it is tried again
@@ -101,7 +106,7 @@ class Outbox:
 
     def greet(self, body: bytes) -> None:
         """Send a greeting before all other messages."""
-        self._waiting.appendleft((HELLO, body))
+        self._waiting.appendleft((HELLO, body, 0))
         self.flush()
 
     def drop_unready(self) -> None:

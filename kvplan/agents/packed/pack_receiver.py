@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
-from kvplan.agents.packed.pack_orders import Ends
+from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row
+from kvplan.agents.packed.pack_rows import Mover, Row, failure
 from kvplan.agents.packed.pack_sender import PRIORITY
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
-from kvplan.base.threads import error_of
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
 
@@ -68,12 +67,12 @@ class Receiver:
         outbox: messages to the peer.
         mover: scatters.
         granted: the slots that the peer may write.
-        arrived: called with each note for the user that is due.
+        arrived: called with each note for the user.
 
     Attributes:
         granted: by number.
         inbounds: transfers that have not ended, by whose they are and their numbers.
-        ends: pushes of the peer that have ended, by priority.
+        orders: orders of the peer's pushes.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Receiver:
     ) -> None:
         self.granted = {slot.number: slot for slot in granted}
         self.inbounds: dict[tuple[int, int], Inbound] = {}
-        self.ends = Ends(), Ends()
+        self.orders = Orders()
         self._outbox, self._mover, self._arrived = outbox, mover, arrived
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
@@ -113,34 +112,39 @@ class Receiver:
             self._scatter(inbound, data)
 
     def data(self, data: Data) -> None:
-        """Take a chunk; raise LayoutError if the peer has not been granted its slot."""
-        turn = self._turns.get(data.slot)
-        if turn is None:
-            raise LayoutError(f"a chunk lies in slot {data.slot}, which was not granted")
-        if data.turn <= turn:
-            return  # it came twice
-        self._turns[data.slot] = data.turn
+        """Take a chunk; raise LayoutError if it lies in a slot that the peer cannot have written."""
+        if not self._next(data.slot, data.turn):
+            return
         inbound = self.inbounds.get((data.whose, data.transfer))
         if inbound is not None:
             self._scatter(inbound, data)
-        elif data.whose == PUSHED and not self.ended(data.transfer):
+        elif data.whose == PUSHED and not self.orders.known(data.transfer):
             self._early.setdefault(data.transfer, []).append(data)
         else:
             self._outbox.owe([Credit(data.slot, data.turn)])
 
     def void(self, credit: Credit) -> None:
-        """Take a slot back whose write failed."""
-        if self._turns.get(credit.slot, credit.turn) < credit.turn:
-            self._turns[credit.slot] = credit.turn
+        """Take a slot back whose write failed; raise LayoutError if the peer cannot have written it."""
+        if self._next(*credit):
             self._outbox.owe([credit])
 
-    def ended(self, number: int) -> bool:
-        """Return whether a push of the peer has ended."""
-        return self.ends[number & 1].ended(number >> 1)
+    def _next(self, slot: int, turn: int) -> bool:
+        """Count a use of a slot; return False if it was counted before."""
+        last = self._turns.get(slot)
+        if last is None:
+            raise LayoutError(f"a chunk lies in slot {slot}, which was not granted")
+        if turn <= last:
+            return False  # it came twice
+        if turn != last + 1:
+            raise LayoutError(f"slot {slot} is used for the {turn:,}th time, after {last:,} uses")
+        self._turns[slot] = turn
+        return True
 
     def _scatter(self, inbound: Inbound, data: Data) -> None:
         credit = Credit(data.slot, data.turn)
-        if inbound.over or data.chunk >= len(inbound.rows) or inbound.seen[data.chunk] or not self._claim(inbound):
+        if data.chunk >= len(inbound.rows) or inbound.seen[data.chunk]:
+            raise LayoutError(f"chunk {data.chunk:,} of {len(inbound.rows):,} comes again, or is not in the transfer")
+        if inbound.over or not self._claim(inbound):
             self._outbox.owe([credit])
             return
         inbound.seen[data.chunk] = 1
@@ -170,7 +174,7 @@ class Receiver:
             inbound = one.inbound
             inbound.running -= 1
             self._outbox.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])
-            error = None if one.moved is None else error_of(one.moved.synchronize)
+            error = failure(one.moved)
             if error is not None:
                 self.fail(inbound, f"a chunk could not be scattered: {error}")
             elif one.moved is not None:
@@ -183,10 +187,12 @@ class Receiver:
         return bool(ended)
 
     def _complete(self, inbound: Inbound) -> None:
-        self._end(inbound, inbound.note)
         if inbound.own is not None:
-            inbound.own.finish()
-        else:
+            inbound.own.finish()  # first: an interrupt may come between
+        self._end(inbound)
+        if inbound.own is None:
+            if inbound.note:
+                self._arrived(inbound.note)
             self._outbox.say(DONE, which_body(inbound.whose, inbound.number))
 
     def fail(self, inbound: Inbound, why: str, *, tell: bool = True) -> None:
@@ -212,23 +218,15 @@ class Receiver:
         inbound = self.inbounds.get((PUSHED, number))
         if inbound is not None:
             self._end(inbound)
-        else:
-            self._due(number, b"")
+        self.orders.first(number)
         for data in self._early.pop(number, ()):
             self._outbox.owe([Credit(data.slot, data.turn)])
         if why:
             self._outbox.say(FAILED, which_body(PUSHED, number, why))
 
-    def _end(self, inbound: Inbound, note: bytes = b"") -> None:
+    def _end(self, inbound: Inbound) -> None:
         inbound.over = True
         self.inbounds.pop((inbound.whose, inbound.number), None)
-        if inbound.whose == PUSHED:
-            self._due(inbound.number, note)
-
-    def _due(self, number: int, note: bytes) -> None:
-        for one in self.ends[number & 1].end(number >> 1, note):
-            if one:
-                self._arrived(one)
 
     def drop_early(self) -> None:
         """Forget chunks of pushes whose order has not come."""
@@ -238,7 +236,7 @@ class Receiver:
         """Give all transfers up; chunks that are being scattered go on."""
         for inbound in list(self.inbounds.values()):
             self.fail(inbound, why, tell=False)
-        self.ends = Ends(), Ends()
+        self.orders = Orders()
         self._early.clear()
         self._turns = dict.fromkeys(self.granted, 0)
         self._epoch += 1

@@ -25,6 +25,16 @@ class Mover(Protocol):
         """Queue a plan; see :meth:`kvplan.Executor.submit`."""
 
 
+def failure(moved: Transfer | None) -> Exception | None:
+    """Return the error of a gather or a scatter that has ended; None if it ended well, or was not submitted."""
+    try:
+        if moved is not None:
+            moved.synchronize()
+    except Exception as error:  # noqa: BLE001  # it is a transfer's; an interrupt is not
+        return error
+    return None
+
+
 class Row(NamedTuple):
     """One chunk.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
-from kvplan.agents.packed.pack_credits import Credits, Lent
+from kvplan.agents.packed.pack_credits import Credits
+from kvplan.agents.packed.pack_jobs import Chunk, Job, held
 from kvplan.agents.packed.pack_messages import (
     CANCEL,
     DATA,
@@ -20,63 +20,15 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.pack_rows import Mover, failure
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
-from kvplan.base.threads import error_of
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import Transfer
 
 PRIORITY = ("normal", "high")
 
 log = logging.getLogger("kvplan.agents")
-
-
-class Job:
-    """The chunks of one transfer that this process sends.
-
-    Args:
-        whose: whether the peer has asked for them, or this process pushes them.
-        number: number of the transfer.
-        rows: its chunks.
-        urgent: whether it has high priority.
-        attempts: how often a chunk is written, at most.
-        ready: for each piece, whether it may begin.
-        order: order of a push that travels with the first chunk, or ``b""``.
-        own: the transfer, if this process pushes.
-        until: when to give it up, by the clock; None for never.
-
-    Attributes:
-        next: number of chunks that have begun.
-        sent: number of chunks whose writes have ended well.
-        posted: whether a write of it was ever posted.
-        over: whether it has ended, so that no further chunk is sent.
-    """
-
-    def __init__(
-        self, whose: int, number: int, rows: Sequence[Row], *, urgent: bool, attempts: int,
-        ready: Sequence[Ready] = (), order: bytes = b"", own: PackedTransfer | None = None, until: float | None = None,
-    ) -> None:  # fmt: skip
-        self.whose, self.number, self.rows, self.urgent, self.attempts = whose, number, rows, urgent, attempts
-        self.ready, self.order, self.own, self.until = ready, order, own, until
-        self.next = self.sent = 0
-        self.posted = self.over = False
-
-
-class Chunk:
-    """A chunk on its way: gathered into a slot, then written."""
-
-    __slots__ = ("credits", "handle", "job", "lent", "moved", "number", "slot", "tries", "why")
-
-    def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent) -> None:
-        self.job, self.number, self.slot, self.lent = job, number, slot, lent
-        self.moved: Transfer | None = None  # the gather; None if it was not submitted
-        self.handle: Any = None
-        self.tries = 0
-        self.why: str | None = None  # why its write failed
-        self.credits: Sequence[Credit] = ()
 
 
 class Sender:
@@ -87,17 +39,19 @@ class Sender:
         wire: the wire to the peer.
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
+        most: most of them that this one may have, so that a slow peer leaves some to the others.
 
     Attributes:
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
 
-    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot]) -> None:
+    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int) -> None:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
-        self._lines: tuple[list[Job], list[Job]] = ([], [])  # transfers with chunks that have not begun
+        self._most = most
+        self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
         self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
@@ -116,14 +70,18 @@ class Sender:
         """Send a transfer."""
         self.jobs[job.whose, job.number] = job
         if job.rows:
-            self._lines[job.urgent].append(job)
+            self._lines[job.urgent][job] = None
+
+    def writes_to(self, number: int) -> bool:
+        """Return whether a chunk that began for an end of the peer, of this number or a lower one, is on its way."""
+        return any(chunk.ends[1] <= number for chunk in [*self._gathering, *self._writing, *self._stuck])
 
     def begin(self, now: float, *, urgent: bool) -> bool:
         """Gather chunks of one priority while there are slots; return whether any has begun."""
         line, began = self._lines[urgent], False
-        for job in line[:]:
-            if not self._slots or not self.credits.free:
-                break
+        if not line or not self._room:
+            return False
+        for job in list(line):
             if job.until is not None and now > job.until:
                 self.fail(job, "its deadline has passed")
                 continue
@@ -131,26 +89,33 @@ class Sender:
                 began |= self._begin(job)
             except Exception as error:  # noqa: BLE001  # it is the transfer's
                 self.fail(job, str(error))
+            if not self._room:
+                break
         return began
+
+    @property
+    def _room(self) -> bool:
+        """Whether a chunk may begin."""
+        return bool(self._slots and self.credits.free) and len(self._gathering) + len(self._writing) < self._most
 
     def _begin(self, job: Job) -> bool:
         rows, began = job.rows, False
+        ends = self._outbox.mine, self._outbox.theirs
         while job.next < len(rows) and not job.over:
             row = rows[job.next]
             ready = job.ready[row.piece] if job.ready else None
             if ready is not None and not _completed(ready):
                 return began
-            lent = self.credits.take() if self._slots else None
+            lent = self.credits.take() if self._room else None
             if lent is None:
                 return began
-            chunk = Chunk(job, job.next, self._slots.pop(), lent)
+            chunk = Chunk(job, job.next, self._slots.pop(), lent, ends)
             self._gathering.append(chunk)
             job.next += 1
             after = None if ready is None else ready.left
             chunk.moved = self._mover.submit(row.planned(chunk.slot.place), after, priority=PRIORITY[job.urgent])
             began = True
-        if job in self._lines[job.urgent]:
-            self._lines[job.urgent].remove(job)
+        self._lines[job.urgent].pop(job, None)
         return began
 
     def step(self) -> bool:
@@ -166,14 +131,16 @@ class Sender:
         ended = [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]
         for chunk in ended:
             job = chunk.job
-            error = None if chunk.moved is None else error_of(chunk.moved.synchronize)
+            error = failure(chunk.moved)
             if error is not None and not job.over:
                 self.fail(job, f"its bytes could not be gathered: {error}")
             if job.over or self._outbox.dead or not self._claim(job):
                 self.credits.back(chunk.lent)
                 self._slots.append(chunk.slot)
-            elif self._post(chunk):
-                self._writing.append(chunk)
+            else:
+                job.posted += 1
+                if self._post(chunk):
+                    self._writing.append(chunk)
             self._gathering.remove(chunk)  # last: an interrupt may come between
         return bool(ended)
 
@@ -181,7 +148,6 @@ class Sender:
         if not job.posted and job.own is not None and not job.own.claim():
             self.withdraw(job)
             return False
-        job.posted = True
         return True
 
     def _post(self, chunk: Chunk) -> bool:
@@ -201,7 +167,7 @@ class Sender:
                 chunk.handle = self._wire.write(chunk.slot.place.address, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
                 chunk.why = why = str(error)
-                self._outbox.owe(chunk.credits)
+                self._owe(chunk)
             else:
                 return True
         self._missed(chunk, why or chunk.why or "")
@@ -221,11 +187,20 @@ class Sender:
             if not chunk.why:
                 self._sent(chunk)
             else:
-                self._outbox.owe(chunk.credits)  # they have travelled at most with a note that came
+                self._owe(chunk)  # they have travelled at most with a note that came
                 if self._post(chunk):
                     continue
             self._writing.remove(chunk)
         return changed
+
+    def _owe(self, chunk: Chunk) -> None:
+        """Give the slots that travelled with a chunk back again, unless one of the two ends has begun anew."""
+        if self._current(chunk):
+            self._outbox.owe(chunk.credits)
+        chunk.credits = ()
+
+    def _current(self, chunk: Chunk) -> bool:
+        return chunk.ends == (self._outbox.mine, self._outbox.theirs)
 
     def _state(self, chunk: Chunk) -> str:
         try:
@@ -245,14 +220,15 @@ class Sender:
         self._slots.append(chunk.slot)
         job = chunk.job
         job.sent += 1
-        if job.whose == PULL and job.sent == len(job.rows) and not job.over:
+        if job.whose == PULL and job.sent == len(job.rows):
             self._end(job)
 
     def _missed(self, chunk: Chunk, why: str) -> None:
         """Give up a chunk whose write failed, and its transfer."""
         self.credits.written(chunk.lent.number)
         self._slots.append(chunk.slot)
-        self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
+        if self._current(chunk):
+            self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
         tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
         self.fail(chunk.job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
 
@@ -279,16 +255,28 @@ class Sender:
     def _end(self, job: Job) -> None:
         job.over = True
         self.jobs.pop((job.whose, job.number), None)
-        if job in self._lines[job.urgent]:
-            self._lines[job.urgent].remove(job)
+        self._lines[job.urgent].pop(job, None)
 
     def recover(self) -> None:
-        """Sort the chunks again after an interrupt at any point of a step; all transfers have been given up."""
+        """Sort the chunks again after an interrupt at any point of a step; all transfers have been given up.
+
+        A gather whose submit was interrupted may run. It is submitted again: once that has ended, both have.
+        """
         chunks = list(dict.fromkeys([*self._gathering, *self._writing, *self._stuck]))
         self._gathering = [chunk for chunk in chunks if not chunk.tries]
         self._writing = [chunk for chunk in chunks if chunk.handle is not None]
         self._stuck = [chunk for chunk in chunks if chunk.tries and chunk.handle is None and chunk.why is None]
+        for chunk in self._gathering:
+            if chunk.moved is None:
+                row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
+                with suppress(Exception):
+                    chunk.moved = self._mover.submit(row.planned(chunk.slot.place), priority=PRIORITY[urgent])
         self.credits.settle({chunk.lent.number for chunk in [*self._gathering, *self._writing, *self._stuck]})
+
+    def unstick(self) -> None:
+        """Take the slots of unknown writes back: the peer is gone."""
+        stuck, self._stuck = self._stuck, []
+        self._slots += [chunk.slot for chunk in stuck]
 
     def slots(self) -> set[int]:
         """Return the numbers of this process's slots that hold a chunk."""
@@ -306,12 +294,3 @@ def _completed(ready: Ready) -> bool:
         return ready()
     except Exception as error:
         raise TransferError(f"its after= failed ({error})") from error
-
-
-def held(job: Job) -> str:
-    """Return what the peer's memory holds after a push that failed."""
-    if not job.posted:
-        return "nothing was moved"
-    if job.sent == len(job.rows):
-        return "the peer's memory may hold all of the bytes, or a part of them"
-    return "the peer's memory may hold a part of the bytes"

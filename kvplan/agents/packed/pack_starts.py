@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from kvplan.agents.packed.pack_jobs import Job, held
 from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nbytes, overhead
 from kvplan.agents.packed.pack_orders import Ordered, order_bytes, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Inbound, Receiver
 from kvplan.agents.packed.pack_rows import Planner, rows_of
-from kvplan.agents.packed.pack_sender import Job, Sender, held
+from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.errors import TransferError
 from kvplan.plan.packing.chunk_half import Chunks
@@ -26,32 +27,34 @@ class Starts:
         most_note: most bytes of a note.
 
     Attributes:
-        waiting: transfers that have not begun.
-        cancelled: transfers that were cancelled since the last step.
+        waiting: transfers that have not begun, in the order of their submits.
+        ended: transfers that have ended since the last step.
     """
 
     def __init__(self, outbox: Outbox, sender: Sender, receiver: Receiver, most_note: int) -> None:
-        self.waiting: deque[PackedTransfer] = deque()
-        self.cancelled: deque[PackedTransfer] = deque()
+        self.waiting: dict[PackedTransfer, None] = {}
+        self.ended: deque[PackedTransfer] = deque()
         self._outbox, self._sender, self._receiver, self._most_note = outbox, sender, receiver, most_note
         self._begun: dict[PackedTransfer, Job | Inbound] = {}
-        self._timed: list[PackedTransfer] = []  # transfers with a deadline
+        self._timed: dict[PackedTransfer, None] = {}  # transfers with a deadline
         self._counts = {(pushing, urgent): 0 for pushing in (False, True) for urgent in (False, True)}
 
     @property
     def in_flight(self) -> int:
         """Number of transfers that have not ended."""
-        return sum(not one.over for one in [*self.waiting.copy(), *self._begun.copy()])
+        return sum(not one.over for one in {**self.waiting, **self._begun})
 
     @property
     def busy(self) -> bool:
         """Whether a transfer has not ended."""
-        return bool(self.waiting or self._begun)
+        return bool(self.waiting or self._begun or self.ended)
 
     def take(self, transfer: PackedTransfer) -> None:
         """Take a transfer. Any thread may call it."""
-        transfer.withdraw = self.cancelled.append
-        self.waiting.append(transfer)
+        transfer.left = self.ended.append
+        if transfer.until is not None:
+            self._timed[transfer] = None
+        self.waiting[transfer] = None
 
     def step(self, now: float, chunk_nbytes: int) -> bool:
         """Begin what may begin, and end what is late; return whether anything changed.
@@ -61,12 +64,10 @@ class Starts:
             chunk_nbytes: most bytes of a chunk; 0 while the peer's ring is not known.
         """
         changed = False
-        while self.cancelled:
+        while self.ended:
             changed = True
-            self._stop(self.cancelled.popleft())
-        if self._begun:
-            for transfer in [one for one in self._begun if one.over]:
-                del self._begun[transfer]
+            self._stop(self.ended[0])
+            self.ended.popleft()  # last: an interrupt may come between
         if self.waiting:
             changed |= self._begin_waiting(now, chunk_nbytes)
         if self._timed:
@@ -74,21 +75,17 @@ class Starts:
         return changed
 
     def _begin_waiting(self, now: float, chunk_nbytes: int) -> bool:
-        began, later = False, []
-        for _ in range(len(self.waiting)):  # other threads may append meanwhile
-            transfer = self.waiting[0]
-            if transfer.until is not None and transfer not in self._timed:
-                self._timed.append(transfer)
+        began = False
+        for transfer in list(self.waiting):  # other threads may add some meanwhile
             try:
-                if not transfer.over and not (chunk_nbytes and self._may_begin(transfer, chunk_nbytes)):
-                    later.append(transfer)
-                elif not transfer.over:
+                if not transfer.over:
+                    if not chunk_nbytes or not self._may_begin(transfer, chunk_nbytes):
+                        continue
                     began = True
                     self._begin(transfer, now, chunk_nbytes)
             except Exception as error:  # noqa: BLE001  # it is the transfer's
                 transfer.fail(str(error), "nothing was moved")
-            self.waiting.popleft()
-        self.waiting.extendleft(reversed(later))
+            self.waiting.pop(transfer, None)
         return began
 
     def _may_begin(self, transfer: PackedTransfer, chunk_nbytes: int) -> bool:
@@ -142,22 +139,22 @@ class Starts:
 
     def _expire(self, now: float) -> None:
         """End the transfers whose deadline has passed."""
-        for transfer in self._timed[:]:
-            if transfer.over:
-                self._timed.remove(transfer)
-            elif transfer.until is not None and now > transfer.until:
-                self._timed.remove(transfer)
+        for transfer in list(self._timed):
+            if transfer.until is not None and now > transfer.until:
                 moving = self._begun.get(transfer)
                 holds = UNBEGUN if moving is None else held(moving) if isinstance(moving, Job) else moving.held()
                 transfer.fail(f"it did not end within its deadline of {transfer.wish.deadline} seconds", holds)
                 self._stop(transfer)
 
     def _stop(self, transfer: PackedTransfer) -> None:
-        moving = self._begun.pop(transfer, None)
+        self._timed.pop(transfer, None)
+        self.waiting.pop(transfer, None)
+        moving = self._begun.get(transfer)
         if isinstance(moving, Job):
             self._sender.withdraw(moving)
         elif moving is not None:
             self._receiver.withdraw(moving)
+        self._begun.pop(transfer, None)
 
     def reset(self) -> None:
         """Number transfers from 1 again: those that had begun have failed."""
@@ -166,6 +163,7 @@ class Starts:
 
     def fail_all(self, why: str) -> None:
         """Fail the transfers that have not begun."""
-        while self.waiting:
-            self.waiting.popleft().fail(why, UNBEGUN)
+        for transfer in list(self.waiting):
+            transfer.fail(why, UNBEGUN)
+            self.waiting.pop(transfer, None)
         self.reset()

@@ -30,13 +30,14 @@ class Progress(Protocol):
 
     @property
     def threaded(self) -> bool:
-        """Whether a thread of the end's own polls."""
+        """Whether a thread of the owner polls."""
 
     def poll(self) -> bool:
         """Move everything on that can move now."""
 
-    def wake(self) -> None:
-        """Let the thread poll now."""
+    @property
+    def wake(self) -> Callable[[], object]:
+        """Lets the thread poll now."""
 
 
 class Wish(NamedTuple):
@@ -86,7 +87,7 @@ class PackedTransfer(StreamlessTransfer):
         self.plan, self.wish = wish.plan, wish
         self.until = None if wish.deadline is None else now() + wish.deadline
         self.pieces: list[Piece] = []
-        self.chunks = self.posted = 0
+        self.chunks = self.posted = self._chunk_nbytes = 0
         self._end, self._make = end, make
         self._generation = generation()
         self._over = Latch()
@@ -94,7 +95,7 @@ class PackedTransfer(StreamlessTransfer):
         self._left: list[int] = []  # of each piece, chunks that have not arrived
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
         self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
-        self.withdraw: Callable[[PackedTransfer], object] | None = None  # tells the lane that it was cancelled
+        self.left: Callable[[PackedTransfer], object] | None = None  # tells the lane that it has ended
         self.sleepers = self._over.sleepers
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
@@ -145,8 +146,7 @@ class PackedTransfer(StreamlessTransfer):
             self._fates.append(mine)
             if self._fates[0] is mine:
                 self._finish(None, TransferError(cancellation(self.plan)))
-                if self.withdraw is not None:
-                    self.withdraw(self)
+                self._end.wake()
         return bool(self._fates) and self._fates[0] is not _BEGUN
 
     # ---- for the lane ------------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ class PackedTransfer(StreamlessTransfer):
         return self._over.happened
 
     def make(self, chunk_nbytes: int) -> None:
-        """Make its pieces, if they are not made, with at most this number of bytes a chunk."""
-        if not self.pieces:
-            self.pieces = self._make(chunk_nbytes)
+        """Make its pieces, with at most this number of bytes a chunk, if they are not made or have larger chunks."""
+        if not 0 < self._chunk_nbytes <= chunk_nbytes:
+            self.pieces, self._chunk_nbytes = self._make(chunk_nbytes), chunk_nbytes
 
     def count(self, rows: Sequence[Row]) -> None:
         """Take its chunks."""
@@ -195,8 +195,18 @@ class PackedTransfer(StreamlessTransfer):
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
-        if len(self._ends) > 1:
+        if self._over.happened:
             return
+        result, error = self._ends[0]  # an interrupt may have come after the first end
+        if len(self._ends) == 1:
+            self._count(result, error)
+        self._over.set()
+        self.pieces = [piece._replace(packing=None) for piece in self.pieces]
+        self._make = _ended
+        if self.left is not None:
+            self.left(self)
+
+    def _count(self, result: TransferResult | None, error: TransferError | None) -> None:
         tally = self._end.tally
         if result is not None:
             tally.add(result, "read" if self.wish.reading else "write")
@@ -205,9 +215,6 @@ class PackedTransfer(StreamlessTransfer):
         else:
             tally.ends.append("cancelled")
         tally.settle()
-        self._over.set()
-        self.pieces = [piece._replace(packing=None) for piece in self.pieces]
-        self._make = _ended
 
     # ---- waits -------------------------------------------------------------------------------------------------------
 

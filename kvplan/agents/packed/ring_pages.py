@@ -18,8 +18,8 @@ def ring_pages(nbytes: int, device: str) -> Memory:
 
     Args:
         nbytes: bytes of the ring.
-        device: ``"cpu"``, or a GPU such as ``"cuda:0"``; its memory comes from ``cuMemAlloc``, which other processes and
-            network cards can map.
+        device: ``"cpu"``, or a GPU such as ``"cuda:0"``; its memory comes from ``cuMemAlloc``, which other processes
+            and network cards can map.
 
     Raises:
         LayoutError: the host has not so much memory.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from kvplan.errors import LayoutError, PathError
@@ -84,3 +84,7 @@ class SlotRing:
     def give(self, slots: Iterable[RingSlot]) -> None:
         """Take slots back."""
         self._free += [slot.number for slot in slots]
+
+    def give_all_but(self, used: Collection[int]) -> None:
+        """Take all slots back but those of these numbers."""
+        self._free = [slot.number for slot in reversed(self.slots) if slot.number not in used]

@@ -69,3 +69,6 @@ class Wire(Protocol):
         Raises:
             KVPlanError: the note was not sent. The caller tries it again.
         """
+
+    def close(self) -> None:
+        """Forget the peer: nothing moves any more, and nothing is sent again. It may be called twice."""
