@@ -94,7 +94,7 @@ def packed_cost(
     Args:
         crossing: counts of the transfer.
         wire: profile of the wire.
-        slot_nbytes: bytes of a slot; by default the profile's. A slot holds at least a unit.
+        slot_nbytes: bytes of a slot; by default the profile's. It holds whole units, or a piece of a larger unit.
         pull: whether the receiver asks for the bytes, which takes a latency more.
 
     Raises:
@@ -108,7 +108,6 @@ def packed_cost(
     size = wire.slot_nbytes if slot_nbytes is None else slot_nbytes
     if size < 1:
         raise KVPlanError(f"slot_nbytes is {size}; a slot has at least one byte")
-    size = max(size, crossing.unit_nbytes)
     chunks = _chunks(crossing, size)
     if not chunks:
         return WayCost("packed", 0.0, 0, 0.0, 0.0, "latency", 0, size)
@@ -134,12 +133,12 @@ def packed_cost(
 
 
 def _chunks(crossing: Crossing, size: int) -> int:
-    """Return the slots that are filled: each pair's units fill slots of its own, and a slot holds whole units."""
+    """Return the slots that are filled: each pair's units fill slots of its own. Larger units than a slot are cut."""
     if not crossing.nbytes:
         return 0
-    held = max(size // max(crossing.unit_nbytes, 1), 1)
     pairs = max(crossing.pairs, 1)
-    return pairs * -(-(-(-crossing.units // pairs)) // held)
+    units, unit = -(-crossing.units // pairs), max(crossing.unit_nbytes, 1)
+    return pairs * (-(-units // (size // unit)) if unit <= size else units * -(-unit // size))
 
 
 def _largest(parts: dict[str, float]) -> str:
@@ -196,7 +195,9 @@ def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:
         return "no byte moves"
     pieces = f"{count_of(crossing.descriptors, 'descriptor')} of {binary(crossing.descriptor_nbytes)}"
     if way == "direct":
-        beside = f", and compute loses {duration(packed.lost)}" if packed.lost else ", with a gather and a scatter besides"
+        beside = (
+            f", and compute loses {duration(packed.lost)}" if packed.lost else ", with a gather and a scatter besides"
+        )
         return f"direct takes {duration(direct.seconds)} for {pieces}; packed takes {duration(packed.seconds)}{beside}"
     share = percent(min(round(direct.posting / direct.seconds, 2), 1.0))
     return (f"packed takes {duration(packed.seconds)} in {count_of(packed.messages, 'message')}; direct takes "
