@@ -55,7 +55,7 @@ class Ranks(NamedTuple):
         pp: pipeline stages, which share the layers.
         cp: ranks that share the tokens, one by one, of the ranks that hold the same heads (decode context parallel).
 
-    >>> str(Ranks(16, cp=2)), str(Ranks(4, pp=2)), Ranks(4, pp=2).count
+    >>> str(Ranks(16, cp=2)), str(Ranks(4, pp=2)), Ranks(4, pp=2).number
     ('TP 16 DCP 2', 'PP 2 TP 4', 8)
     """
 
@@ -64,7 +64,7 @@ class Ranks(NamedTuple):
     cp: int = 1
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """Return the number of ranks."""
         return self.tp * self.pp
 
@@ -187,7 +187,7 @@ def prefills_of(model: Model, change: Change, lengths: Sequence[int], engine: En
 
 
 def _prefill(pairs: Mapping[tuple[int, int], Crossing], change: Change) -> Prefill:
-    sides = ([sum_of(one for pair, one in pairs.items() if pair[side] == rank) for rank in range(ranks.count)]
+    sides = ([sum_of(one for pair, one in pairs.items() if pair[side] == rank) for rank in range(ranks.number)]
              for side, ranks in ((1, change.decode), (0, change.prefill)))  # fmt: skip
     return Prefill(*(tuple(rank for rank in side if rank.nbytes) for side in sides))
 

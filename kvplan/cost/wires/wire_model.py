@@ -11,8 +11,8 @@ from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, WireProfile
 from kvplan.errors import KVPlanError
 
 WAYS = ("direct", "packed")
-# Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at most
-# a message per 8 MiB, and one more for each pair of processes.
+# Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at
+# most a message per 8 MiB, and one more for each pair of processes.
 ALIKE, ENOUGH = 0.03, 8 * MIB
 
 

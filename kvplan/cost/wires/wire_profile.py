@@ -189,17 +189,20 @@ def from_json(text: str) -> WireProfile:
         newer = isinstance(version, int) and version > VERSION
         raise KVPlanError(f"version {quoted(version)}, {'newer than' if newer else 'where'} {VERSION} is "
                           "what is read here")  # fmt: skip
-    return WireProfile(
-        **{name: _text(document, name) for name in ("wire", "made", "note")},
-        how=_one_of(document, "how", HOWS),
-        memory=_one_of(document, "memory", MEMORIES),
-        **{name: _seconds(document, name) for name in _TIMES},
-        overlaps=_flag(document, "overlaps"),
-        gather=_copies(document, "gather"),
-        scatter=_copies(document, "scatter"),
-        slots=_whole(document, "slots", 1, MOST_SLOTS),
-        slot_nbytes=_whole(document, "slot_nbytes", 1, LIMITS.number),
-    )
+    texts = {name: _text(document, name) for name in ("wire", "made", "note")}
+    times = {name: _seconds(document, name) for name in _TIMES}
+    held: dict[str, Any] = {
+        **texts,
+        **times,
+        "how": _one_of(document, "how", HOWS),
+        "memory": _one_of(document, "memory", MEMORIES),
+        "overlaps": _flag(document, "overlaps"),
+        "gather": _copies(document, "gather"),
+        "scatter": _copies(document, "scatter"),
+        "slots": _whole(document, "slots", 1, MOST_SLOTS),
+        "slot_nbytes": _whole(document, "slot_nbytes", 1, LIMITS.number),
+    }
+    return WireProfile(**held)
 
 
 _TIMES = ("latency", "post", "descriptor", "message", "byte", "chunk")

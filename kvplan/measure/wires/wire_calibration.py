@@ -20,7 +20,7 @@ from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure.calibration.fit import fit
-from kvplan.measure.timing import Progress
+from kvplan.measure.timing import Progress, silent
 from kvplan.measure.wires.wire_posts import Posted, measured, wire_ends
 from kvplan.plan.copy_program import compile  # noqa: A004
 
@@ -54,7 +54,7 @@ def calibrate_wire(
         KVPlanError: the two memories are of different kinds, or the other process does not start.
         TransferError: NIXL reports a failure.
     """
-    say = tell or (lambda share, step: None)
+    say = tell or silent
     peer = peer or device
     if device.partition(":")[0] != peer.partition(":")[0]:
         raise KVPlanError(f"device {device!r}, peer {peer!r}; give memory of one kind")

@@ -52,7 +52,12 @@ def main() -> int:
 
 def _echo(agent: Any, tell: Any) -> None:
     over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     until = time.monotonic() + IDLE_SECONDS
     while not over.is_set() and time.monotonic() < until:
         for _, note in agent.notes():
